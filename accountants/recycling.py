@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +27,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, gauss_legendre, like, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, like, namespace
 
 __all__ = [
     "acceptance",
@@ -41,10 +40,9 @@ __all__ = [
     "subsampled_recycling",
 ]
 
-_NODES, _WEIGHTS = gauss_legendre(16)
-
-
-# Exact
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
+# The quantiles around which the mass of a tail changes fast, on the scale of the next one.
+_SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 
 
 def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
@@ -95,21 +93,14 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
     xp = namespace(theta, sampling_noise, *jax.tree.leaves(noise))
     sampled = sampling_noise > 0
     s = xp.where(sampled, sampling_noise, 1.0)
-    return xp.where(sampled, _smoothed(noise, theta, s, xp), noise.mass(-theta, theta))[()]
-
-
-def _smoothed(noise: Distribution, theta: Real, s: Real, xp: ModuleType) -> Real:
     bends = xp.concatenate([xp.asarray(noise.knots), noise.icdf(_SHARES), noise.isf(_SHARES[:-1])])
     places = xp.concatenate([theta - bends, -theta - bends]) / s
     ends = xp.sort(xp.concatenate([xp.clip(places, -9.0, 9.0), xp.linspace(-9.0, 9.0, 13)]))
     width = xp.diff(ends)
     t = ends[:-1, None] + width[:, None] * like(_NODES, ends)
     mass = noise.mass(-theta - s * t, theta - s * t)
-    return ((xp.exp(-(t**2) / 2) * mass * like(_WEIGHTS, ends)).sum(-1) * width).sum() / math.sqrt(2 * math.pi)
-
-
-# The quantiles around which the mass of a tail changes fast, on the scale of the next one.
-_SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
+    smoothed = ((xp.exp(-(t**2) / 2) * mass * like(_WEIGHTS, ends)).sum(-1) * width).sum() / math.sqrt(2 * math.pi)
+    return xp.where(sampled, smoothed, noise.mass(-theta, theta))[()]
 
 
 # On a sample
@@ -165,8 +156,7 @@ class Subsampled(NamedTuple):
 
     def probability_within(self, x: Any, theta: Any) -> Any:
         """Return P(|report - true value| <= theta)."""
-        noise: Any = self.mechanism.noise
-        return acceptance(noise, theta, self.sampling_noise)
+        return acceptance(self.mechanism.noise, theta, self.sampling_noise)  # type: ignore[arg-type]
 
     def error_bound(self, x: Any) -> Any:
         """Return a bound of the error that is exceeded with a probability below 1e-9."""
@@ -215,5 +205,5 @@ def subsampled_recycling(
     mechanism = calibrate.budget_recycled(
         kernel, theta=theta, epsilon=inner_epsilon, delta=inner_delta, sensitivity=sensitivity_at(sensitivity, rate)
     )
-    noise: Any = mechanism.noise
-    return Subsampled(mechanism, rate, sampling_noise, acceptance(noise, theta, sampling_noise))
+    found = acceptance(mechanism.noise, theta, sampling_noise)  # type: ignore[arg-type]
+    return Subsampled(mechanism, rate, sampling_noise, found)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial, singledispatch
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from accountants.dominating_pairs import gaussian_integrals
-from accountants.dominating_pairs.base import Curve, DominatingPair, cap
-from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, PiecewiseExponential
 from dpkernels.distributions.gaussian import Gaussian
@@ -31,6 +31,7 @@ from dpkernels.numerics import (
     floating,
     gauss_legendre,
     like,
+    log_or_never,
     namespace,
     without_derivative,
 )
@@ -38,7 +39,7 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
 # The distance, in sigma beyond both means, up to which a Gaussian is integrated, and its total number of panels.
-REACH, PANELS = 18.0, 30
+_REACH, _PANELS = 18.0, 30
 # The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
 # Other noise is integrated up to this tail probability on either side; its panels between two quantiles.
@@ -70,11 +71,14 @@ class AdditivePair(DominatingPair):
 
     @property
     def formulas(self) -> NoiseFormulas:
-        """Return the formulas for this kind of noise."""
-        return formulas_of(self.noise.unweighted, self)
+        """Return the formulas for this kind of noise: closed forms, or the general ones."""
+        for kind, formulas in _CLOSED_FORMS.items():
+            if isinstance(self.noise.unweighted, kind):
+                return formulas(self)
+        return NoiseFormulas(self)
 
     @property
-    def rounds_up(self) -> bool:
+    def rounds_up(self) -> bool:  # type: ignore[override]
         """Return whether the noise is Gaussian, possibly truncated or recycled."""
         return self.formulas.rounds_up
 
@@ -119,11 +123,10 @@ def _periods(noise: Distribution) -> int:
     steps = noise.unweighted
     if not isinstance(steps, Staircase):
         return _TRACED_PERIODS
-    parameters = steps.epsilon, steps.period, *noise.edges
-    numbers = [number for number in map(checks.concrete, parameters) if number is not None]
-    if len(numbers) < len(parameters):
+    numbers = [checks.concrete(number) for number in (steps.epsilon, steps.period, *noise.edges)]
+    if any(number is None for number in numbers):
         return _TRACED_PERIODS
-    epsilon, period, *edges = (float(np.max(np.abs(number))) for number in numbers)
+    epsilon, period, *edges = (float(np.max(np.abs(number))) for number in numbers)  # type: ignore[arg-type]
     reach = min(max([0.0, *edges]) / period, 120 / epsilon)
     needed = 4 + 2 * math.ceil(1 / period) + math.ceil(reach)
     if needed > _MOST_PERIODS:
@@ -134,55 +137,62 @@ def _periods(noise: Distribution) -> int:
 # Any noise
 
 
-@dataclass(frozen=True)
 class NoiseFormulas:
     """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points.
 
-    This is the general case.
-
     Attributes:
-        pair: the pair.
+        noise: the distribution with density f.
+        source: the distribution without weights.
+        D: the shift.
+        periods: those of the pair.
         rounds_up: whether the computed hockey-stick divergence is an upper bound.
         is_smooth: whether the profiles of the pair and its mirror cross in few places, see ``larger_profile``.
+        beyond_reach: the mass of the distribution without weights that is not integrated.
     """
 
-    pair: Any
     rounds_up: ClassVar[bool] = False
     is_smooth: ClassVar[bool] = True
+    beyond_reach: ClassVar[float] = 2 * _TAIL
+
+    def __init__(self, pair: AdditivePair) -> None:
+        self.noise, self.D, self.periods = pair.noise, pair.shift, pair.periods
+        self.source, self.xp = pair.noise.unweighted, namespace(*jax.tree.leaves(pair))
 
     @property
     def knots(self) -> Any:
         """Return the knots of f."""
-        noise = self.pair.noise
-        xp = namespace(*jax.tree.leaves(self.pair))
-        points = [floating(xp.asarray(k)) for k in (self._own_knots(), *noise.edges)]
-        return xp.concatenate([xp.atleast_1d(k) for k in points])
+        points = (self._own_knots(), *self.noise.edges)
+        return self.xp.concatenate([self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points])
 
     def _own_knots(self) -> Any:
         """Return the knots of the distribution without weights."""
-        return self.pair.noise.unweighted.knots
+        return self.source.knots
 
-    def _cuts(self) -> tuple[Any, Any, Any, Any]:
-        """Return (left, right, weight of p, weight of q) of pieces with a monotone loss, left to right.
+    def _turning_points(self) -> list[Any]:
+        points = self.source.turning_points(self.D)
+        return [self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points]
 
-        The first and the last one are infinite.
+    def _cuts(self) -> tuple[Any, ...]:
+        """Return (left, right, weight of p, weight of q, both are positive, log ratio of the weights) of pieces.
+
+        Their loss is monotone. The first and the last one are infinite.
         """
-        noise, D = self.pair.noise, self.pair.shift
-        source, xp = noise.unweighted, namespace(*jax.tree.leaves(self.pair))
-        own = xp.concatenate([without_derivative(source.quantiles), self.knots])
-        turns = [xp.atleast_1d(floating(xp.asarray(point))) for point in source.turning_points(D)]
-        ends = xp.sort(xp.concatenate([own, own + D, *turns]))
-        inner = inside(*_with_infinity(ends), D)
-        return *_with_infinity(ends), noise.weight(inner), noise.weight(inner - D)
+        own = self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
+        left, right = _with_infinity(self.xp.sort(self.xp.concatenate([own, own + self.D, *self._turning_points()])))
+        inner = inside(left, right, self.D)
+        weight_p, weight_q = self.noise.weight(inner), self.noise.weight(inner - self.D)
+        known = (weight_p > 0) & (weight_q > 0)
+        xp = namespace(weight_p)
+        return left, right, weight_p, weight_q, known, xp.where(known, _log(weight_p) - _log(weight_q), 0.0)
 
     def hockey_stick(self) -> Curve:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps], each between the roots of l = eps.
 
         The integrand is 0 at a root, so derivatives do not need the root's own derivative.
         """
-        source, D = self.pair.noise.unweighted, self.pair.shift
-        left, right, weight_p, weight_q = self._cuts()
-        low, high, known, change = self._finite(left, right, weight_p, weight_q)
+        source, D = self.source, self.D
+        left, right, weight_p, weight_q, known, change = self._cuts()
+        low, high = _finite_ends(left, right)
         first, last = (without_derivative(source.loss(x, D) + change) for x in (low, high))
         falls, frozen = first >= last, without_derivative((source, D))
 
@@ -194,10 +204,9 @@ class NoiseFormulas:
             ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
             cut = (ends[0] + ends[1]) / 2
             none, whole = xp.maximum(first, last) <= level, xp.minimum(first, last) > level
-            start = xp.where(falls | whole, left, cut)
-            end = xp.where(~falls | whole, right, cut)
+            start = xp.where(known & ~(falls | whole), cut, left)
+            end = xp.where(known & falls & ~whole, cut, right)
             there = (xp.where(known, ~none, weight_p > 0)) & (right > left)
-            start, end = (xp.where(known, inner, outer) for inner, outer in ((start, left), (end, right)))
             start, end = xp.where(there, start, 0.0), xp.where(there, end, 0.0)
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
             short, direct = self._gap_by_quadrature(start, end, level - change)
@@ -211,102 +220,74 @@ class NoiseFormulas:
 
         The difference of two masses would lose its digits where the loss varies little, as next to its maximum.
         """
-        source, D = self.pair.noise.unweighted, self.pair.shift
-        xp = namespace(start, level)
-        change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * D, D)]
+        source, xp = self.source, namespace(start, level)
+        change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * self.D, self.D)]
         short = (xp.abs(change[0]) <= _SMOOTH) & (xp.abs(change[1]) <= _SMOOTH)
         width = xp.where(short, end - start, 0.0)[..., None]
         x = xp.where(short, start, 0.0)[..., None] + width * like(_NODES, start)
-        over = source.loss(x, D) - xp.where(short, level, 0.0)[..., None]
+        over = source.loss(x, self.D) - xp.where(short, level, 0.0)[..., None]
         over = xp.where(over > 0, over, 0.0)
         return short, -(width * like(_WEIGHTS, start) * source.prob(x) * xp.expm1(-over)).sum(-1)
 
-    def _finite(self, left: Any, right: Any, weight_p: Any, weight_q: Any) -> tuple[Any, Any, Any, Any]:
-        """Return finite ends, whether both weights are positive, and the log ratio of the weights."""
-        xp = namespace(left, weight_p)
-        low, high = xp.where(xp.isinf(left), right, left), xp.where(xp.isinf(right), left, right)
-        known = (weight_p > 0) & (weight_q > 0)
-        return low, high, known, xp.where(known, _log(weight_p) - _log(weight_q), 0.0)
-
     def largest_loss(self) -> Real:
         """Return the supremum of the loss; at infinite ends it is the limit that the distribution states."""
-        source, D = self.pair.noise.unweighted, self.pair.shift
-        left, right, weight_p, weight_q = self._cuts()
-        low, high, known, change = self._finite(left, right, weight_p, weight_q)
-        limits = source.loss_limits(D)
+        left, right, weight_p, _, known, change = self._cuts()
+        limits, finite = self.source.loss_limits(self.D), _finite_ends(left, right)
         xp = namespace(left, *limits)
         ends = [
-            xp.where(xp.isinf(end), limit, source.loss(finite, D)) + change
-            for end, limit, finite in ((left, limits[0], low), (right, limits[1], high))
+            xp.where(xp.isinf(end), limit, self.source.loss(inner, self.D)) + change
+            for end, limit, inner in zip((left, right), limits, finite, strict=True)
         ]
         loss = xp.where(known, xp.maximum(*ends), xp.where(weight_p > 0, np.inf, -np.inf))
         return xp.where(right > left, loss, -np.inf).max()
 
-    def _smooth(self, ends: Any, few: int) -> PrivacyLossDistribution:
-        """Return the pieces between finite ends."""
-        noise, D = self.pair.noise, self.pair.shift
-        left, right = ends[:-1], ends[1:]
-        middle = (left + right) / 2
-        xp, source = namespace(ends), noise.unweighted
-        weight_p, weight_q = noise.weight(middle), noise.weight(middle - D)
-        both = (weight_p > 0) & (weight_q > 0)
-        change = xp.where(both, _log(weight_p) - _log(weight_q), xp.where(weight_p > 0, np.inf, -np.inf))
-        logs = [xp.where(w > 0, _log(w), -np.inf) for w in (weight_p, weight_q)]
-        pieces = SmoothPieces(
-            left,
-            right,
-            lambda x, i: source.log_prob(x) + logs[0][i],
-            lambda x, i: source.log_prob(x - D) + logs[1][i],
-            lambda x, i: source.loss(x, D) + change[i],
-            lambda start, end, _: np.maximum(noise.steepness(start, end), noise.steepness(start - D, end - D)),
-            None,
-            few,
-        )
-        present = (right > left) & ((weight_p > 0) | (weight_q > 0))
-        return PrivacyLossDistribution.of_pieces(pieces.where(present), self.unseen if xp is np else 0.0)
-
     @property
     def unseen(self) -> float:
-        """Return a bound on the mass beyond the reach on both sides; noise is reweighted at most as it is at 0."""
-        return 2 * _TAIL * float(self.pair.noise.weight(np.zeros(())))
+        """Return a bound on the mass beyond the reach on both sides, of plain numbers; 0 under tracing."""
+        # Noise is reweighted at most as it is at 0.
+        return self.beyond_reach * float(self.noise.weight(np.zeros(()))) if self.xp is np else 0.0
+
+    @property
+    def _joints(self) -> Any:
+        """Return points between which densities are integrated: quantiles and knots."""
+        return self.xp.concatenate([self.source.quantiles, self.knots])
+
+    @property
+    def _reach(self) -> tuple[Any, Any]:
+        """Return the points beyond which the distribution is not integrated."""
+        tail = like(np.array([_TAIL]), self.source.quantiles)
+        return self.source.inverse(tail, np.ones(1, bool)), self.source.inverse(tail, np.zeros(1, bool))
 
     def within_reach(self, distances: tuple[float, ...]) -> Any:
         """Return all knots and quantiles of f and of its shifts by these multiples of D, within their joint reach."""
-        pair, source = self.pair, self.pair.noise.unweighted
-        xp = namespace(*jax.tree.leaves(pair))
-        points = source.quantiles
-        tail = like(np.array([_TAIL]), points)
-        low, high = source.inverse(tail, np.ones(1, bool)), source.inverse(tail, np.zeros(1, bool))
-        places = [place * pair.shift for place in distances]
-        ends = xp.concatenate([one + place for place in places for one in (points, self.knots)])
-        turns = [xp.atleast_1d(floating(xp.asarray(point))) for point in source.turning_points(pair.shift)]
-        low, high = low + min(distances) * xp.abs(pair.shift), high + max(distances) * xp.abs(pair.shift)
-        return xp.sort(xp.clip(xp.concatenate([ends, *turns, low, high]), low, high))
+        xp, joints, (low, high) = self.xp, self._joints, self._reach
+        low, high = low + min(distances) * xp.abs(self.D), high + max(distances) * xp.abs(self.D)
+        ends = [joints + distance * self.D for distance in distances]
+        return xp.sort(xp.clip(xp.concatenate([*ends, *self._turning_points(), low, high]), low, high))
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the distribution of the loss, as pieces out to where the tails are negligible."""
-        return self._smooth(self.within_reach((0.0, 1.0)), _FEW_GENERAL)
+        ends, source, D = self.within_reach((0.0, 1.0)), self.source, self.D
+        left, right = ends[:-1], ends[1:]
+        middle = (left + right) / 2
+        weight_p, weight_q = self.noise.weight(middle), self.noise.weight(middle - D)
+        log_p, log_q = (floating(log_or_never(weight)) for weight in (weight_p, weight_q))
+        change = log_ratio(log_p, log_q)
+        pieces = SmoothPieces(
+            left,
+            right,
+            lambda x, i: source.log_prob(x) + log_p[i],
+            lambda x, i: source.log_prob(x - D) + log_q[i],
+            lambda x, i: source.loss(x, D) + change[i],
+            self._steepness,
+            few=_FEW_GENERAL,
+        )
+        present = (right > left) & ((weight_p > 0) | (weight_q > 0))
+        return PrivacyLossDistribution.of_pieces(pieces.where(present), self.unseen)
 
-
-@singledispatch
-def formulas_of(noise: Any, pair: AdditivePair) -> NoiseFormulas:
-    """Return the formulas of a pair, by its noise without weights: the general ones, or closed forms."""
-    return NoiseFormulas(pair)
-
-
-@formulas_of.register
-def _(noise: PiecewiseExponential, pair: AdditivePair) -> NoiseFormulas:
-    return ExponentialFormulas(pair)
-
-
-@formulas_of.register
-def _(noise: Gaussian, pair: AdditivePair) -> NoiseFormulas:
-    return GaussianFormulas(pair)
-
-
-@formulas_of.register
-def _(noise: Staircase, pair: AdditivePair) -> NoiseFormulas:
-    return StepFormulas(pair)
+    def _steepness(self, left: Any, right: Any, _: Any) -> Any:
+        """Return the steepness of p or of q on panels, whichever is larger."""
+        return np.maximum(self.noise.steepness(left, right), self.noise.steepness(left - self.D, right - self.D))
 
 
 def total(term: Any, items: Any, epsilon: RealArray) -> Any:
@@ -330,18 +311,14 @@ def total(term: Any, items: Any, epsilon: RealArray) -> Any:
 # A log density that is a polynomial between knots
 
 
-@pytree
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """The pieces of a pair from left to right, as arrays of one length.
 
     Attributes:
         left: the lower end. That of the first piece is -inf, except for staircases.
         right: the upper end. That of the last piece is inf, except for staircases.
         width: right - left, and 0 where the ends differ only by rounding.
-        at: the point at which log_p and loss are given. It may be outside the piece, whose formulas then continue.
-        log_p: the log density of p there, -inf for a piece without mass.
-        rise: the derivative of log p there.
+        at: the point at which loss is given. It may be outside the piece, whose formulas then continue.
         loss: l there, inf where only q is 0 and -inf where only p is.
         slope: the slope of l.
         weight_p: p relative to ``noise.unweighted``.
@@ -352,8 +329,6 @@ class Pieces:
     right: Any
     width: Any
     at: Any
-    log_p: Any
-    rise: Any
     loss: Any
     slope: Any
     weight_p: Any
@@ -374,16 +349,16 @@ class Pieces:
 class PolynomialFormulas(NoiseFormulas):
     """Closed forms for an affine loss between knots."""
 
-    curvature: ClassVar[Any] = 0.0
+    beyond_reach: ClassVar[float] = 0.0
 
-    def _ends(self) -> tuple[Any, Any, Any]:
-        """Return neighbouring knots of f and of its shift, and their distances.
+    def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
+        """Return lower ends, upper ends and widths between the knots of f shifted by these multiples of D.
 
         A knot and its own shift have the distance D, which their difference may have lost to rounding.
         """
-        knots, D = self.knots, self.pair.shift
+        knots, D = self.knots, self.D
         xp = namespace(knots, D)
-        own, moved = xp.concatenate([knots, knots]), xp.repeat(xp.array([0.0, 1.0], knots.dtype), len(knots))
+        own, moved = xp.tile(knots, len(distances)), xp.repeat(xp.array(distances, knots.dtype), len(knots))
         order = xp.argsort(own + moved * D)
         own, moved = own[order], moved[order]
         ends = own + moved * D
@@ -391,28 +366,22 @@ class PolynomialFormulas(NoiseFormulas):
         infinity = xp.full(1, np.inf, ends.dtype)
         return *_with_infinity(ends), xp.concatenate([infinity, width, infinity]) if len(ends) else infinity
 
-    def _at(self, inner: Any) -> tuple[Any, Any, Any]:
-        """Return (point, derivative of log p there, slope of the loss) of pieces, from points inside them."""
-        source, D = self.pair.noise.unweighted, self.pair.shift
-        rise = source.score(inner)
-        return inner, rise, rise - source.score(inner - D)
+    def _at(self, inner: Any) -> tuple[Any, Any]:
+        """Return (point at which the loss is given, slope of the loss) of pieces, from points inside them."""
+        return inner, self.source.score(inner) - self.source.score(inner - self.D)
 
     def pieces(self) -> Pieces:
         """Return the pieces of the whole line; for a staircase those between the outermost knots that are kept."""
-        noise, D, source = self.pair.noise, self.pair.shift, self.pair.noise.unweighted
-        xp = namespace(*jax.tree.leaves(self.pair))
-        left, right, width = self._ends()
+        noise, D, source, xp = self.noise, self.D, self.source, self.xp
+        left, right, width = self.intervals()
         inner = inside(left, right, D)
         weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
-        at, rise, slope = self._at(inner)
-        log_p = source.log_prob(at)
-        loss = log_p - source.log_prob(at - D) + _log(weight_p) - _log(weight_q)
+        at, slope = self._at(inner)
+        loss = source.log_prob(at) - source.log_prob(at - D) + _log(weight_p) - _log(weight_q)
         # Where both weights are 0 the loss is that of equal small weights: derivatives in the weight are taken there.
         both = (weight_p > 0) == (weight_q > 0)
         loss = xp.where(both, loss, xp.where(weight_p > 0, np.inf, -np.inf))
-        log_p = xp.where(weight_p > 0, log_p + _log(weight_p), -np.inf)
-        slope = xp.where(both, slope, 0.0)
-        return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
+        return Pieces(left, right, width, at, loss, xp.where(both, slope, 0.0), weight_p, weight_q)
 
     def largest_loss(self) -> Real:
         pieces = self.pieces()
@@ -422,56 +391,40 @@ class PolynomialFormulas(NoiseFormulas):
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the pieces of constant loss as outcomes, and those on which the loss varies."""
-        pieces, source, D = self.pieces(), self.pair.noise.unweighted, self.pair.shift
+        pieces, source, D = self.pieces(), self.source, self.D
         xp = namespace(pieces.at)
         constant = (pieces.slope == 0) & (pieces.width > 0)
-        p = pieces.weight_p * source.mass(pieces.left, pieces.right)
-        q = pieces.weight_q * source.mass(pieces.left - D, pieces.right - D)
-        p, q = xp.where(constant, p, 0.0), xp.where(constant, q, 0.0)
+        p = xp.where(constant, pieces.weight_p * source.mass(pieces.left, pieces.right), 0.0)
+        q = xp.where(constant, pieces.weight_q * source.mass(pieces.left - D, pieces.right - D), 0.0)
         return join([PrivacyLossDistribution(p, q, pieces.loss, 0 * p), self._varying(pieces)])
 
     def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
         """Return the ends within which pieces are integrated, and their number of panels."""
         return pieces.left, pieces.right, FEW
 
-    @property
-    def unseen(self) -> float:
-        return 0.0
-
     def _varying(self, pieces: Pieces) -> PrivacyLossDistribution:
         """Return the pieces on which the loss varies."""
-        noise, D = self.pair.noise, self.pair.shift
         left, right, few = self._extent(pieces)
         xp = namespace(pieces.at)
-        curvature = self.curvature
         present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
         # An absent piece has no length, and values for which all formulas are finite.
-        left, right, at, log_p, rise, loss, slope = (
-            xp.where(present, each, filler)
-            for each, filler in (
-                *((left, 0.0), (right, 0.0), (pieces.at, 0.0), (pieces.log_p, 0.0), (pieces.rise, 0.0)),
-                *((pieces.loss, 0.0), (pieces.slope, 1.0)),
-            )
-        )
+        left, right, at, loss = (xp.where(present, each, 0.0) for each in (left, right, pieces.at, pieces.loss))
+        slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weight_p))
 
-        def log_density(x: Any, i: Any) -> Any:
-            away = x - at[i]
-            return log_p[i] + rise[i] * away - curvature * away**2 / 2
+        def log_p(x: Any, i: Any) -> Any:
+            return self.source.log_prob(x) + log_weight[i]
 
         def affine(x: Any, i: Any) -> Any:
             return loss[i] + slope[i] * (x - at[i])
 
-        found = SmoothPieces(
-            left,
-            right,
-            log_density,
-            lambda x, i: log_density(x, i) - affine(x, i),
-            affine,
-            lambda start, end, _: np.maximum(noise.steepness(start, end), noise.steepness(start - D, end - D)),
-            lambda value, i: at[i] + (value - loss[i]) / slope[i],
-            few,
-        )
-        return PrivacyLossDistribution.of_pieces(found.where(present), self.unseen if xp is np else 0.0)
+        def inverse(value: Any, i: Any) -> Any:
+            return at[i] + (value - loss[i]) / slope[i]
+
+        def log_q(x: Any, i: Any) -> Any:
+            return log_p(x, i) - affine(x, i)
+
+        found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness, inverse, few)
+        return PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)
 
 
 def _with_infinity(ends: Any) -> tuple[Any, Any]:
@@ -481,15 +434,20 @@ def _with_infinity(ends: Any) -> tuple[Any, Any]:
     return xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
 
 
-def width_between(left: Any, right: Any, D: Any, apart: Any = None) -> RealArray:
-    """Return the distance of neighbouring knots, by default right - left; 0 where they differ only by rounding.
+def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return the ends, where an infinite one is replaced by the other one."""
+    xp = namespace(left)
+    return xp.where(xp.isinf(left), right, left), xp.where(xp.isinf(right), left, right)
+
+
+def width_between(left: Any, right: Any, D: Any, apart: Any) -> RealArray:
+    """Return ``apart``, the distance of neighbouring knots, and 0 where they differ only by rounding.
 
     There is no piece between such knots, and its loss would be wrong.
     """
     xp = namespace(left, right, D)
     rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
-    sliver = xp.isfinite(rounding) & (right - left <= rounding)
-    return xp.where(sliver, 0.0, right - left if apart is None else apart)
+    return xp.where(xp.isfinite(rounding) & (right - left <= rounding), 0.0, apart)
 
 
 def inside(left: Real, right: Real, D: Real) -> RealArray:
@@ -516,17 +474,19 @@ class ExponentialFormulas(PolynomialFormulas):
 
         where t is the distance from the top, r the derivative of log p in t, and s = |slope|.
         """
-        pieces, source = self.pieces(), self.pair.noise.unweighted
+        pieces, source = self.pieces(), self.source
         top, side, offset = pieces.top
         xp = namespace(pieces.at)
-        fall, moved = xp.abs(pieces.slope), pieces.at - self.pair.shift
-        further = source.score(moved)
-        log_p = source.log_prob(pieces.at) + pieces.rise * (top - pieces.at)
-        log_q = source.log_prob(moved) + further * (top - pieces.at)
-        loss = pieces.loss + fall * offset
+        fall, loss = xp.abs(pieces.slope), pieces.loss + xp.abs(pieces.slope) * offset
+
+        def density(weight: Any, at: Any) -> tuple[Any, Any, Any]:
+            """Return the weight, the log density without it at the top, and its derivative in t."""
+            score = source.score(at)
+            return weight, source.log_prob(at) + score * (top - pieces.at), -side * score
+
+        p, q = density(pieces.weight_p, pieces.at), density(pieces.weight_q, pieces.at - self.D)
         # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
-        rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(log_p), xp.abs(log_p), 0.0))
-        p, q = (pieces.weight_p, log_p, -side * pieces.rise), (pieces.weight_q, log_q, -side * further)
+        rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(p[1]), xp.abs(p[1]), 0.0))
 
         def term(item: Any) -> Curve:
             (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width, rounding = item
@@ -558,31 +518,29 @@ class GaussianFormulas(PolynomialFormulas):
     """Closed forms for a Gaussian, with steps of weight if it is truncated or recycled."""
 
     rounds_up: ClassVar[bool] = True
+    beyond_reach: ClassVar[float] = _UNSEEN
 
-    @property
-    def curvature(self) -> Any:  # type: ignore[override]
-        """Return minus the second derivative of the log density."""
-        return 1 / self.pair.noise.unweighted.sigma**2
-
-    def _at(self, inner: Any) -> tuple[Any, Any, Any]:
+    def _at(self, inner: Any) -> tuple[Any, Any]:
         """Take the loss, D (D/2 - x)/s^2 plus a step, at x = D/2, where no digits are lost."""
-        source, D = self.pair.noise.unweighted, self.pair.shift
-        at = D / 2 + 0 * inner
-        return at, source.score(at), source.score(D + 0 * at)
+        at = self.D / 2 + 0 * inner
+        return at, self.source.score(at) - self.source.score(at - self.D)
 
     def largest_loss(self) -> Real:
-        return np.inf + 0 * self.pair.shift
+        return np.inf + 0 * self.D
 
     @property
-    def unseen(self) -> float:
-        """Return a bound on the mass beyond the reach on both sides; noise is reweighted at most as it is at 0."""
-        return _UNSEEN * float(self.pair.noise.weight(np.zeros(())))
+    def _joints(self) -> Any:
+        return self.knots
+
+    @property
+    def _reach(self) -> tuple[Any, Any]:
+        reach = _REACH * self.source.sigma + floating(self.xp.zeros(1))
+        return -reach, reach
 
     def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
-        D, xp = self.pair.shift, namespace(pieces.at)
-        reach = REACH * self.pair.noise.unweighted.sigma
-        low, high = xp.minimum(0.0, D) - reach, xp.maximum(0.0, D) + reach
-        return xp.clip(pieces.left, low, high), xp.clip(pieces.right, low, high), max(6, PANELS // len(pieces.left))
+        (low, high), xp = self._reach, namespace(pieces.at)
+        low, high = low + xp.minimum(0.0, self.D), high + xp.maximum(0.0, self.D)
+        return xp.clip(pieces.left, low, high), xp.clip(pieces.right, low, high), max(6, _PANELS // len(pieces.left))
 
     def hockey_stick(self) -> Curve:
         """Return eps -> the sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where loss > eps.
@@ -591,17 +549,16 @@ class GaussianFormulas(PolynomialFormulas):
         The value is rounded upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see
         ``gaussian_integrals``.
         """
-        pair, sigma = self.pair, self.pair.noise.unweighted.sigma
-        xp = namespace(*jax.tree.leaves(pair))
-        a = xp.abs(pair.shift) / sigma
-        if len(pair.noise.edges) == 0:
+        D, sigma, xp = self.D, self.source.sigma, self.xp
+        a = xp.abs(D) / sigma
+        if len(self.noise.edges) == 0:
             return lambda eps: _of_one_gaussian(a, eps)
         pieces = self.pieces()
 
         def term(piece: Pieces) -> Curve:
             sloped = ~xp.isinf(piece.loss)  # NaN stays.
             left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
-            far, top = xp.where(pair.shift < 0, left, -right), xp.where(pair.shift < 0, right, -left)
+            far, top = xp.where(D < 0, left, -right), xp.where(D < 0, right, -left)
             loss = xp.where(sloped, piece.loss, 0.0)
             size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
             size = xp.where(size > 0, xp.abs(loss) + a * (size + a), 0.0)
@@ -646,54 +603,38 @@ class StepFormulas(PolynomialFormulas):
 
     def _own_knots(self) -> Any:
         """Return the steps of the periods that the pair keeps."""
-        return self.pair.noise.unweighted.steps(self.pair.periods)
+        return self.source.steps(self.periods)
 
-    def _ends(self) -> tuple[Any, Any, Any]:
-        """Return the ends of the pieces between the outermost knots."""
-        left, right, width = super()._ends()
+    def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
+        """Return those between the outermost knots."""
+        left, right, width = super().intervals(distances)
         return left[1:-1], right[1:-1], width[1:-1]
 
-    def _at(self, inner: Any) -> tuple[Any, Any, Any]:
-        return inner, 0.0 * inner, 0.0 * inner
+    def _at(self, inner: Any) -> tuple[Any, Any]:
+        return inner, 0.0 * inner
+
+    def _masses(self, pieces: Pieces) -> tuple[Any, Any]:
+        """Return the masses of the pieces under p and under q."""
+        xp, size = namespace(pieces.at), pieces.width * self.copies(pieces.at)
+        p, q = (xp.exp(self.source.log_prob(at)) * size for at in (pieces.at, pieces.at - self.D))
+        return pieces.weight_p * p, pieces.weight_q * q
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        pieces, source, D = self.pieces(), self.pair.noise.unweighted, self.pair.shift
-        xp = namespace(pieces.at)
-        size = pieces.width * self.copies(pieces.at)
-        p, finite = xp.exp(pieces.log_p) * size, xp.isfinite(pieces.loss)
-        alone = pieces.weight_q * xp.exp(source.log_prob(pieces.at - D)) * size  # Where p is 0.
-        q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), xp.where(p > 0, 0.0, alone))
+        pieces = self.pieces()
+        xp, (p, q) = namespace(pieces.at), self._masses(pieces)
+        finite = xp.isfinite(pieces.loss)
+        q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), xp.where(p > 0, 0.0, q))
         return PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:
-        """Return delta(eps), which is linear in e^eps between the values l_1 < l_2 < ... of the loss.
-
-        delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
-        """
         pieces = self.pieces()
-        xp = namespace(pieces.loss)
-        largest = cap(pieces.loss.dtype)
-        log_prob, size = self.pair.noise.unweighted.log_prob, pieces.width * self.copies(pieces.at)
-        mass = pieces.weight_p * xp.exp(log_prob(pieces.at)) * size
-        infinite = pieces.loss >= largest
-        infinity_mass, infinity_mass_q = (
-            xp.where(infinite, each, 0.0).sum()
-            for each in (mass, pieces.weight_q * xp.exp(log_prob(pieces.at - self.pair.shift)) * size)
-        )
-        level = xp.clip(pieces.loss, -largest, largest)
-        order = xp.argsort(-level)
-        level, other = level[order], xp.where(infinite, 0.0, mass * xp.exp(-level))[order]
-        above = xp.cumsum(other)
-        steps = above[:-1] * xp.exp(level[:-1]) * -xp.expm1(level[1:] - level[:-1])
-        delta = xp.concatenate([xp.zeros_like(level[:1]), xp.cumsum(steps)])
-        slope = above * xp.exp(level)
+        p, q = self._masses(pieces)
 
         def at(eps: Real) -> Any:
-            xp = namespace(eps, level)
-            count = len(level) - xp.searchsorted(level[::-1], eps, side="right")
-            i = xp.maximum(count - 1, 0)
-            some = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
-            return some + infinity_mass - xp.exp(eps) * infinity_mass_q
+            xp = namespace(eps, p)
+            level = xp.expand_dims(eps, -1)
+            gap = xp.where(pieces.loss > level, p - xp.exp(level) * q, 0.0)
+            return xp.where(gap < 0, 0.0, gap).sum(-1)
 
         return at
 
@@ -702,16 +643,21 @@ class StepFormulas(PolynomialFormulas):
 
         The last whole period before the reach R represents all that follow. NaN where R is not beyond the edges.
         """
-        pair, source = self.pair, self.pair.noise.unweighted
-        xp = namespace(at, *jax.tree.leaves(pair))
-        D = source.period
-        shift = xp.abs(pair.shift)
-        reach = (pair.periods - 1 - xp.ceil(shift / D)) * D
-        needed = shift + xp.abs(xp.stack([0 * shift, *pair.noise.edges])).max()
+        D, epsilon, xp = self.source.period, self.source.epsilon, namespace(at, self.D, *jax.tree.leaves(self.noise))
+        shift = xp.abs(self.D)
+        reach = (self.periods - 1 - xp.ceil(shift / D)) * D
+        needed = shift + xp.abs(xp.stack([0 * shift, *self.noise.edges])).max()
         x = xp.abs(at)
-        copies = xp.where(x < reach - D, 1.0, xp.where(x < reach, -1 / xp.expm1(-source.epsilon), 0.0))
-        negligible = source.epsilon * (reach / D - 1) > 120
+        copies = xp.where(x < reach - D, 1.0, xp.where(x < reach, -1 / xp.expm1(-epsilon), 0.0))
+        negligible = epsilon * (reach / D - 1) > 120
         return xp.where((reach - D >= needed) | negligible, copies, np.nan)
+
+
+_CLOSED_FORMS: dict[type, type[NoiseFormulas]] = {
+    PiecewiseExponential: ExponentialFormulas,
+    Gaussian: GaussianFormulas,
+    Staircase: StepFormulas,
+}
 
 
 # Noise that is not even
@@ -770,12 +716,8 @@ def _crossings(pair: AdditivePair) -> tuple[Any, Any]:
     changes: Any = xp.where(sign != 0, np.arange(len(sign)), 0)
     latest: Any = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)
     own = sign[latest][1:] >= 0
-    at: Any
-    if xp is np:
-        at = np.flatnonzero(own[1:] != own[:-1])[:_CROSSINGS]
-        at = np.append(at, np.full(_CROSSINGS - len(at), _PLACES - 1))
-    else:
-        (at,) = jnp.nonzero(own[1:] != own[:-1], size=_CROSSINGS, fill_value=_PLACES - 1)
+    crosses = own[1:] != own[:-1]
+    at = xp.sort(xp.where(crosses, np.arange(_PLACES - 1), _PLACES - 1))[:_CROSSINGS]
     after = xp.minimum(at + 1, _PLACES - 1)
 
     def before(y: Any) -> Any:
@@ -783,5 +725,4 @@ def _crossings(pair: AdditivePair) -> tuple[Any, Any]:
 
     low, high = bisect(before, y[at], y[after], _HALVINGS)
     crossing = xp.where(after > at, (low + high) / 2, np.inf)
-    kept = (own[1:] != own[:-1]).sum() <= _CROSSINGS
-    return xp.where(kept, crossing, np.nan), xp.concatenate([own[:1], own[after]])
+    return xp.where(crosses.sum() <= _CROSSINGS, crossing, np.nan), xp.concatenate([own[:1], own[after]])

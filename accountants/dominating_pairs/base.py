@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
+from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
 from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
@@ -30,15 +30,14 @@ class DominatingPair(abc.ABC):
         joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
         may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
         rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
+        near: whether its inputs are only within a sensitivity. Inputs twice as far apart, as where a record is
+            replaced, may then have other distributions.
     """
 
     joint: ClassVar[bool] = False
     may_be_asymmetric: ClassVar[bool] = False
-
-    @property
-    def rounds_up(self) -> bool:
-        """Return whether the computed hockey-stick divergence is an upper bound."""
-        return False
+    rounds_up: ClassVar[bool] = False
+    near: ClassVar[bool] = False
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:
@@ -48,9 +47,9 @@ class DominatingPair(abc.ABC):
         an ``outside`` weight of 0, the end of its range, from the right.
         """
 
-    @abc.abstractmethod
     def largest_loss(self) -> Real:
         """Return the supremum of log p/q, the pure level of the pair; inf where the loss is unbounded."""
+        raise TypeError(f"pair: {type(self).__name__} has no known largest loss")
 
     @abc.abstractmethod
     def privacy_loss(self) -> PrivacyLossDistribution:
@@ -60,9 +59,9 @@ class DominatingPair(abc.ABC):
     def mirror(self) -> DominatingPair:
         """Return the pair (q, p)."""
 
-    @abc.abstractmethod
     def symmetry_gap(self) -> Any:
         """Return how far the pair is from being symmetric by reflection: 0 if it is, inf if that is unknown."""
+        return np.inf
 
     def with_noise_scaled(self, factor: Real) -> DominatingPair:
         """Return the pair with its noise scaled by ``factor``: c Z over a shift D is Z over D/c.
@@ -72,13 +71,8 @@ class DominatingPair(abc.ABC):
         """
         raise TypeError(f"made: releases of {type(self).__name__} pairs are not additive noise, and have no scale")
 
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Check that p and q of a pair from a file or a user are probability distributions.
-
-        Raises:
-            ValueError: they are not.
-        """
+    def check(self) -> None:  # noqa: B027
+        """Raise ValueError if p and q of a pair from a file or a user are not probability distributions."""
 
 
 @pytree
@@ -141,8 +135,7 @@ def cap(dtype: Any) -> float:
 def lowered(epsilon: Any) -> Any:
     """Return eps lowered by more than the rounding errors: since delta falls with eps, its delta is an upper bound.
 
-    p - e^eps q cancels next to the largest loss. Its error there is a few units of p and of eps p, and its slope is -p,
-    so lowering eps by a few units of 1 + eps covers the error.
+    p - e^eps q cancels next to the largest loss. Its error there is a few units of p and of eps p, and its slope is -p.
     """
     xp = namespace(epsilon)
     return epsilon - _UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + abs(epsilon))
@@ -266,25 +259,16 @@ class Sampled(DominatingPair):
     removed: bool = False
 
     may_be_asymmetric: ClassVar[bool] = True
+    rounds_up: ClassVar[bool] = True
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
-        """Return that of the pair without sampling."""
         return self.pair.joint
-
-    @property
-    def rounds_up(self) -> bool:
-        return True
 
     def hockey_stick(self) -> Curve:
         if self.removed:
             return with_removed_record(upper(self.pair.mirror()), self.rate)
         return with_added_record(upper(self.pair), self.rate)
-
-    def largest_loss(self) -> Any:
-        if self.removed:
-            return -sampled_loss(-self.pair.mirror().largest_loss(), self.rate)
-        return sampled_loss(self.pair.largest_loss(), self.rate)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         losses = self.pair.privacy_loss().subsampled(self.rate)
@@ -292,10 +276,3 @@ class Sampled(DominatingPair):
 
     def mirror(self) -> Sampled:
         return Sampled(self.pair, self.rate, not self.removed)
-
-    def symmetry_gap(self) -> Any:
-        return np.inf
-
-    def check(self) -> None:
-        checks.within("rate", self.rate, 0.0, 1.0)
-        self.pair.check()

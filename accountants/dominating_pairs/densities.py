@@ -13,15 +13,15 @@ import numpy as np
 
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
-from dpkernels.numerics import Real, floating, gauss_legendre, like, map_over, namespace, without_derivative
+from dpkernels.numerics import floating, gauss_legendre, like, map_over, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, turning_points
 
 LogDensity = Callable[[np.ndarray], Any]
 
 # Nodes of a panel: with more nodes there are fewer panels, and each smooth piece costs more.
-SIZE = 16
-NODES, _WEIGHTS = gauss_legendre(SIZE)
+_SIZE = 16
+_NODES, _WEIGHTS = gauss_legendre(_SIZE)
 # The initial panels of a piece, how often one is halved, the relative error allowed, and the mass that is negligible.
 _FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
 # The change of a log density on a panel up to which it is accurate on the whole panel, and the mass above which that
@@ -33,6 +33,12 @@ _MOST = 1 << 12
 _SAMPLES = 65
 # Relative changes of the loss up to this may be rounding errors.
 _FLAT = 1e-9
+_NORMALISED = 1e-9  # The largest deviation from 1 of the mass of a density.
+_BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a panel.
+# The outermost nodes are 1/190 of a panel from its ends. Beyond them the loss changes by at most this share.
+_MARGIN = 0.05
+# From masses at the nodes to coefficients of Legendre polynomials, of which the first is the integral over a panel.
+_COEFFICIENTS = (2 * np.arange(_SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * _NODES - 1, _SIZE - 1).T
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,8 @@ class Piece:
         return np.where(np.isinf(self.right), rising, np.where(np.isinf(self.left), falling, affine))
 
 
-def pieces_of(knots: Sequence[float]) -> list[Piece]:
-    """Return the intervals between knots.
-
-    Raises:
-        ValueError: there are fewer than two knots, or they do not increase.
-    """
+def _pieces_of(knots: Sequence[float]) -> list[Piece]:
+    """Return the intervals between knots."""
     ends = np.asarray(knots, np.float64)
     if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
         raise ValueError(f"knots: {knots!r}; two or more increasing numbers are needed")
@@ -83,10 +85,10 @@ def pieces_of(knots: Sequence[float]) -> list[Piece]:
     return [Piece(left, right, scale) for left, right in pairwise(ends.tolist())]
 
 
-def log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> list[np.ndarray]:
+def _log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> np.ndarray:
     """Return both log densities, as densities in t."""
-    y = piece.at(t)
-    return [_checked(name, log_density, y) + piece.log_rate(t) for name, log_density in logs.items()]
+    y, rate = piece.at(t), piece.log_rate(t)
+    return np.stack([_checked(name, log_density, y) + rate for name, log_density in logs.items()])
 
 
 def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
@@ -100,20 +102,33 @@ def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
     return values
 
 
-def panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
+def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
     """Return the ends of panels in t, without panels of negligible mass at either end of the piece."""
+
+    def integrals(panels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the integrals of p, q and sqrt(p q) over panels, and which of p and q vary by large factors."""
+        width = np.diff(panels, axis=1)
+        logs_at = _log_densities(piece, logs, panels[:, :1] + width * _NODES)
+        finite = np.isfinite(logs_at)
+        range_ = np.where(finite, logs_at, -np.inf).max(-1) - np.where(finite, logs_at, np.inf).min(-1)
+        return np.stack([(width * np.exp(each)) @ _WEIGHTS for each in (*logs_at, logs_at.mean(0))]), range_ > _RANGE
+
     ends = np.linspace(0, 1, _FIRST + 1)
     todo, done = np.stack([ends[:-1], ends[1:]], 1), []
     for _ in range(_HALVINGS):
         middle = todo.mean(1)
         halves = np.stack([todo[:, 0], middle, middle, todo[:, 1]], 1).reshape(-1, 2)
-        whole, parts = _integrals(piece, logs, todo), _integrals(piece, logs, halves).reshape(3, -1, 2).sum(2)
+        (whole, steep), parts = integrals(todo), integrals(halves)[0].reshape(3, -1, 2).sum(2)
         fine = ((np.abs(whole - parts) <= _PRECISE * parts) | (parts <= _TINY)).all(0)
-        fine &= ~(_is_steep(piece, logs, todo) & (parts[:2] > _LITTLE)).any(0)
+        fine &= ~(steep & (parts[:2] > _LITTLE)).any(0)
         done.append(np.column_stack([todo, parts[:2].max(0)])[fine])
         todo = halves.reshape(-1, 2, 2)[~fine].reshape(-1, 2)
         if not len(todo):
-            return _without_ends(np.concatenate(done))
+            panels = np.concatenate(done)
+            panels = panels[np.argsort(panels[:, 0])]
+            some = np.flatnonzero(panels[:, 2] > _TINY)
+            kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
+            return (*kept[:, 0].tolist(), float(kept[-1, 1]))
         if len(todo) > _MOST:
             break
     names = " and ".join(logs)
@@ -122,33 +137,11 @@ def panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
     )
 
 
-def _integrals(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
-    """Return the integrals of p, q and sqrt(p q) over panels."""
-    width = np.diff(panels, axis=1)
-    p, q = log_densities(piece, logs, panels[:, :1] + width * NODES)
-    return np.stack([(width * np.exp(values)) @ _WEIGHTS for values in (p, q, (p + q) / 2)])
-
-
-def _is_steep(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
-    """Return whether p and q vary by large factors on panels."""
-    values = np.stack(log_densities(piece, logs, panels[:, :1] + np.diff(panels, axis=1) * NODES))
-    finite = np.isfinite(values)
-    top = np.where(finite, values, -np.inf).max(-1)
-    return top - np.where(finite, values, np.inf).min(-1) > _RANGE
-
-
-def _without_ends(panels: np.ndarray) -> tuple[float, ...]:
-    panels = panels[np.argsort(panels[:, 0])]
-    some = np.flatnonzero(panels[:, 2] > _TINY)
-    kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
-    return (*kept[:, 0].tolist(), float(kept[-1, 1]))
-
-
-def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
+def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
     """Return the ends of the panels, cut at the turning points of the loss."""
 
     def loss(t: np.ndarray) -> np.ndarray:
-        return log_ratio(*log_densities(piece, logs, t))
+        return log_ratio(*_log_densities(piece, logs, t))
 
     starts = []
     for left, right in pairwise(ends):
@@ -158,23 +151,6 @@ def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -
         found = turning_points(lambda t, _: loss(t), x[None])[0].tolist() if turns else []
         starts += [left, *sorted(found)]
     return (*starts, ends[-1])
-
-
-def nodes_on(
-    piece: Piece, logs: dict[str, LogDensity], start: float, end: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (mass of p, mass of q, loss) at the nodes of a panel."""
-    p, q = log_densities(piece, logs, start + (end - start) * NODES)
-    weight = (end - start) * _WEIGHTS
-    return weight * np.exp(p), weight * np.exp(q), log_ratio(p, q)
-
-
-_NORMALISED = 1e-9  # The largest deviation from 1 of the mass of a density.
-_BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a panel.
-# The outermost nodes are 1/190 of a panel from its ends. Beyond them the loss changes by at most this share.
-_MARGIN = 0.05
-# From masses at the nodes to coefficients of Legendre polynomials, of which the first is the integral over a panel.
-_COEFFICIENTS = (2 * np.arange(SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * NODES - 1, SIZE - 1).T
 
 
 @partial(pytree, static=("log_p", "log_q", "pieces"))
@@ -198,10 +174,28 @@ class Densities(DominatingPair):
     may_be_asymmetric: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
-        return _hockey_stick(self)
+        """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once.
 
-    def largest_loss(self) -> Real:
-        raise TypeError("pair: Densities has no known largest loss")
+        The integrand is 0 at the sign change, so the derivative does not need the derivative of that point.
+        """
+        xp = namespace(self.nodes.p)
+        mass_p, mass_q, loss = (
+            floating(xp.asarray(each)).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss)
+        )
+        p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in (mass_p, mass_q))
+        least, most = _losses_of_panels(loss)
+
+        def one(eps: Any) -> Any:
+            xp = namespace(eps, p)
+            gap = p - xp.exp(eps) * q
+            ones = xp.ones_like(gap[:, 0])
+            rises = _value(gap, ones) > _value(gap, -ones)
+            ends = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
+            part, whole = _integral(gap, without_derivative((ends[0] + ends[1]) / 2)), gap[:, 0]
+            crossed = xp.maximum(xp.where(rises, whole - part, part), 0.0)
+            return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed)).sum()
+
+        return lambda eps: map_over(one, eps.ravel()).reshape(eps.shape)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the panels as pieces; panels on which one density is 0 become atoms of infinite loss."""
@@ -214,9 +208,9 @@ class Densities(DominatingPair):
         atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
         left, right, scale, start, end = columns[finite].T
 
-        def logs(t: np.ndarray, i: np.ndarray) -> list[np.ndarray]:
+        def logs(t: np.ndarray, i: np.ndarray) -> np.ndarray:
             piece = Piece(left[i], right[i], scale[i])
-            return log_densities(piece, {"log_p": self.log_p, "log_q": self.log_q}, t)
+            return _log_densities(piece, {"log_p": self.log_p, "log_q": self.log_q}, t)
 
         smooth = SmoothPieces(
             start,
@@ -224,19 +218,13 @@ class Densities(DominatingPair):
             lambda t, i: logs(t, i)[0],
             lambda t, i: logs(t, i)[1],
             lambda t, i: log_ratio(*logs(t, i)),
-            _no_steepness,
+            lambda left, *_: 0 * left,  # Panels were halved until quadrature was exact, as an estimate.
             few=1,
         )
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
 
     def mirror(self) -> Densities:
         return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
-
-    def symmetry_gap(self) -> Any:
-        return np.inf
-
-    def check(self) -> None:
-        """Return: ``densities`` has already checked the pair."""
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
@@ -274,41 +262,17 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
     for name, log_density in logs.items():
         if not callable(log_density):
             raise TypeError(f"{name}: {log_density!r} is not a function")
-    pieces = tuple((piece, turned(piece, logs, panel_ends(piece, logs))) for piece in pieces_of(knots))
-    nodes = [nodes_on(piece, logs, *panel) for piece, ends in pieces for panel in pairwise(ends)]
-    p, q, loss = (np.concatenate(column) for column in zip(*nodes, strict=True))
+    pieces = tuple((piece, _cut_at_turns(piece, logs, _panel_ends(piece, logs))) for piece in _pieces_of(knots))
+    panels = [(piece, *panel) for piece, ends in pieces for panel in pairwise(ends)]
+    logs_at = [_log_densities(piece, logs, left + (right - left) * _NODES) for piece, left, right in panels]
+    at_nodes = np.stack(logs_at, 1)
+    p, q = np.array([(right - left) * _WEIGHTS for _, left, right in panels]) * np.exp(at_nodes)
+    p, q, loss = (each.ravel() for each in (p, q, log_ratio(*at_nodes)))
     pair = Densities(log_p, log_q, pieces, PrivacyLossDistribution(p, q, loss, 0 * p))
     for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
         if not abs(mass - 1) <= _NORMALISED:
             raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
     return pair
-
-
-def _no_steepness(left: np.ndarray, right: np.ndarray, piece: np.ndarray) -> np.ndarray:
-    """Return 0, the steepness of exact quadrature: panels were halved until it was exact, as an estimate."""
-    return 0 * left
-
-
-def _hockey_stick(pair: Densities) -> Curve:
-    """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once at most.
-
-    The integrand is 0 at the sign change, so the derivative does not need the derivative of that point.
-    """
-    xp = namespace(pair.nodes.p)
-    masses = [floating(xp.asarray(mass)).reshape(-1, SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
-    p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in masses)
-    least, most = _losses_of_panels(floating(xp.asarray(pair.nodes.loss)).reshape(-1, SIZE))
-
-    def one(eps: Any) -> Any:
-        xp = namespace(eps, p)
-        gap = p - xp.exp(eps) * q
-        cut = without_derivative(_sign_change(gap))
-        part, whole = _integral(gap, cut), gap[:, 0]
-        rises = _value(gap, xp.ones_like(cut)) > _value(gap, -xp.ones_like(cut))
-        crossed = xp.maximum(xp.where(rises, whole - part, part), 0.0)
-        return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed)).sum()
-
-    return lambda eps: map_over(one, eps.ravel()).reshape(eps.shape)
 
 
 def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
@@ -330,20 +294,11 @@ def _legendre(x: Any, count: int) -> Any:
 
 
 def _value(coefficients: Any, x: Any) -> Any:
-    return (coefficients * _legendre(x, SIZE)).sum(-1)
+    return (coefficients * _legendre(x, _SIZE)).sum(-1)
 
 
 def _integral(coefficients: Any, x: Any) -> Any:
     """Return the integral from -1 to x, using the antiderivatives (P_(n+1) - P_(n-1))/(2 (2 n + 1)) and (x + 1)/2."""
-    values = _legendre(x, SIZE + 1)
-    steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, SIZE) + 2, x)
+    values = _legendre(x, _SIZE + 1)
+    steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, _SIZE) + 2, x)
     return coefficients[:, 0] * (x + 1) / 2 + (coefficients[:, 1:] * steps).sum(-1)
-
-
-def _sign_change(gap: Any) -> Any:
-    """Return the point at which the gap of each panel changes its sign; an end of the panel if it does not."""
-    xp = namespace(gap)
-    ones = xp.ones_like(gap[:, 0])
-    rises = _value(gap, ones) > _value(gap, -ones)
-    low, high = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
-    return (low + high) / 2

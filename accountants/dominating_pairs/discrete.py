@@ -23,8 +23,6 @@ from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-_NORMALISED = 1e-9  # How far a sum of probabilities may be from 1.
-
 
 @partial(pytree, static=("moved", "near"))
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Atoms(DominatingPair):
     p: Any
     q: Any
     moved: int | None = None
-    near: bool = False
+    near: bool = False  # type: ignore[misc]
 
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
@@ -73,20 +71,26 @@ class Atoms(DominatingPair):
     def check(self) -> None:
         for name, mass in (("p", self.p), ("q", self.q)):
             checks.within(name, mass, 0.0, 1.0)
-            if np.shape(mass) != np.shape(self.p) or np.ndim(mass) != 1 or abs(np.sum(mass) - 1) > 1e-9:
-                raise ValueError(f"{name}: has another length than the other, or does not add up to 1")
+            if np.ndim(mass) != 1 or np.shape(mass) != np.shape(self.p) or not np.size(mass):
+                raise ValueError(f"{name}: has shape {np.shape(mass)}; p and q are 1-D and of one length")
+            known = checks.concrete(mass)
+            if known is not None and not abs(known.sum() - 1) <= _tolerance(np.asarray(mass).dtype):
+                raise ValueError(f"{name}: adds up to {known.sum():.12g}; probabilities add up to 1")
         if self.moved is not None:
-            _check_moved(self)
+            self._check_moved()
+
+    def _check_moved(self) -> None:
+        n = checks.whole("moved", self.moved, 1, len(self.p) - 1)
+        weights = self.p[:-n]
+        if any(self.p[-n:]) or any(self.q[:n]) or np.any(self.q[n:] != weights):
+            raise ValueError(f"moved: {n}; q is not p moved by this number of points")
+        if np.any(weights != weights[::-1]) or np.any(np.diff(weights[len(weights) // 2 :]) > 0):
+            raise ValueError("p: of noise on a lattice is even and falls from the middle")
 
 
-def _check_moved(pair: Atoms) -> None:
-    n = checks.whole("moved", pair.moved, 1, len(pair.p) - 1)
-    weights = pair.p[: len(pair.p) - n]
-    falls = np.all(np.diff(weights[len(weights) // 2 :]) <= 0)
-    if any(pair.p[-n:]) or any(pair.q[:n]) or np.any(pair.q[n:] != weights):
-        raise ValueError(f"moved: {n}; q is not p moved by this number of points")
-    if np.any(weights != weights[::-1]) or not falls:
-        raise ValueError("p: of noise on a lattice is even and falls from the middle")
+def _tolerance(dtype: np.dtype) -> float:
+    """Return how far a sum of probabilities may be from 1."""
+    return max(1e-9, 64 * float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0)
 
 
 def weights(p: Any, q: Any) -> Atoms:
@@ -109,18 +113,9 @@ def weights(p: Any, q: Any) -> Atoms:
         TypeError: p or q has entries that are not numbers.
     """
     p, q = (mass if isinstance(mass, jax.Array) else np.asarray(mass) for mass in (p, q))
-    for name, mass in (("p", p), ("q", q)):
-        checks.within(name, mass, 0.0, 1.0)
-        known = checks.concrete(mass)
-        if np.ndim(mass) != 1 or np.shape(mass) != np.shape(p) or not np.size(mass):
-            raise ValueError(f"{name}: has shape {np.shape(mass)}; p and q are 1-D and of one length")
-        if known is not None and not abs(known.sum() - 1) <= _tolerance(mass):
-            raise ValueError(f"{name}: adds up to {known.sum():.12g}; probabilities add up to 1")
-    return Atoms(p, q)
-
-
-def _tolerance(mass: Any) -> float:
-    return _NORMALISED if mass.dtype.kind != "f" else max(_NORMALISED, 64 * float(np.finfo(mass.dtype).eps))
+    pair = Atoms(p, q)
+    pair.check()
+    return pair
 
 
 def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
@@ -175,30 +170,25 @@ def optimal_pair(mechanism: Optimal) -> Atoms:
 
     Neighbours are those of the mechanism, within its own sensitivity.
     """
-    return _traced(mechanism) if namespace(mechanism.probabilities) is jnp else _of_mechanism(mechanism)
-
-
-def _traced(mechanism: Optimal) -> Atoms:
-    """Return ``optimal_pair`` for a table of JAX arrays, from points evenly spaced in eps alone: differentiable."""
     p, cells = mechanism.probabilities, mechanism.cells
+    if namespace(p) is np:
+        return rows_pair(mechanism)
+    # Points evenly spaced in eps alone are differentiable.
     ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
     t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
-
     f = jnp.append(jax.lax.map(lambda at: _largest(p, cells, at), t[:-1]), 0.0)
     return replace(of_dots(t, f), near=mechanism.sensitivity is not None)
 
 
-@lru_cache(maxsize=32)
-def _of_mechanism(mechanism: Optimal) -> Atoms:
-    near = mechanism.sensitivity is not None
-    return replace(dominating_pair(np.asarray(mechanism.probabilities, float), mechanism.cells), near=near)
-
-
-@lru_cache(maxsize=32)
-def rows_pair(form: ExactRows) -> Atoms:
-    """Return ``optimal_pair`` of the integers that a release samples."""
-    table, near = form.table, form.certificate.sensitivity is not None
-    return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
+@lru_cache(maxsize=64)
+def rows_pair(rows: Optimal | ExactRows) -> Atoms:
+    """Return ``optimal_pair`` of plain numbers, or of the integers that a release samples."""
+    if isinstance(rows, Optimal):
+        p, cells, sensitivity = np.asarray(rows.probabilities, float), rows.cells, rows.sensitivity
+    else:
+        p, cells = rows.table.weights / float(1 << rows.table.bits), rows.certificate.cells
+        sensitivity = rows.certificate.sensitivity
+    return replace(dominating_pair(p, cells), near=sensitivity is not None)
 
 
 def central_pair(mechanism: CentralPiecewise) -> Atoms:
@@ -283,8 +273,9 @@ def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms,
     weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
     none = np.zeros(certificate.shift)
     near, far = np.concatenate([weights, none]), np.concatenate([none, weights])
-    even = bool((weights == weights[::-1]).all())
-    return (Atoms(near, far, certificate.shift),) if even else (Atoms(near, far), Atoms(far, near))
+    if (weights == weights[::-1]).all():
+        return (Atoms(near, far, certificate.shift),)
+    return Atoms(near, far), Atoms(far, near)
 
 
 def window_pair(form: ExactWindow) -> Atoms:

@@ -51,39 +51,29 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
         a: the slope of the loss, positive.
         lead: the loss at the start minus eps, not negative.
     """
-    xp = namespace(start, width, a, lead)
-    kind = xp.finfo(xp.result_type(start, width, a, lead))
-    steps = xp.minimum(a, _LARGE) * (abs(start) + xp.minimum(a, _LARGE)) + lead
-    p, p_error = _mass(start, width)
-    q, q_error = _mass(start + a, width)
-    factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(kind.max))))
-    apart = p - factor * q
-    error = p_error + factor * (q_error + kind.eps * _UNITS * steps * q)
-    near = apart < _SHARE * p
-    summed = _where_any(near, _by_nodes, start, width, a, lead)
-    least = _nearest(start, width)
-    summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(least**2)))
-    return (
-        xp.where(near, summed, apart + without_derivative(error)),
-        p + without_derivative(p_error),
-        q + without_derivative(q_error),
-    )
+    p, q = _mass(start, width), _mass(start + a, width)
+    p_error, q_error = (_mass_error(at, width, mass) for at, mass in ((start, p), (start + a, q)))
+    return _difference(start, width, a, lead, p, q), p + p_error, q + q_error
 
 
 def endless_gain(start: Any, a: Any) -> Any:
-    """Return ``gain`` of an infinite width, from the point at which the loss is eps."""
-    xp = namespace(start, a)
-    kind = xp.finfo(xp.result_type(start, a))
+    """Return the first value of ``gain`` for an infinite width, from the point at which the loss is eps."""
+    return _difference(start, np.inf + 0 * start, a, 0.0 * start, _tail(start), _tail(start + a))
+
+
+def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> Any:
+    """Return an upper bound of the integral, from the masses of both densities."""
+    xp = namespace(start, width, a, lead)
+    kind = xp.finfo(xp.result_type(start, width, a, lead))
     steep = xp.minimum(a, _LARGE)
-    p, q = _tail(start), _tail(start + a)
-    factor = xp.exp(xp.minimum(a * (start + a / 2), 0.97 * math.log(float(kind.max))))
+    factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(kind.max))))
     apart = p - factor * q
-    units = (1 + _nearest(start, np.inf) ** 2) * p
-    units = units + (1 + _nearest(start + a, np.inf) ** 2 + steep * (abs(start) + steep)) * (factor * q)
+    error = kind.eps * _UNITS * (steep * (abs(start) + steep) + lead) * q
+    error = _mass_error(start, width, p) + factor * (_mass_error(start + a, width, q) + error)
     near = apart < _SHARE * p
-    summed = _where_any(near, _by_nodes, start, np.inf + 0 * start, a, 0.0 * start)
-    summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, np.inf) ** 2)))
-    return xp.where(near, summed, apart + without_derivative(_UNITS * kind.eps * units))
+    summed = _where_any(near, _by_nodes, start, width, a, lead)
+    summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, width) ** 2)))
+    return xp.where(near, summed, apart + without_derivative(error))
 
 
 def _tail(start: Any) -> Any:
@@ -93,16 +83,20 @@ def _tail(start: Any) -> Any:
     return xp.where(start < 0, 1 - beyond, beyond)
 
 
-def _mass(start: Any, width: Any) -> tuple[Any, Any]:
-    """Return the mass, and a bound of its error."""
+def _mass(start: Any, width: Any) -> Any:
+    """Return the mass between the start and a point ``width`` further on."""
     xp = namespace(start, width)
     far = start + width
     across = (start < 0) & (far > 0)
     near = xp.where(start >= 0, start, -far)
     # Where 0 is between the ends the mass has two parts, and otherwise one.
     value = _partial(xp.where(across, 0.0, near), xp.where(across, far, width))
-    value = value + _partial(0.0 * value, xp.where(across, -start, 0.0))
-    return value, xp.finfo(value.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * value
+    return value + _partial(0.0 * value, xp.where(across, -start, 0.0))
+
+
+def _mass_error(start: Any, width: Any, mass: Any) -> Any:
+    """Return a bound of the error of a mass."""
+    return without_derivative(np.finfo(mass.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * mass)
 
 
 def _partial(near: Any, width: Any) -> Any:
@@ -157,9 +151,9 @@ def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
         part = (_density(start[..., None] + t) * -xp.expm1(-(lead[..., None] + a[..., None] * t))) @ weights
         return total + length * part, None
 
-    numbers = np.arange(_PANELS)
+    numbers = like(np.arange(float(_PANELS)), total)
     if xp is jnp:
-        return jax.lax.scan(panel, total, like(numbers.astype(float), total))[0]
+        return jax.lax.scan(panel, total, numbers)[0]
     for number in numbers:
         total, _ = panel(total, number)
     return total

@@ -11,7 +11,6 @@ docs/proofs/worst_pairs.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from functools import singledispatch
 from typing import Any
@@ -23,7 +22,7 @@ from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
 from accountants.dominating_pairs.densities import Densities
 from accountants.dominating_pairs.discrete import Atoms, pure_points
-from accountants.dominating_pairs.windowed import pair_of_ends, square_wave_pair
+from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
@@ -34,19 +33,19 @@ from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows import ExactWindow
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import maximum_on
 
 
-@singledispatch
 def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     """Return pairs the pointwise maximum of whose profiles is the mechanism's profile at every eps >= 0.
 
@@ -63,26 +62,13 @@ def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]
         TypeError: the mechanism is unknown.
         ValueError: an additive mechanism has no sensitivity, or a bounded mechanism is given one.
     """
-    raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
-
-
-@dominating_pairs.register
-def _(mechanism: DominatingPair, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Return the pair itself, for example two user-defined weight tables."""
+    if isinstance(mechanism, Additive):
+        return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
+    if isinstance(mechanism, ExactNoise):
+        return discrete.exact_noise_pairs(mechanism, sensitivity)
+    pairs = bounded_pairs(mechanism)
     reject_sensitivity(sensitivity)
-    return (mechanism,)
-
-
-@dominating_pairs.register
-def _(mechanism: Densities, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Return the pair and its mirror."""
-    reject_sensitivity(sensitivity)
-    return (mechanism, mechanism.mirror())
-
-
-@dominating_pairs.register
-def _(mechanism: Additive, sensitivity: Any = None) -> tuple[Any, ...]:
-    return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
+    return pairs
 
 
 def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
@@ -98,46 +84,6 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
     return np.asarray(D, float) if isinstance(D, list | tuple) else D
 
 
-@singledispatch
-def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
-    """Return the dominating pairs of additive noise over shifts of size up to D.
-
-    For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one is enough.
-
-    Raises:
-        TypeError: the noise is of an unknown type.
-    """
-    raise TypeError(f"noise: {type(noise).__name__} has no known worst pair")
-
-
-@noise_pairs.register
-def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
-    shifts = (sensitivity,) if noise.is_even else (sensitivity, -sensitivity)
-    return tuple(additive_pair(noise, shift) for shift in shifts)
-
-
-@noise_pairs.register
-def _(noise: Reweighted, sensitivity: Real) -> tuple[Any, ...]:
-    """Use the kernel itself for a weight of 1: the reweighted sum in three parts would round differently."""
-    outside = checks.concrete(noise.outside)
-    if outside is not None and (outside == 1.0).all():
-        return noise_pairs(noise.kernel, sensitivity)
-    return noise_pairs.dispatch(Distribution)(noise, sensitivity)
-
-
-@noise_pairs.register
-def _(noise: Lattice, sensitivity: Real) -> tuple[Any, ...]:
-    """Pair the probabilities with themselves n points further on, n = ceil(D/step); inputs are on the lattice."""
-    D, step = (checks.concrete(value) for value in (sensitivity, noise.step))
-    if D is None or step is None:
-        raise TypeError("sensitivity: is traced; on a lattice it decides how many points there are")
-    if D.ndim or step.ndim:
-        raise ValueError(f"sensitivity: {sensitivity}; on a lattice it is one number, as the step is")
-    n = math.ceil(Fraction(float(D)) / Fraction(float(step)))
-    weights, xp = noise.probabilities, namespace(noise.probabilities)
-    return (Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights]), n),)
-
-
 def reject_sensitivity(sensitivity: Any) -> None:
     """Raise ValueError for a sensitivity: a bounded mechanism has none or one of its own."""
     if sensitivity is not None:
@@ -147,54 +93,106 @@ def reject_sensitivity(sensitivity: Any) -> None:
         )
 
 
-@dominating_pairs.register
-def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
+def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
+    """Return the dominating pairs of additive noise over shifts of size up to D.
+
+    For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one is enough.
+
+    Raises:
+        TypeError: the noise is of an unknown type.
+    """
+    if isinstance(noise, Lattice):
+        return (_lattice_pair(noise, sensitivity),)
+    if not isinstance(noise, Distribution):
+        raise TypeError(f"noise: {type(noise).__name__} has no known worst pair")
+    if isinstance(noise, Reweighted):
+        # A weight of 1 is the kernel itself: the reweighted sum in three parts would round differently.
+        outside = checks.concrete(noise.outside)
+        if outside is not None and (outside == 1.0).all():
+            return noise_pairs(noise.kernel, sensitivity)
+    shifts = (sensitivity,) if noise.is_even else (sensitivity, -sensitivity)
+    return tuple(additive_pair(noise, shift) for shift in shifts)
+
+
+def _lattice_pair(noise: Lattice, sensitivity: Real) -> Atoms:
+    """Return the probabilities, and the same n points further on, n = ceil(D/step); inputs are on the lattice."""
+    D, step = (checks.concrete(value) for value in (sensitivity, noise.step))
+    if D is None or step is None:
+        raise TypeError("sensitivity: is traced; on a lattice it decides how many points there are")
+    if D.ndim or step.ndim:
+        raise ValueError(f"sensitivity: {sensitivity}; on a lattice it is one number, as the step is")
+    n = math.ceil(Fraction(float(D)) / Fraction(float(step)))
+    weights, xp = noise.probabilities, namespace(noise.probabilities)
+    return Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights]), n)
+
+
+def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
+    """Return delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``noise_pairs``."""
+    return profile(noise_pairs(noise, sensitivity), epsilon)
+
+
+@singledispatch
+def bounded_pairs(mechanism: Any) -> tuple[Any, ...]:
+    """Return ``dominating_pairs`` of a mechanism that takes no sensitivity."""
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
+
+
+@bounded_pairs.register
+def _(mechanism: DominatingPair) -> tuple[Any, ...]:
+    """Return the pair itself, for example two user-defined weight tables; of densities also its mirror."""
+    return (mechanism, mechanism.mirror()) if isinstance(mechanism, Densities) else (mechanism,)
+
+
+@bounded_pairs.register
+def _(mechanism: Windowed) -> tuple[Any, ...]:
     """Return the pair of the two ends of the input interval, if window and base fall from their middles.
 
     For other shapes (a window with several peaks, a base that rises to its edge, a user-defined class) return the
     two-point pair of the mechanism's pure level eps0. No eps0-DP mechanism exceeds its profile, so it is an upper bound
     and not the exact profile.
     """
-    reject_sensitivity(sensitivity)
-    if mechanism.window.falls and mechanism.base.falls:
-        return (pair_of_ends(mechanism),)
-    level = pure_epsilon(mechanism)
-    return (pure_points(level),)
+    m = mechanism
+    if m.window.falls and m.base.falls:
+        return (WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width),)
+    return (pure_points(pure_epsilon(m)),)
 
 
-@dominating_pairs.register
-def _(mechanism: SquareWave, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Return the pair of the two ends of the input interval; rescaled, reports are those of a type-I piecewise one."""
-    reject_sensitivity(sensitivity)
-    return (square_wave_pair(mechanism),)
+@bounded_pairs.register
+def _(mechanism: SquareWave) -> tuple[Any, ...]:
+    """Return the pair of the two ends; rescaled, reports are those of a type-I piecewise mechanism.
+
+    The window may cover almost all of the reports.
+    """
+    b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
+    return (WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b)),)
 
 
-@dominating_pairs.register
-def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
+@bounded_pairs.register
+def _(mechanism: TwoPoint) -> tuple[Any, ...]:
     """Return the pair of the two ends, those of randomised response: both probabilities are affine in the input."""
-    reject_sensitivity(sensitivity)
     return (pure_points(mechanism.epsilon),)
 
 
-@dominating_pairs.register
-def _(mechanism: Mixture, sensitivity: Any = None) -> tuple[Any, ...]:
+@bounded_pairs.register(Mixture)
+@bounded_pairs.register(ExactMixture)
+def _(mechanism: Mixture | ExactMixture) -> tuple[Any, ...]:
     """Return the pairs of both parts at the two ends, as if the choice of the part were published.
 
     The profile is exact if a report shows which part was chosen, as with a density and two points. For other parts it
     is an upper bound.
     """
-    reject_sensitivity(sensitivity)
-    return _mixed(mechanism.weight, mechanism)
+    (first,), (second,) = dominating_pairs(mechanism.first), dominating_pairs(mechanism.second)
+    weight = mechanism.weight if isinstance(mechanism, Mixture) else float(mechanism.certificate.weight)
+    return (Mixed(weight, first, second),)
 
 
-@dominating_pairs.register
-def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
+@bounded_pairs.register
+def _(mechanism: Multivariate) -> tuple[Any, ...]:
     """Return the pairs of one reported coordinate, which is chosen independently of the data; any of them may change.
 
     Raises:
         ValueError: several coordinates are reported, whose reports compose.
     """
-    reject_sensitivity(sensitivity)
     if mechanism.sampled > 1:
         raise ValueError(
             f"mechanism: reports {mechanism.sampled} coordinates, which compose; for one the profile is known, "
@@ -203,36 +201,24 @@ def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
     return dominating_pairs(mechanism.coordinate)
 
 
-@dominating_pairs.register
-def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Return the pairs of both parts at the two ends, as if the choice of the part were published."""
-    reject_sensitivity(sensitivity)
-    return _mixed(float(form.certificate.weight), form)
+@bounded_pairs.register
+def _(mechanism: Optimal) -> tuple[Any, ...]:
+    return (discrete.optimal_pair(mechanism),)
 
 
-def _mixed(weight: Real, mixture: Any) -> tuple[Mixed]:
-    (first,), (second,) = dominating_pairs(mixture.first), dominating_pairs(mixture.second)
-    return (Mixed(weight, first, second),)
+@bounded_pairs.register
+def _(mechanism: CentralPiecewise) -> tuple[Any, ...]:
+    return (discrete.central_pair(mechanism),)
 
 
-dominating_pairs.register(ExactNoise)(discrete.exact_noise_pairs)
-
-_ROWS: dict[type, Callable[[Any], Any]] = {
-    Optimal: discrete.optimal_pair,
-    CentralPiecewise: discrete.central_pair,
-    ExactRows: discrete.rows_pair,
-    ExactWindow: discrete.window_pair,
-}
+@bounded_pairs.register
+def _(mechanism: ExactRows) -> tuple[Any, ...]:
+    return (discrete.rows_pair(mechanism),)
 
 
-@dominating_pairs.register(Optimal)
-@dominating_pairs.register(CentralPiecewise)
-@dominating_pairs.register(ExactRows)
-@dominating_pairs.register(ExactWindow)
-def _(mechanism: Mechanism, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Return one pair whose profile is that of the table, or barely above it; neighbours are those of the mechanism."""
-    reject_sensitivity(sensitivity)
-    return (_ROWS[type(mechanism)](mechanism),)
+@bounded_pairs.register
+def _(mechanism: ExactWindow) -> tuple[Any, ...]:
+    return (discrete.window_pair(mechanism),)
 
 
 @singledispatch
@@ -290,16 +276,10 @@ def _(mechanism: Any) -> float:
 
 @pure_epsilon.register
 def _(mechanism: ExactNoise) -> float:
-    """Return inf: a report beyond the end of the shifted table is impossible for the other input."""
-    return math.inf
+    return math.inf  # A report beyond the end of the shifted table is impossible for the other input.
 
 
 @pure_epsilon.register
 def _(mechanism: Optimal) -> float:
     """Return the largest log ratio of the probabilities of neighbouring inputs."""
     return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
-
-
-def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
-    """Return delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``noise_pairs``."""
-    return profile(noise_pairs(noise, sensitivity), epsilon)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,8 +14,7 @@ from jax.experimental.jet import jet
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 
-_ORDER = 8
-_ROUNDING = 1e-6
+_ORDER, _ROUNDING = 8, 1e-6
 
 
 def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> None:
@@ -41,9 +40,10 @@ def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> N
     left, right, z = _panels(noise, points, seed)
     bound = np.broadcast_to(np.asarray(noise.steepness(left, right), np.float64), z.shape)
     with jax.enable_x64(True):
-        ratios = _of_exponential([np.asarray(one, np.float64) for one in _taylor(noise.log_prob, jnp.asarray(z))])
+        level = noise.log_prob(jnp.asarray(z))
+        derivatives = _derivatives(lambda x: jnp.exp(noise.log_prob(x) - level), jnp.asarray(z))
     for order in (1, _ORDER):
-        size = np.abs(ratios[order] * math.factorial(order))
+        size = np.abs(derivatives[order - 1])
         bad = np.flatnonzero(~(size <= bound**order * (1 + _ROUNDING)))
         if len(bad):
             k = bad[np.argmax(size[bad] / np.maximum(bound[bad] ** order, 1e-300))]
@@ -72,29 +72,19 @@ def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.
     return start, end, start + share * (end - start)
 
 
-def _taylor(function: Callable[[Any], Any], z: Any) -> list[Any]:
-    """Return the Taylor coefficients of the function at every z, of order 0 to 8."""
+def _derivatives(function: Callable[[Any], Any], z: Any) -> list[np.ndarray]:
+    """Return the derivatives of the function at every z, of order 1 to 8."""
     ones, zeros = jnp.ones_like(z), jnp.zeros_like(z)
     try:
-        value, series = jet(function, (z,), ((ones, *[zeros] * (_ORDER - 1)),))
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # An operation without a rule for Taylor series: slower.
-        value, series = function(z), []
+        return [np.asarray(one) for one in jet(function, (z,), ((ones, *[zeros] * (_ORDER - 1)),))[1]]
+    except (TypeError, NotImplementedError):
+        # An operation has no rule for Taylor series: differentiate order by order, which is slower.
+        found = []
         for _ in range(_ORDER):
-            function = _derivative(function)
-            series.append(function(z))
-    return [value, *(np.asarray(one) / math.factorial(k) for k, one in enumerate(series, 1))]
+            function = partial(_slope, function)
+            found.append(np.asarray(function(z)))
+        return found
 
 
-def _derivative(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda z: jax.jvp(function, (z,), (jnp.ones_like(z),))[1]
-
-
-def _of_exponential(coefficients: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the Taylor coefficients of e^g over e^g(z), from those of g: n b_n = sum of k a_k b_(n - k)."""
-    found = [np.ones_like(coefficients[0])]
-    for n in range(1, _ORDER + 1):
-        found.append(sum(k * coefficients[k] * found[n - k] for k in range(1, n + 1)) / n)
-    return found
+def _slope(function: Callable[[Any], Any], z: Any) -> Any:
+    return jax.jvp(function, (z,), (jnp.ones_like(z),))[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,10 +13,8 @@ from accountants.dominating_pairs.additive import total
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_at
 from dpkernels import checks
-from dpkernels.mechanisms.windowed.bases import Base, Constant
-from dpkernels.mechanisms.windowed.mechanism import Windowed
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
-from dpkernels.mechanisms.windowed.windows import Uniform, Window
+from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
@@ -30,8 +27,6 @@ _ROUNDING = 1e-12
 @dataclass(frozen=True)
 class WindowedPair(DominatingPair):
     """Two densities on the scaled reports [-1, 1]: a base, with the same window at one of two positions.
-
-    The numbers have no unit: neither the origin nor the unit of the data has any effect on them.
 
     Attributes:
         window: a window that falls from its middle.
@@ -61,13 +56,17 @@ class WindowedPair(DominatingPair):
 
     def hockey_stick(self) -> Curve:
         side = side_of(_floating(self))
-        return _linear(side) if _is_linear(self) else _smooth(side)
+        return _linear(side) if self._is_linear else _smooth(side)
+
+    @property
+    def _is_linear(self) -> bool:
+        return self.window.is_linear and self.base.is_linear
 
     def largest_loss(self) -> Real:
         side = side_of(_floating(self))
         xp = namespace(side.left)
-        if not _is_linear(self):
-            return _side_runs(side).loss.max()
+        if not self._is_linear:
+            return _monotone_runs(side).loss.max()
         loss = xp.stack([side.loss(e, side.in_p, side.in_q) for e in (side.left, side.right)])
         return xp.where(side.right > side.left, loss, 0.0).max()
 
@@ -84,25 +83,22 @@ class WindowedPair(DominatingPair):
 
     def _pieces(self, side: Side) -> PrivacyLossDistribution:
         """Return the pieces between the knots of both densities, on one side."""
-
-        def log_density(number: int) -> Callable[[Any, Any], Any]:
-            density, inside = side.densities[number]
-            return lambda e, i: namespace(e, side.left).log(density(e, inside[i]))
-
-        def loss(e: Any, i: Any) -> Any:
-            return side.loss(e, side.in_p[i], side.in_q[i])
-
+        known = None not in (self.window.steepness, self.base.steepness)
         return PrivacyLossDistribution.of_pieces(
-            SmoothPieces(side.left, side.right, log_density(0), log_density(1), loss, self._steepness)
+            SmoothPieces(
+                side.left,
+                side.right,
+                lambda e, i: namespace(e, side.left).log(side.p(e, side.in_p[i])),
+                lambda e, i: namespace(e, side.left).log(side.q(e, side.in_q[i])),
+                lambda e, i: side.loss(e, side.in_p[i], side.in_q[i]),
+                self._steepness if known else None,
+            )
         )
 
-    @property
-    def _steepness(self) -> Callable[[Any, Any, Any], Any] | None:
-        """Return the steepness of the window or of the base, whichever is larger; None where one is not known."""
-        steep, flat = self.window.steepness, self.base.steepness
-        if steep is None or flat is None:
-            return None
-        return lambda left, _, __: 0 * left + max(steep / float(self.width), flat)
+    def _steepness(self, left: np.ndarray, *_: Any) -> np.ndarray:
+        """Return the steepness of the window or of the base, whichever is larger."""
+        window: Any = self.window.steepness
+        return 0 * left + max(window / float(self.width), self.base.steepness)
 
     def mirror(self) -> WindowedPair:
         return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)
@@ -118,27 +114,6 @@ class WindowedPair(DominatingPair):
         room = 1 - self.width / 2 + _ROUNDING
         for sign in (1, -1):
             checks.within("apart, centre", self.centre + sign * self.apart / 2, -room, room)
-
-
-def pair_of_ends(mechanism: Windowed) -> WindowedPair:
-    """Return the pair of the two ends of the input interval, at which the window meets the ends of the reports."""
-    m = mechanism
-    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width)
-
-
-def square_wave_pair(mechanism: SquareWave) -> WindowedPair:
-    """Return the pair of the two ends for a square wave, whose window may cover almost all of the reports."""
-    b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
-    return WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b))
-
-
-def windowed_pair(mechanism: Windowed, x: Any, other: Any) -> WindowedPair:
-    """Return the pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
-    m = mechanism
-    share = (x - other) / (m.upper - m.lower)
-    off = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
-    reach = 1 - m.width / 2
-    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 * reach * share, reach * off)
 
 
 def _floating(pair: WindowedPair) -> WindowedPair:
@@ -170,7 +145,7 @@ class Side(NamedTuple):
         in_q: whether q's window covers the piece.
     """
 
-    pair: Any
+    pair: WindowedPair
     apart: Any
     margin: Any
     left: Any
@@ -180,11 +155,11 @@ class Side(NamedTuple):
 
     def p(self, e: Any, inside: Any) -> Any:
         """Return the density of p at e; at the end of a piece, the limit from inside the piece."""
-        return self._base(e) + self._window(e, inside)
+        return self._density(e, e, inside)
 
     def q(self, e: Any, inside: Any) -> Any:
         """Return the density of q at e."""
-        return self._base(e) + self._window(e - self.apart, inside)
+        return self._density(e, e - self.apart, inside)
 
     def loss(self, e: Any, in_p: Any, in_q: Any) -> Any:
         """Return log p/q at e."""
@@ -196,22 +171,15 @@ class Side(NamedTuple):
         """Return both densities, each with whether its window covers the pieces."""
         return (self.p, self.in_p), (self.q, self.in_q)
 
-    def _base(self, e: Any) -> Any:
-        return self.pair.level * self.pair.base.inward(self.margin + e)
-
-    def _window(self, e: Any, inside: Any) -> Any:
-        z = e / self.pair.width
+    def _density(self, e: Any, in_window: Any, inside: Any) -> Any:
+        pair, z = self.pair, in_window / self.pair.width
         xp = namespace(z)
-        return xp.where(inside, self.pair.height * self.pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
+        window = xp.where(inside, pair.height * pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
+        return pair.level * pair.base.inward(self.margin + e) + window
 
 
-def side_of(pair: Any, *, beyond: bool = False) -> Side:
-    """Return the side on which p's window is.
-
-    Args:
-        pair: a ``WindowedPair``.
-        beyond: whether to include the reports beyond p's window, where the loss is 0.
-    """
+def side_of(pair: WindowedPair, *, beyond: bool = False) -> Side:
+    """Return the side on which p's window is; if wanted with the reports beyond that window, where the loss is 0."""
     xp = namespace(*jax.tree.leaves(pair))
     width, apart = pair.width, xp.abs(pair.apart)
     to_the_right = xp.where(pair.apart >= 0, 1.0, -1.0)
@@ -243,10 +211,6 @@ _TOGETHER = 1 << 20
 # The shares of a run at which its loss is tabulated: dense near the top.
 _SHARES = np.linspace(0, 1, 257) ** 2
 _NODES, _WEIGHTS = gauss_legendre(8)
-
-
-def _is_linear(pair: Any) -> bool:
-    return pair.window.is_linear and pair.base.is_linear
 
 
 # Piecewise linear densities
@@ -283,24 +247,17 @@ def _linear(side: Side) -> Curve:
 
 
 class _Runs(NamedTuple):
-    """Intervals on which the loss is monotone.
+    """Intervals on which the loss is monotone."""
 
-    The fields are the end with the larger loss, the signed distance to the other end, the loss at the first end, and
-    whether the windows of p and of q cover the interval.
-    """
-
-    top: Any
-    extent: Any
-    loss: Any
-    in_p: Any
+    top: Any  # The end with the larger loss.
+    extent: Any  # The signed distance to the other end.
+    loss: Any  # The loss at the top.
+    in_p: Any  # Whether p's window covers the interval.
     in_q: Any
 
 
 def _rate(side: Side, e: Any) -> RealArray:
-    """Return the derivative of the loss, p'/p - q'/q, or 0 where the difference is a rounding error.
-
-    Rounding is estimated from both derivatives and from their effect on the loss over the piece.
-    """
+    """Return the derivative of the loss, p'/p - q'/q, or 0 where the difference is a rounding error."""
 
     def relative(density: Any, inside: Any) -> Any:
         value, slope = jax.jvp(lambda at: density(at, inside), (e,), (jnp.ones_like(e),))
@@ -308,11 +265,14 @@ def _rate(side: Side, e: Any) -> RealArray:
 
     of_p, of_q = (relative(density, inside) for density, inside in side.densities)
     width, units = side.right - side.left, _UNITS * jnp.finfo(e.dtype).eps
-    told = jnp.abs(of_p - of_q) * width > units * (1 + (jnp.abs(of_p) + jnp.abs(of_q)) * width)
-    return jnp.where(told, of_p - of_q, 0.0)
+    known = jnp.abs(of_p - of_q) * width > units * (1 + (jnp.abs(of_p) + jnp.abs(of_q)) * width)
+    return jnp.where(known, of_p - of_q, 0.0)
 
 
-def _runs(side: Side, cells: int, most: int) -> _Runs:
+def _monotone_runs(side: Side) -> _Runs:
+    # In the cells of a table the loss turns at most once.
+    tabulated = side.pair.window.is_table or side.pair.base.is_table
+    cells, most = (1, 1) if tabulated else (_CELLS, _TURNS)
     xp = namespace(side.left)
     left: Any
     right: Any
@@ -350,10 +310,9 @@ def _inside(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _turns(pieces: Side, cells: int, most: int) -> Real:
-    """Return the turning points of the loss in each piece, increasing, in shape (most, pieces).
+    """Return the turning points of the loss in each piece, increasing, in shape (most, pieces); NaN if there are more.
 
-    The right end of the piece fills up the rest. A turning point is bracketed by a sign change of the derivative of the
-    loss between cells. The result is NaN if there are more than ``most``.
+    The right end of the piece fills up the rest. A turning point is bracketed by a sign change of the derivative.
     """
     left, right = jax.lax.stop_gradient(_inside(pieces.left, pieces.right))
     grid = left + (right - left) * jnp.linspace(0, 1, cells + 1, dtype=left.dtype)[:, None]
@@ -367,7 +326,7 @@ def _turns(pieces: Side, cells: int, most: int) -> Real:
 
 
 def _smooth(side: Side) -> Curve:
-    runs = _side_runs(side)
+    runs = _monotone_runs(side)
     table = _drops(side, runs)
 
     def term(item: Any) -> Curve:
@@ -376,13 +335,11 @@ def _smooth(side: Side) -> Curve:
         def at(eps: Any) -> Any:
             xp = namespace(eps, run.top)
             share = _share(side, run, drops, eps)
-            e = run.top + run.extent * share[..., None] * like(_NODES, share)
-            gap = side.p(e, run.in_p) - xp.exp(eps)[..., None] * side.q(e, run.in_q)
+            gap = _gap(side, run, share[..., None] * like(_NODES, share), eps[..., None])
             return xp.abs(run.extent) * share * (gap @ like(_WEIGHTS, share))
 
         def at_most(eps: Any) -> Any:
-            """Skip runs whose loss is below every eps; a NaN in the loss is kept."""
-            needless = (eps >= run.loss).all()
+            needless = (eps >= run.loss).all()  # False for NaN.
             if namespace(eps, run.loss) is np:
                 return np.zeros_like(eps) if needless else at(eps)
             return jax.lax.cond(needless, jnp.zeros_like, at, eps)
@@ -390,12 +347,6 @@ def _smooth(side: Side) -> Curve:
         return at_most
 
     return lambda eps: total(term, (runs, table), eps)
-
-
-def _side_runs(side: Side) -> _Runs:
-    """Return the runs of a side; in the cells of a table the loss turns at most once."""
-    tabulated = side.pair.window.is_table or side.pair.base.is_table
-    return _runs(side, *((1, 1) if tabulated else (_CELLS, _TURNS)))
 
 
 def _drops(side: Side, runs: _Runs) -> Real:

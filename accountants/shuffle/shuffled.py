@@ -21,7 +21,7 @@ import numpy as np
 
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms, of_dots
-from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
+from accountants.dominating_pairs.registry import bounded_pairs
 from accountants.guarantee import ComposableGuarantee, Guarantee, check_one_given
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
@@ -261,9 +261,8 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
     return Shuffled(worst_inputs(mechanism), n)
 
 
-@dominating_pairs.register
-def _(mechanism: Shuffled, sensitivity: Any = None) -> tuple[Any, ...]:
-    reject_sensitivity(sensitivity)
+@bounded_pairs.register
+def _(mechanism: Shuffled) -> tuple[Any, ...]:
     return mechanism._rigorous_pair
 
 

@@ -12,6 +12,7 @@ import pytest
 import dpkernels as dpk
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import profile
+from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 
@@ -233,3 +234,12 @@ def expectation(m: Any, x: float, function: Callable[[np.ndarray], np.ndarray]) 
     smooth = piece_integrals(lambda y: function(y) * m.pdf(y, x), knots(m, x)).sum()
     at, p = m.atoms(x)
     return float(smooth + (function(at) * p).sum())
+
+
+def windowed_pair(mechanism: dpk.Windowed, x: Any, other: Any) -> WindowedPair:
+    """The pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
+    m = mechanism
+    share = (x - other) / (m.upper - m.lower)
+    off = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
+    reach = 1 - m.width / 2
+    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 * reach * share, reach * off)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL, UNIT, slope_by_differences
+from helpers import ALL, UNIT, slope_by_differences, windowed_pair
 from noise_registry import ASYMMETRIC, SYMMETRIC, over, scale
 from scipy.optimize import brentq
 from scipy.special import ndtr
@@ -18,7 +18,6 @@ import dpkernels as dpk
 from accountants import Guarantee, guarantee, weights
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.registry import dominating_pairs
-from accountants.dominating_pairs.windowed import windowed_pair
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -24,6 +24,7 @@ from helpers import (
     positive_part,
     shift_profile,
     slow,
+    windowed_pair,
 )
 from noise_registry import LAWS, scale
 
@@ -35,7 +36,7 @@ from accountants.dominating_pairs.additive import _crossings as crossings
 from accountants.dominating_pairs.base import Mixed, profile
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon
-from accountants.dominating_pairs.windowed import WindowedPair, windowed_pair
+from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
