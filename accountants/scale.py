@@ -44,13 +44,12 @@ def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
 def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """Return the largest s with delta(eps) <= delta over all shifts up to s; delta grows with s.
 
+    The computed delta(eps; s) is at most delta, and exceeds it at the next float.
+
     Args:
-        noise: a distribution whose density is unimodal about 0.
+        noise: a distribution whose density is unimodal about 0; s is in its unit.
         epsilon: eps >= 0.
         delta: in (0, 1).
-
-    Returns:
-        s, in the unit of the noise. The computed delta(eps; s) is at most delta, and exceeds it at the next float.
     """
     check_target(epsilon, delta)
     noise, epsilon, delta = promote(noise, epsilon, delta)

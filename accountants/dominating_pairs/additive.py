@@ -161,16 +161,14 @@ class NoiseFormulas:
     @property
     def knots(self) -> Any:
         """Return the knots of f."""
-        points = (self._own_knots(), *self.noise.edges)
-        return self.xp.concatenate([self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points])
+        return self.xp.concatenate(self._vectors(self.source.knots, *self.noise.edges))
 
-    def _own_knots(self) -> Any:
-        """Return the knots of the distribution without weights."""
-        return self.source.knots
-
-    def _turning_points(self) -> list[Any]:
-        points = self.source.turning_points(self.D)
+    def _vectors(self, *points: Any) -> list[Any]:
         return [self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points]
+
+    @property
+    def _turning_points(self) -> list[Any]:
+        return self._vectors(*self.source.turning_points(self.D))
 
     def _cuts(self) -> tuple[Any, ...]:
         """Return (left, right, weight of p, weight of q, both are positive, log ratio of the weights) of pieces.
@@ -178,7 +176,7 @@ class NoiseFormulas:
         Their loss is monotone. The first and the last one are infinite.
         """
         own = self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
-        left, right = _with_infinity(self.xp.sort(self.xp.concatenate([own, own + self.D, *self._turning_points()])))
+        left, right = _with_infinity(self.xp.sort(self.xp.concatenate([own, own + self.D, *self._turning_points])))
         inner = inside(left, right, self.D)
         weight_p, weight_q = self.noise.weight(inner), self.noise.weight(inner - self.D)
         known = (weight_p > 0) & (weight_q > 0)
@@ -263,7 +261,7 @@ class NoiseFormulas:
         xp, joints, (low, high) = self.xp, self._joints, self._reach
         low, high = low + min(distances) * xp.abs(self.D), high + max(distances) * xp.abs(self.D)
         ends = [joints + distance * self.D for distance in distances]
-        return xp.sort(xp.clip(xp.concatenate([*ends, *self._turning_points(), low, high]), low, high))
+        return xp.sort(xp.clip(xp.concatenate([*ends, *self._turning_points, low, high]), low, high))
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the distribution of the loss, as pieces out to where the tails are negligible."""
@@ -312,27 +310,16 @@ def total(term: Any, items: Any, epsilon: RealArray) -> Any:
 
 
 class Pieces(NamedTuple):
-    """The pieces of a pair from left to right, as arrays of one length.
+    """The pieces of a pair from left to right, as arrays of one length; of a staircase those between its knots."""
 
-    Attributes:
-        left: the lower end. That of the first piece is -inf, except for staircases.
-        right: the upper end. That of the last piece is inf, except for staircases.
-        width: right - left, and 0 where the ends differ only by rounding.
-        at: the point at which loss is given. It may be outside the piece, whose formulas then continue.
-        loss: l there, inf where only q is 0 and -inf where only p is.
-        slope: the slope of l.
-        weight_p: p relative to ``noise.unweighted``.
-        weight_q: q relative to the shift of ``noise.unweighted``.
-    """
-
-    left: Any
+    left: Any  # -inf for the first piece, except for staircases.
     right: Any
-    width: Any
-    at: Any
-    loss: Any
-    slope: Any
-    weight_p: Any
-    weight_q: Any
+    width: Any  # 0 where the ends differ only by rounding.
+    at: Any  # The point at which the loss is given; it may be outside the piece, whose formulas then continue.
+    loss: Any  # inf where only q is 0, and -inf where only p is.
+    slope: Any  # The slope of the loss.
+    weight_p: Any  # p relative to ``source``.
+    weight_q: Any  # q relative to the shift of ``source``.
 
     @property
     def top(self) -> tuple[Real, Real, Real]:
@@ -352,16 +339,14 @@ class PolynomialFormulas(NoiseFormulas):
     beyond_reach: ClassVar[float] = 0.0
 
     def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
-        """Return lower ends, upper ends and widths between the knots of f shifted by these multiples of D.
-
-        A knot and its own shift have the distance D, which their difference may have lost to rounding.
-        """
+        """Return lower ends, upper ends and widths between the knots of f shifted by these multiples of D."""
         knots, D = self.knots, self.D
         xp = namespace(knots, D)
         own, moved = xp.tile(knots, len(distances)), xp.repeat(xp.array(distances, knots.dtype), len(knots))
         order = xp.argsort(own + moved * D)
         own, moved = own[order], moved[order]
         ends = own + moved * D
+        # A knot and its own shift have the distance D, which their difference may have lost to rounding.
         width = width_between(ends[:-1], ends[1:], D, xp.diff(own) + xp.diff(moved) * D)
         infinity = xp.full(1, np.inf, ends.dtype)
         return *_with_infinity(ends), xp.concatenate([infinity, width, infinity]) if len(ends) else infinity
@@ -371,7 +356,7 @@ class PolynomialFormulas(NoiseFormulas):
         return inner, self.source.score(inner) - self.source.score(inner - self.D)
 
     def pieces(self) -> Pieces:
-        """Return the pieces of the whole line; for a staircase those between the outermost knots that are kept."""
+        """Return the pieces between the knots of f and of its shift."""
         noise, D, source, xp = self.noise, self.D, self.source, self.xp
         left, right, width = self.intervals()
         inner = inside(left, right, D)
@@ -403,7 +388,6 @@ class PolynomialFormulas(NoiseFormulas):
         return pieces.left, pieces.right, FEW
 
     def _varying(self, pieces: Pieces) -> PrivacyLossDistribution:
-        """Return the pieces on which the loss varies."""
         left, right, few = self._extent(pieces)
         xp = namespace(pieces.at)
         present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
@@ -546,8 +530,7 @@ class GaussianFormulas(PolynomialFormulas):
         """Return eps -> the sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where loss > eps.
 
         x is in units of sigma and rises with the loss: there the loss is log(w_P/w_Q) + a (x + a/2), a = |D|/sigma.
-        The value is rounded upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see
-        ``gaussian_integrals``.
+        The value is rounded upwards: eps is lowered by units of itself and of the losses at the piece's ends.
         """
         D, sigma, xp = self.D, self.source.sigma, self.xp
         a = xp.abs(D) / sigma
@@ -601,9 +584,10 @@ class StepFormulas(PolynomialFormulas):
 
     is_smooth: ClassVar[bool] = False
 
-    def _own_knots(self) -> Any:
-        """Return the steps of the periods that the pair keeps."""
-        return self.source.steps(self.periods)
+    @property
+    def knots(self) -> Any:
+        """Return the steps of the periods that the pair keeps, and the edges."""
+        return self.xp.concatenate(self._vectors(self.source.steps(self.periods), *self.noise.edges))
 
     def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
         """Return those between the outermost knots."""
@@ -621,9 +605,7 @@ class StepFormulas(PolynomialFormulas):
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces = self.pieces()
-        xp, (p, q) = namespace(pieces.at), self._masses(pieces)
-        finite = xp.isfinite(pieces.loss)
-        q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), xp.where(p > 0, 0.0, q))
+        p, q = self._masses(pieces)
         return PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:
@@ -684,18 +666,14 @@ def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistributi
     above = size > y[:, None]
     chosen = own[above.sum(0)] == positive
     turned = xp.where(own[:-1] == own[1:], 0, xp.where(own[:-1], 1, -1))[:, None] * xp.where(positive, 1, -1) * above
-    atoms = _atoms_at(y, (turned * p).sum(-1), (turned * q).sum(-1))
+    p_above, q_above = (turned * p).sum(-1), (turned * q).sum(-1)
+    some = (p_above > 0) & (q_above > 0)
+    # Up to rounding the loss of an atom is y; it has the derivatives of log p/q.
+    ratio = xp.log(xp.where(some, p_above, 1.0)) - xp.log(xp.where(some, q_above, 1.0))
+    loss = xp.where(some, y, 0.0) + ratio - without_derivative(ratio)
+    atoms = PrivacyLossDistribution(xp.where(some, p_above, 0.0), xp.where(some, q_above, 0.0), loss, 0 * loss)
     positives = PrivacyLossDistribution(xp.where(chosen, p, 0.0), xp.where(chosen, q, 0.0), size, nodes.width)
     return join([positives, atoms]).symmetrized().scaled(xp.where(xp.isnan(y).any(), np.nan, 1.0))
-
-
-def _atoms_at(loss: Any, p: Any, q: Any) -> PrivacyLossDistribution:
-    """Return atoms at these losses, which equal log p/q up to rounding and have its derivatives."""
-    xp = namespace(p, q)
-    some = (p > 0) & (q > 0)
-    ratio = xp.log(xp.where(some, p, 1.0)) - xp.log(xp.where(some, q, 1.0))
-    loss = xp.where(some, loss, 0.0) + ratio - without_derivative(ratio)
-    return PrivacyLossDistribution(xp.where(some, p, 0.0), xp.where(some, q, 0.0), loss, xp.zeros_like(loss))
 
 
 def _crossings(pair: AdditivePair) -> tuple[Any, Any]:

@@ -64,11 +64,7 @@ class DominatingPair(abc.ABC):
         return np.inf
 
     def with_noise_scaled(self, factor: Real) -> DominatingPair:
-        """Return the pair with its noise scaled by ``factor``: c Z over a shift D is Z over D/c.
-
-        Raises:
-            TypeError: the releases of the pair are not additive noise on the real line.
-        """
+        """Return the pair with its noise scaled: c Z over a shift D is Z over D/c; TypeError if there is no noise."""
         raise TypeError(f"made: releases of {type(self).__name__} pairs are not additive noise, and have no scale")
 
     def check(self) -> None:  # noqa: B027
@@ -142,14 +138,9 @@ def lowered(epsilon: Any) -> Any:
 
 
 def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
-    """Return the pointwise maximum of the hockey-stick divergences of several pairs.
+    """Return the pointwise maximum of the hockey-stick divergences of several pairs, whose numbers broadcast with eps.
 
-    Args:
-        pairs: pairs of any types; array parameters broadcast with epsilon.
-        epsilon: any shape.
-
-    Returns:
-        delta, in the shape of epsilon; NumPy float64 for NumPy arguments, JAX for JAX arguments.
+    delta is NumPy float64 for NumPy arguments, and JAX for JAX arguments.
     """
     if namespace(epsilon, *jax.tree.leaves(pairs)) is jnp:
         return compiled_profile(pairs, floating(jnp.asarray(epsilon)))
@@ -195,13 +186,12 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
 
     See ``lowered`` for the rounding. An eps beyond the cap is evaluated at the cap.
     """
-    sticks = [pair.hockey_stick() for pair in pairs]
+    sticks = [upper(pair) for pair in pairs]
 
     def at(epsilon: Any) -> Any:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         known = xp.minimum(epsilon, cap(epsilon.dtype))
-        values = [stick(known if pair.rounds_up else lowered(known)) for pair, stick in zip(pairs, sticks, strict=True)]
-        return xp.clip(xp.stack(values).max(0), 0.0, 1.0)
+        return xp.clip(xp.stack([stick(known) for stick in sticks]).max(0), 0.0, 1.0)
 
     return at
 

@@ -108,8 +108,7 @@ def _partial(near: Any, width: Any) -> Any:
     width = xp.where(endless, 1.0, width)
     apart = _STANDARD.tail(near) - xp.where(endless, 0.0, _STANDARD.tail(near + width))
     narrow = some & ~endless & (width * (1 + near) < 1)
-    value = xp.where(narrow, _where_any(narrow, _narrow, near, width), apart)
-    return xp.where(some, value, 0.0)
+    return xp.where(some, xp.where(narrow, _where_any(narrow, _narrow, near, width), apart), 0.0)
 
 
 def _narrow(near: Any, width: Any) -> Any:
@@ -141,7 +140,9 @@ def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
     xp = namespace(start, width, a, lead)
     reach = xp.sqrt(_nearest(*without_derivative((start, width))) ** 2 + 2 * _NEGLIGIBLE)
     first = xp.where(start < -reach, without_derivative(-reach - start), 0.0)
-    last = xp.where(start + width > reach, without_derivative(_to_reach(start, reach)), width)
+    # reach - start, without cancellation where reach^2 = start^2 + 80.
+    to_reach = xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
+    last = xp.where(start + width > reach, without_derivative(to_reach), width)
     total = 0 * (start + last + a + lead)
     nodes, weights = (like(part, total) for part in (_NODES, _WEIGHTS))
     length = (last - first) / _PANELS
@@ -157,9 +158,3 @@ def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
     for number in numbers:
         total, _ = panel(total, number)
     return total
-
-
-def _to_reach(start: Any, reach: Any) -> Any:
-    """Return reach - start, for start <= reach, without cancellation where reach^2 = start^2 + 80."""
-    xp = namespace(start, reach)
-    return xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)

@@ -286,21 +286,13 @@ def _monotone(densities: ReplacedNoise, formulas: NoiseFormulas) -> Curve:
 
 
 class _Pieces(NamedTuple):
-    """The pieces between neighbouring knots of f, f(. - D) and f(. + D), as arrays of one length.
-
-    Attributes:
-        left: the lower end; -inf for the first piece.
-        right: the upper end; inf for the last piece.
-        width: right - left, and 0 where the ends differ only by rounding.
-        at: a point inside, minus the position of f, f(. - D) and f(. + D), along a last axis.
-        weights: the weights of the three, relative to ``noise.unweighted``, along a last axis.
-    """
+    """The pieces between neighbouring knots of f, f(. - D) and f(. + D), as arrays of one length."""
 
     left: Any
     right: Any
-    width: Any
-    at: Any
-    weights: Any
+    width: Any  # 0 where the ends differ only by rounding.
+    at: Any  # A point inside, minus the position of f, f(. - D) and f(. + D), along a last axis.
+    weights: Any  # The weights of the three, relative to the noise without weights, along a last axis.
 
 
 def _split(formulas: PolynomialFormulas, D: Any) -> _Pieces:
@@ -419,14 +411,9 @@ def _exponentials(densities: ReplacedNoise, formulas: ExponentialFormulas) -> Cu
                 """Return the log ratio at s, and its derivative."""
                 free, own, other = (logs[i] + slopes[i] * s for i in range(3))
                 free, other = growth + free, eps + other
-                top = xp.maximum(free, other)
-                top = xp.where(top > -np.inf, top, 0.0)
-                parts = xp.exp(free - top), xp.exp(other - top)
-                both = parts[0] + parts[1]
-                some = both > 0
-                share = xp.where(some, parts[0] / xp.where(some, both, 1.0), 0.0)
-                ratio = log_ratio(own, top + log_or_never(both))
-                ratio = xp.where(own > -np.inf, ratio, -np.inf)
+                both = xp.logaddexp(free, other)
+                share = xp.exp(free - xp.where(both > -np.inf, both, 0.0))
+                ratio = xp.where(own > -np.inf, log_ratio(own, both), -np.inf)
                 return ratio, slopes[1] - share * slopes[0] - (1 - share) * slopes[2]
 
             first, last = _positive(excess, finite + 0 * eps)

@@ -67,7 +67,7 @@ class WindowedPair(DominatingPair):
         xp = namespace(side.left)
         if not self._is_linear:
             return _monotone_runs(side).loss.max()
-        loss = xp.stack([side.loss(e, side.in_p, side.in_q) for e in (side.left, side.right)])
+        loss = xp.maximum(*(side.loss(e, side.in_p, side.in_q) for e in (side.left, side.right)))
         return xp.where(side.right > side.left, loss, 0.0).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
@@ -133,24 +133,14 @@ def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
 
 
 class Side(NamedTuple):
-    """Pieces between the knots of both densities, from the end of the reports to the midpoint of the windows.
+    """Pieces between the knots of both densities, from the end of the reports to the midpoint of the windows."""
 
-    Attributes:
-        pair: the pair; p's window is on this side.
-        apart: the distance of the windows' middles.
-        margin: the distance of p's window from the end of the reports.
-        left: the outer end of each piece.
-        right: the inner end of each piece.
-        in_p: whether p's window covers the piece.
-        in_q: whether q's window covers the piece.
-    """
-
-    pair: WindowedPair
-    apart: Any
-    margin: Any
-    left: Any
+    pair: WindowedPair  # Its p has its window on this side.
+    apart: Any  # The distance of the windows' middles.
+    margin: Any  # The distance of p's window from the end of the reports.
+    left: Any  # The outer end of each piece.
     right: Any
-    in_p: Any
+    in_p: Any  # Whether p's window covers each piece.
     in_q: Any
 
     def p(self, e: Any, inside: Any) -> Any:
@@ -274,25 +264,21 @@ def _monotone_runs(side: Side) -> _Runs:
     tabulated = side.pair.window.is_table or side.pair.base.is_table
     cells, most = (1, 1) if tabulated else (_CELLS, _TURNS)
     xp = namespace(side.left)
-    left: Any
-    right: Any
-    in_p: Any
-    in_q: Any
     if xp is np:
-        left, right, in_p, in_q = _cut_at_turns(side, cells)
+        left, right, rows = _cut_at_turns(side, cells)
     else:
         ends = jnp.concatenate([side.left[None], _turns(side, cells, most), side.right[None]])
         left, right = ends[:-1].ravel(), ends[1:].ravel()
-        in_p, in_q = (jnp.tile(inside, len(ends) - 1) for inside in (side.in_p, side.in_q))
-    width = right - left
+        rows = np.tile(np.arange(len(side.left)), len(ends) - 1)
+    in_p, in_q, width = side.in_p[rows], side.in_q[rows], right - left
     near, far = (side.loss(e, in_p, in_q) for e in (left, right))
     falling = near >= far
     top, loss = xp.where(falling, left, right), xp.where(width <= 0, -np.inf, xp.maximum(near, far))
     return _Runs(top, xp.where(falling, width, -width), loss, in_p, in_q)
 
 
-def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
-    """Return (left, right, in_p, in_q) of the pieces of plain numbers, cut at the turning points of the loss."""
+def _cut_at_turns(side: Side, cells: int) -> Any:
+    """Return (left, right, number of the piece) of pieces of plain numbers, cut at the turning points of the loss."""
     some = np.flatnonzero(side.right > side.left)
     left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
@@ -300,7 +286,7 @@ def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
     starts, ends, rows = split_at(left, right, turn, row)
-    return starts, ends, in_p[rows], in_q[rows]
+    return starts, ends, some[rows]
 
 
 def _inside(left: Any, right: Any) -> tuple[Any, Any]:
