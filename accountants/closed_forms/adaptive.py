@@ -92,17 +92,9 @@ def ordering_table(
 
     Cesar & Rogers 2021, section 5.2. All C(k, m) orders are computed; orders with the same end share its table.
 
-    Args:
-        epsilon0: a positive number.
-        k: the number of mechanisms, at most 20.
-        bounded_range: m, at most k.
-        epsilon: eps >= 0, a number.
-        cells: see ``adaptive_bracket``.
-
     Raises:
         TypeError: a count is not an integer.
-        ValueError: k is not in 1..20, bounded_range is not in 0..k, epsilon0 is not positive, epsilon is negative, or
-            cells is not in 2..10^5.
+        ValueError: k is not in 1..20, bounded_range (m) is not in 0..k, or as ``adaptive_bracket``.
 
     Example:
         >>> list(ordering_table(1.0, 3, 2, 0.25))[0]

@@ -58,23 +58,14 @@ def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add
         return float(eps.max()), float(delta.max())
     with np.errstate(over="ignore", invalid="ignore"):
         twice = np.where(delta > 0, delta * (1 + np.exp(eps)), 0.0)
-    return 2 * float(eps.max()), min(_upwards(twice.max()), 1.0)
+    return 2 * float(eps.max()), min(float(twice.max()) * _UP, 1.0)
 
 
 def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
     """Return a sound (eps, delta) of mechanisms on the same data: the sums (Jiang 2024, Remark 3).
 
     Later mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand.
-
-    Args:
-        epsilons: eps_i >= 0, one or several.
-        deltas: delta_i in [0, 1]; one for each, or one for all.
-
-    Returns:
-        eps and delta, of all mechanisms together.
-
-    Raises:
-        ValueError: no mechanism, epsilons negative or infinite, deltas not in [0, 1].
+    Budgets are given as for ``parallel_composition``, with the same errors.
 
     Example:
         >>> basic_composition([0.5, 1.0], 1e-6)
@@ -94,22 +85,13 @@ def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[floa
     mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand. Jiang 2024,
     Remark 4, leaves sum delta_i out: ``recycling.published_advanced_composition``.
 
-    Args:
-        epsilons: eps_i >= 0, one or several.
-        deltas: delta_i in [0, 1]; one for each, or one for all.
-        slack: delta', in (0, 1).
-
-    Returns:
-        eps and delta, of all mechanisms together.
-
-    Raises:
-        ValueError: no mechanism, epsilons negative or infinite, deltas not in [0, 1], slack not in (0, 1).
+    Budgets are given as for ``parallel_composition``, with the same errors; slack is delta', in (0, 1).
     """
     checks.within("slack", slack, 0.0, 1.0, open_ends=True)
     eps, delta = _budgets(epsilons, deltas)
     means, squares = map(np.asarray, pure_terms(eps))
     concentrated = tail_bound(math.fsum(means), math.fsum(squares), slack)
-    return min(_upwards(concentrated), _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
+    return min(float(concentrated) * _UP, _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
 
 
 def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> Any:
@@ -121,11 +103,7 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
     otherwise randomised response at eps0. With eps0 = 0 it outputs its input or no information: delta is
     1 - (1 - delta0)^k at every eps.
 
-    Args:
-        epsilon0: eps0 >= 0, any shape.
-        delta0: in [0, 1), any shape.
-        k: whole numbers, 0 to 10^6, any shape.
-        epsilon: eps >= 0, any shape.
+    Arguments have any shape, and broadcast.
 
     Raises:
         TypeError: k is not whole.
@@ -149,11 +127,6 @@ def _budgets(epsilons: Any, deltas: Any) -> tuple[np.ndarray, np.ndarray]:
     if not eps.size:
         raise ValueError("epsilons: are none; at least one mechanism is needed")
     return eps.ravel(), delta.ravel()
-
-
-def _upwards(value: Any) -> float:
-    """Move a number up by more than its rounding."""
-    return float(value) * _UP
 
 
 def _sum_upwards(values: Any) -> float:

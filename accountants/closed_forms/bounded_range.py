@@ -44,11 +44,7 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
     Derivatives are those at the best t held fixed (envelope theorem). Adaptive choices can be worse:
     ``adaptive.adaptive_delta``.
 
-    Args:
-        epsilon0: positive, any shape.
-        bounded_range: m, 0 to 4000.
-        pure: n, 0 to 10^6.
-        epsilon: eps >= 0, any shape; costs m^2 for each.
+    Each value of epsilon costs m^2.
 
     Raises:
         TypeError: a count is not whole.
@@ -64,11 +60,7 @@ def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) ->
     The result is rounded conservatively, as ``pure_epsilon``. eps(delta) is the largest of eps_t(delta) over t. From a
     t below it, the best t at eps_t leads upwards with the convergence of Newton's method; bisection backs it.
 
-    Args:
-        epsilon0: positive, any shape.
-        bounded_range: m, 0 to 4000.
-        pure: n, 0 to 10^6.
-        delta: in [0, 1), any shape; costs some 5 m^2 for each.
+    Each value of delta costs some 5 m^2.
 
     Raises:
         TypeError: a count is not whole.
@@ -90,12 +82,8 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
     y - 1 - ln y with y = eps0/(1 - E), at alpha = 1; eps0 at infinity; alpha eps0^2/8, which it stays below, as
     eps0 -> 0.
 
-    Args:
-        epsilon0: positive, any shape.
-        order: alpha >= 1, any shape; may be infinite.
-
     Raises:
-        ValueError: epsilon0 not positive, order below 1.
+        ValueError: epsilon0 not positive, order below 1; it may be infinite.
     """
     checks.within("order", order, 1.0, np.inf)
     checks.positive("epsilon0", epsilon0)

@@ -62,10 +62,6 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
 
     Its derivative is rho + ln(alpha delta)/(alpha - 1)^2. Any alpha gives a valid eps, so search errors are safe.
 
-    Args:
-        rho: any shape.
-        delta: in (0, 1), any shape.
-
     Raises:
         ValueError: rho is negative, or delta not in (0, 1).
     """
@@ -88,10 +84,6 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
         ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
 
     Rounded upwards, by less than parts in 10^12.
-
-    Args:
-        rho: any shape.
-        epsilon: eps >= 0, any shape.
 
     Raises:
         ValueError: an argument is negative.
@@ -127,11 +119,8 @@ class Concentrated:
     """A mechanism that is leak-approximately rho-zCDP.
 
     Attributes:
-        rho: at least 0.
+        rho: finite and at least 0.
         leak: the probability, in [0, 1), of events that rho does not cover.
-
-    Raises:
-        ValueError: rho is negative or not finite, or leak is not in [0, 1).
     """
 
     rho: Any

@@ -38,10 +38,7 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
               = E [1 - e^(eps - (k - 2 l) eps0)]_+,    l binomial of k and 1/(1 + e^eps0)
 
-    Args:
-        epsilon0: positive, any shape.
-        k: whole numbers, 0 to 10^6, any shape; with epsilon0 of many values it costs k for each.
-        epsilon: eps, any sign, any shape.
+    Each value of epsilon0 costs k; eps may have any sign.
 
     Raises:
         TypeError: k is not whole.
@@ -69,12 +66,8 @@ def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> 
 def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
     """Return the least eps >= 0 at delta of k eps0-DP mechanisms: the inverse of ``pure_delta``, in closed form.
 
-    The result is conservative: its ``pure_delta`` is at most delta. At delta = 0 it is k eps0.
-
-    Args:
-        epsilon0: positive, any shape.
-        k: whole numbers, 0 to 10^6, any shape.
-        delta: in [0, 1), any shape; costs k for each.
+    The result is conservative: its ``pure_delta`` is at most delta. At delta = 0 it is k eps0. Each value of delta
+    costs k.
 
     Raises:
         TypeError: k is not whole.

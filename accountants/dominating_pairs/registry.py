@@ -66,9 +66,9 @@ def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]
         return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
     if isinstance(mechanism, ExactNoise):
         return discrete.exact_noise_pairs(mechanism, sensitivity)
-    pairs = bounded_pairs(mechanism)
+    pair = bounded_pair(mechanism)
     reject_sensitivity(sensitivity)
-    return pairs
+    return (pair, pair.mirror()) if isinstance(pair, Densities) else (pair,)
 
 
 def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
@@ -132,19 +132,19 @@ def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> R
 
 
 @singledispatch
-def bounded_pairs(mechanism: Any) -> tuple[Any, ...]:
-    """Return ``dominating_pairs`` of a mechanism that takes no sensitivity."""
+def bounded_pair(mechanism: Any) -> DominatingPair:
+    """Return the dominating pair of a mechanism that takes no sensitivity."""
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
 
 
-@bounded_pairs.register
-def _(mechanism: DominatingPair) -> tuple[Any, ...]:
-    """Return the pair itself, for example two user-defined weight tables; of densities also its mirror."""
-    return (mechanism, mechanism.mirror()) if isinstance(mechanism, Densities) else (mechanism,)
+@bounded_pair.register
+def _(mechanism: DominatingPair) -> DominatingPair:
+    """Return the pair itself, for example two user-defined weight tables."""
+    return mechanism
 
 
-@bounded_pairs.register
-def _(mechanism: Windowed) -> tuple[Any, ...]:
+@bounded_pair.register
+def _(mechanism: Windowed) -> DominatingPair:
     """Return the pair of the two ends of the input interval, if window and base fall from their middles.
 
     For other shapes (a window with several peaks, a base that rises to its edge, a user-defined class) return the
@@ -153,41 +153,40 @@ def _(mechanism: Windowed) -> tuple[Any, ...]:
     """
     m = mechanism
     if m.window.falls and m.base.falls:
-        return (WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width),)
-    return (pure_points(pure_epsilon(m)),)
+        return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width)
+    return pure_points(pure_epsilon(m))
 
 
-@bounded_pairs.register
-def _(mechanism: SquareWave) -> tuple[Any, ...]:
+@bounded_pair.register
+def _(mechanism: SquareWave) -> DominatingPair:
     """Return the pair of the two ends; rescaled, reports are those of a type-I piecewise mechanism.
 
     The window may cover almost all of the reports.
     """
     b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
-    return (WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b)),)
+    return WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b))
 
 
-@bounded_pairs.register
-def _(mechanism: TwoPoint) -> tuple[Any, ...]:
+@bounded_pair.register
+def _(mechanism: TwoPoint) -> DominatingPair:
     """Return the pair of the two ends, those of randomised response: both probabilities are affine in the input."""
-    return (pure_points(mechanism.epsilon),)
+    return pure_points(mechanism.epsilon)
 
 
-@bounded_pairs.register(Mixture)
-@bounded_pairs.register(ExactMixture)
-def _(mechanism: Mixture | ExactMixture) -> tuple[Any, ...]:
+@bounded_pair.register(Mixture)
+@bounded_pair.register(ExactMixture)
+def _(mechanism: Mixture | ExactMixture) -> DominatingPair:
     """Return the pairs of both parts at the two ends, as if the choice of the part were published.
 
     The profile is exact if a report shows which part was chosen, as with a density and two points. For other parts it
     is an upper bound.
     """
-    (first,), (second,) = dominating_pairs(mechanism.first), dominating_pairs(mechanism.second)
     weight = mechanism.weight if isinstance(mechanism, Mixture) else float(mechanism.certificate.weight)
-    return (Mixed(weight, first, second),)
+    return Mixed(weight, bounded_pair(mechanism.first), bounded_pair(mechanism.second))
 
 
-@bounded_pairs.register
-def _(mechanism: Multivariate) -> tuple[Any, ...]:
+@bounded_pair.register
+def _(mechanism: Multivariate) -> DominatingPair:
     """Return the pairs of one reported coordinate, which is chosen independently of the data; any of them may change.
 
     Raises:
@@ -198,27 +197,13 @@ def _(mechanism: Multivariate) -> tuple[Any, ...]:
             f"mechanism: reports {mechanism.sampled} coordinates, which compose; for one the profile is known, "
             "and accountants.epsilon(mechanism) is the pure level of all"
         )
-    return dominating_pairs(mechanism.coordinate)
+    return bounded_pair(mechanism.coordinate)
 
 
-@bounded_pairs.register
-def _(mechanism: Optimal) -> tuple[Any, ...]:
-    return (discrete.optimal_pair(mechanism),)
-
-
-@bounded_pairs.register
-def _(mechanism: CentralPiecewise) -> tuple[Any, ...]:
-    return (discrete.central_pair(mechanism),)
-
-
-@bounded_pairs.register
-def _(mechanism: ExactRows) -> tuple[Any, ...]:
-    return (discrete.rows_pair(mechanism),)
-
-
-@bounded_pairs.register
-def _(mechanism: ExactWindow) -> tuple[Any, ...]:
-    return (discrete.window_pair(mechanism),)
+bounded_pair.register(Optimal, discrete.optimal_pair)
+bounded_pair.register(CentralPiecewise, discrete.central_pair)
+bounded_pair.register(ExactRows, discrete.rows_pair)
+bounded_pair.register(ExactWindow, discrete.window_pair)
 
 
 @singledispatch

@@ -21,7 +21,7 @@ import numpy as np
 
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms, of_dots
-from accountants.dominating_pairs.registry import bounded_pairs
+from accountants.dominating_pairs.registry import bounded_pair
 from accountants.guarantee import ComposableGuarantee, Guarantee, check_one_given
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
@@ -261,9 +261,10 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
     return Shuffled(worst_inputs(mechanism), n)
 
 
-@bounded_pairs.register
-def _(mechanism: Shuffled) -> tuple[Any, ...]:
-    return mechanism._rigorous_pair
+@bounded_pair.register
+def _(mechanism: Shuffled) -> Atoms:
+    (pair,) = mechanism._rigorous_pair
+    return pair
 
 
 def _each(one: Callable[[float], float], values: Any) -> Any:
