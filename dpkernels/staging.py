@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 try:
     import fcntl
@@ -37,12 +37,7 @@ class TakenError(OSError):
 
 @dataclass(frozen=True)
 class Staged:
-    """A file that is being made.
-
-    Attributes:
-        path: its temporary name, which no longer exists after the file has been placed.
-        file: open for writing and reading.
-    """
+    """A file that is being made, open for writing and reading; its temporary name is gone once it has been placed."""
 
     path: Path
     file: BufferedRandom
@@ -63,12 +58,7 @@ class Staged:
 def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
     """Yield a new temporary file for the target; it is removed at the end unless it has been placed.
 
-    Args:
-        target: what it is for.
-        mode: its permissions, as far as the process's mask leaves them.
-
-    Raises:
-        OSError: it cannot be made.
+    The mode is its permissions, as far as the process's mask leaves them.
     """
     path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.part")
     descriptor = os.open(path, _NEW | os.O_EXCL, mode)
@@ -81,15 +71,9 @@ def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
 
 @contextmanager
 def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Iterator[BufferedRandom]:
-    """Yield a new file, which gets the target's name, whole and on the disk, unless there is an exception.
+    """Yield a new file, which replaces the target, whole and on the disk, unless there is an exception.
 
-    Args:
-        target: what it is for; whatever has this name is replaced.
-        mode: its permissions, as far as the process's mask leaves them.
-        like: a file whose permissions it gets instead, as far as these go.
-
-    Raises:
-        OSError: it cannot be made or written.
+    It gets the mode as ``staged`` gives it; at most the permissions of ``like``, if that is a file.
     """
     with staged(target, mode) as new:
         yield new.file
@@ -101,11 +85,7 @@ def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Itera
 
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
-    """Yield a new private folder for the target; it is removed at the end unless it has been renamed.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Yield a new private folder for the target; it is removed at the end unless it has been renamed."""
     path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.parts")
     path.mkdir(0o700)
     try:
@@ -154,53 +134,47 @@ def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Swept:
-    """A file or folder that a killed process had left, and that was removed.
-
-    Attributes:
-        size: in bytes; of a folder, of all its files.
-        files: how many files the folder had; None for a file.
-    """
+    """A file or folder that a killed process had left, and that was removed, with all its bytes."""
 
     size: int
-    files: int | None = None
+    is_folder: bool = False
 
 
 def sweep(target: Path) -> list[Swept]:
-    """Remove what killed processes have left of a target, whose name must be claimed: then no such file is in use.
-
-    Returns:
-        What was removed.
-    """
-    ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.part(-journal)?")
-    found = _sweep_folders(target)
+    """Remove what killed processes have left of a target, whose name must be claimed: then no such file is in use."""
+    ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.(part(-journal)?|parts)")
     with os.scandir(target.parent) as entries:
-        for entry in entries:
-            if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with suppress(OSError):  # another user's, in a folder of many
-                    size = entry.stat(follow_symlinks=False).st_size
-                    Path(entry.path).unlink()
-                    found.append(Swept(size))
+        left = [Path(entry) for entry in entries if ours.fullmatch(entry.name) and not entry.is_symlink()]
+    found = list[Swept]()
+    for path in left:
+        with suppress(OSError):  # another user's, in a folder of many
+            if path.suffix == ".parts" and path.is_dir():
+                found.append(_remove_folder(path))
+            elif path.suffix != ".parts" and path.is_file():
+                size = path.lstat().st_size
+                path.unlink()
+                found.append(Swept(size))
     return found
 
 
-def _sweep_folders(target: Path) -> list[Swept]:
-    ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.parts")
-    with os.scandir(target.parent) as entries:
-        found = [Path(one.path) for one in entries if ours.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
-    swept = list[Swept]()
-    for folder in found:
-        with suppress(PermissionError):  # another user's, in a folder of many
-            swept.append(_removed(folder))
-    return swept
-
-
-def _removed(folder: Path) -> Swept:
-    sizes = list[int]()
+def _remove_folder(folder: Path) -> Swept:
+    size = 0
     for file in folder.iterdir():
         with suppress(FileNotFoundError):  # a worker that has survived may be at work there
-            sizes.append(file.stat(follow_symlinks=False).st_size)
+            size += file.lstat().st_size
     shutil.rmtree(folder, ignore_errors=True)  # a worker may make a file while its folder is removed
-    return Swept(sum(sizes), len(sizes))
+    return Swept(size, is_folder=True)
+
+
+def path_of(file: IO[bytes]) -> Path:
+    """Return a path to an open file, whatever becomes of its name."""
+    return Path(f"/dev/fd/{file.fileno()}")
+
+
+def measured(file: IO[bytes]) -> tuple[str, int]:
+    """Return the SHA-256 of an open file, in hexadecimal, and how many bytes it has."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def to_disk(folder: Path) -> None:

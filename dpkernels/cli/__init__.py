@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dpkernels.cache_folder import keep_programs
-from dpkernels.cli.interrupts import interruptible, is_finished, was_asked
+from dpkernels.cli.interrupts import Requests, interruptible
 
 _EXTRAS = {"click": "cli", "matplotlib": "cli", "pyarrow": "cli", "ray": "ray", "rich": "cli"}
 
@@ -27,8 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         are in place is 0, even if no more can be printed. Every failure is one line on stderr; with
         DPKERNELS_DEBUG=1 in the environment it is raised instead.
     """
+    requests = Requests()
     try:
-        with interruptible(last=arguments is None):
+        with interruptible(requests, last=arguments is None):
             if arguments is None:
                 _occupy_closed_streams()
                 keep_programs()
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _fail("interrupted" + _also(error))
     except Exception as error:
-        return _failed(error)
+        return _failed(error, requests)
 
 
 def _run(arguments: list[str]) -> int:
@@ -54,16 +55,16 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, requests: Requests) -> int:
     _detach_broken_stdout()
     if isinstance(error, OSError) and not error.filename and _is_of_stdout(error):
         error.filename = "standard output"
     if os.environ.get("DPKERNELS_DEBUG") == "1":
         raise error
-    if is_finished():
+    if requests.finished:
         _say(f"the output is complete; what came after failed: {_message(error)}")
         return 0
-    if was_asked():  # while a library was imported or ran, which made another error of it
+    if requests.asked:  # while a library was imported or ran, which made another error of it
         return _fail("interrupted" + _also(error))
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, and wants no message
         return 1

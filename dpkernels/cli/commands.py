@@ -396,7 +396,7 @@ def perturb(
     """
     with importing():
         from dpkernels.cli.files.row_options import RowOptions
-        from dpkernels.cli.release import one_file, plan, summary
+        from dpkernels.cli.release import plan, summary
 
     runs = {name: options.pop(name) for name in ENGINE}
     own = {
@@ -412,16 +412,16 @@ def perturb(
         options={name: values for name, values in options.items() if values},
     )
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
-        release: plan.Plan = one_file.plan(request)
+        release: plan.Plan = plan.plan(request)
     else:
         with importing():
             from dpkernels.cli.dataset import release as datasets
             from dpkernels.cli.dataset.engines import engine
 
         release = datasets.plan(request, engine(runs))
-    done, left = release.check(progress) if check else (release.release(progress, check_first), [])
+    done, left = release.check(progress) if check else (release.release(progress, check_first), "")
     if not quiet:
-        about = done, release.copied, None if check else (target, release.sidecar)
+        about = done, None if check else (target, release.sidecar)
         text = as_text(summary.summary_dict(*about)) if as_json else "\n".join(summary.summary_lines(*about, left))
         click.echo(text, err=target == DASH)
 

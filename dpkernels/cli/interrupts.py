@@ -23,11 +23,11 @@ _AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is se
 
 
 @dataclass
-class _State:
-    """The state of the command that runs in this process.
+class Requests:
+    """The requests to stop that a command has had.
 
     Attributes:
-        asked: the request to stop that was seen; 0 for none.
+        asked: the request that was seen; 0 for none.
         finished: whether the work is done, so that requests come too late.
     """
 
@@ -35,7 +35,7 @@ class _State:
     finished: bool = False
 
 
-_state = _State()
+_state = Requests()  # of the command that runs in this process
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -48,16 +48,6 @@ def _raise(number: int, frame: FrameType | None) -> None:
     stop_if_asked()
 
 
-def was_asked() -> bool:
-    """Return whether there was a request to stop; libraries turn its exception into others."""
-    return _state.asked != 0
-
-
-def is_finished() -> bool:
-    """Return whether what was asked for is done, whatever fails after it."""
-    return _state.finished
-
-
 def stop_if_asked() -> None:
     """Raise what a request to stop should have raised already."""
     if _state.asked:
@@ -65,27 +55,32 @@ def stop_if_asked() -> None:
 
 
 def finished() -> None:
-    """Requests to stop come too late from here on: what was asked for is done."""
+    """Note that what was asked for is done: requests to stop come too late from here on."""
     _state.asked, _state.finished = 0, True
 
 
 @contextmanager
-def interruptible(last: bool = False) -> Iterator[None]:
-    """SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all.
+def interruptible(requests: Requests, last: bool = False) -> Iterator[None]:
+    """Let SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all.
 
     Args:
+        requests: notes the requests to stop of this command.
         last: the process ends with this, and requests to stop that come after it are ignored.
     """
-    _state.asked, _state.finished = 0, False
+    global _state
+    _state = requests
     # A signal that the caller has set to be ignored (nohup) stays ignored.
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}, last), _heard():
-        yield
+    try:
+        with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}, last), _heard():
+            yield
+    finally:
+        _state = Requests()
 
 
 @contextmanager
 def _heard() -> Iterator[None]:
-    """An exception raised in a callback, such as JAX's at a garbage collection, is printed and lost: raise it again."""
+    """Raise an exception again that a callback, such as JAX's at a garbage collection, has printed and lost."""
     before, soon = sys.unraisablehook, list[threading.Timer]()
 
     def again(lost: sys.UnraisableHookArgs) -> None:
@@ -111,7 +106,7 @@ def _send(request: int) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Requests to stop are kept for ``stop_if_asked``; for steps of a few milliseconds."""
+    """Keep requests to stop for ``stop_if_asked``, in steps of a few milliseconds."""
     heeded = [request for request in _REQUESTS if signal.getsignal(request) is not signal.SIG_IGN]
     with _handled(dict.fromkeys(heeded, _note)):
         yield
@@ -119,7 +114,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Requests to stop wait for an import, up to a second: compiled modules crash if they are cut short."""
+    """Let requests to stop wait for an import, up to a second: compiled modules crash if they are cut short."""
     with uninterrupted():
         yield
     stop_if_asked()
@@ -158,11 +153,9 @@ def is_independent(error: BaseException) -> bool:
 
     Once there is a request to stop, the run ends as interrupted whatever the reports are, and whatever else fails.
     """
-    if was_asked() or isinstance(error, KeyboardInterrupt):
+    if _state.asked or isinstance(error, KeyboardInterrupt):
         return True
-    causes: BaseException | None = error
-    while causes is not None:
-        if getattr(causes, "is_independent_of_reports", False):
-            return True
-        causes = causes.__cause__
-    return False
+    cause: BaseException | None = error
+    while cause is not None and not getattr(cause, "is_independent_of_reports", False):
+        cause = cause.__cause__
+    return cause is not None

@@ -39,10 +39,10 @@ class LedgerAccount:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
-        """Return the account of the options, if they name a ledger.
+        """Return the account that ``--ledger`` and ``--budget`` name, if any.
 
         Args:
-            given: ``ledger`` and ``budget`` as far as they were given.
+            given: these options as far as they were given.
             files: what the release reads and writes, the input first.
             folders: folders of which it reads or writes all files.
 
@@ -54,7 +54,13 @@ class LedgerAccount:
             if budget:
                 raise click.UsageError("--budget: needs --ledger FILE, which keeps it")
             return None
-        _check_budget(budget)
+        if len(budget) > 2:
+            raise click.UsageError(f"--budget: {len(budget)} numbers; it is EPS or EPS,DELTA")
+        if budget:
+            try:
+                budgeted(*budget)
+            except ValueError as error:
+                raise click.UsageError(f"--budget: {error}") from error
         _check_apart(path, files, folders)
         if not budget and not path.exists():
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
@@ -73,10 +79,7 @@ class LedgerAccount:
             return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
-        """Check whether the charge would fit now, without charging or making a ledger.
-
-        Returns:
-            The budget that would be left, in words.
+        """Return in words the budget that the charge would leave now, without charging or making a ledger.
 
         Raises:
             BudgetExceeded: it does not fit.
@@ -119,18 +122,8 @@ class LedgerAccount:
             check(budgeted(*self.budget), EpsilonDelta(), EpsilonDelta(epsilon, delta), f"{self.path}: ")
 
 
-def _check_budget(budget: tuple[float, ...]) -> None:
-    try:
-        if len(budget) > 2:
-            raise ValueError(f"{len(budget)} numbers; it is EPS or EPS,DELTA")
-        if budget:
-            budgeted(*budget)
-    except ValueError as error:
-        raise click.UsageError(f"--budget: {error}") from error
-
-
 def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """A release that replaced its own ledger would forget what was spent; nor is a ledger data to be released."""
+    """Refuse a ledger that is data, or that the release would replace and so forget what was spent."""
     for folder in folders:
         if path.resolve().is_relative_to(folder.resolve()):
             raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
@@ -148,13 +141,7 @@ class Withdrawable(Protocol):
 
 @dataclass(frozen=True)
 class LedgerCharge:
-    """A charge that was made.
-
-    Attributes:
-        path: the ledger's file.
-        after: the ledger just after it.
-        ledger: the ledger, which can void the charge.
-    """
+    """A charge that was made to a ledger, and what the ledger stated just after it."""
 
     path: Path
     after: Statement
@@ -162,7 +149,7 @@ class LedgerCharge:
 
     @property
     def entry(self) -> Entry:
-        """The charge."""
+        """The charge's entry."""
         return self.after.entries[-1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,23 +165,20 @@ class LedgerCharge:
         }
 
     def settle(self, error: BaseException, output: Withdrawable) -> str:
-        """Void the charge of a release that failed, if no part of it can have been read.
-
-        Returns:
-            A sentence that says whether the charge is voided.
-        """
+        """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
+        charge, why = f"charge {self.entry.id} of {self.entry.amounts}", ""
         if not is_independent(error):
-            return self._stays("whether such a run fails may depend on the reports")
-        if not output.withdraw():
-            return self._stays("part of the release may already have been read")
-        try:
-            self.ledger.void(self.entry.id, _VOID_LABEL)
-        except (OSError, LedgerError) as failed:
-            return self._stays(f"it could not be voided: {failed}")
-        return f"(charge {self.entry.id} of {self.entry.amounts} in {self.path} is voided: nothing was released)"
-
-    def _stays(self, why: str) -> str:
-        return f"(charge {self.entry.id} of {self.entry.amounts} stays in {self.path}: {why})"
+            why = "whether such a run fails may depend on the reports"
+        elif not output.withdraw():
+            why = "part of the release may already have been read"
+        else:
+            try:
+                self.ledger.void(self.entry.id, _VOID_LABEL)
+            except (OSError, LedgerError) as failed:
+                why = f"it could not be voided: {failed}"
+        if why:
+            return f"({charge} stays in {self.path}: {why})"
+        return f"({charge} in {self.path} is voided: nothing was released)"
 
     def __str__(self) -> str:
         after = f"spent {self.after.spent}; left {self.after.left}"
@@ -204,13 +188,8 @@ class LedgerCharge:
 def listing(path: Path) -> list[str]:
     """Return a ledger for a terminal."""
     statement = Ledger(path).statement()
-    facts = {
-        "ledger": f"{path}, {statement.ledger}, made {statement.created}",
-        "budget": statement.budget,
-        "spent": statement.spent,
-        "left": statement.left,
-    }
-    lines = [f"{name:<7} {text}" for name, text in facts.items()]
+    lines = [f"ledger  {path}, {statement.ledger}, made {statement.created}"]
+    lines += [f"{name:<7} {getattr(statement, name)}" for name in ("budget", "spent", "left")]
     if statement.entries:
         rows = [_row(entry, statement) for entry in statement.entries]
         lines += ["", *aligned([["charge", "time", "epsilon", "delta", "label"], *rows])]
@@ -227,10 +206,10 @@ def charged(
     code of usage errors promises that there was no charge.
 
     Args:
-        ledger_account: the ledger to charge; None for no charge.
+        ledger_account: None for no charge.
         totals: the (epsilon, delta) of a row.
-        label: the label of the ledger's entry.
-        output: the output of the release.
+        label: of the ledger's entry.
+        output: of the release.
     """
     if ledger_account is None:
         yield None
@@ -246,16 +225,6 @@ def charged(
         failed = click.ClickException(error.message) if isinstance(error, click.UsageError) else error
         failed.left_behind = left_behind  # type: ignore[attr-defined]
         raise failed from error.__cause__
-
-
-def remaining_after(ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction]) -> list[str]:
-    """Return the budget that a charge would leave, in words, without charging.
-
-    Raises:
-        BudgetExceeded: it does not fit.
-        LedgerError: the file is not a sound ledger, or has another budget.
-    """
-    return [] if ledger_account is None else [ledger_account.check(*totals)]
 
 
 def to_dict(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,16 +41,10 @@ class BlockSecrets:
         return "BlockSecrets(...)"
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The perturbation of every block.
+class _Columns(NamedTuple):
+    """The samplers of the perturbed columns, by name, and whether values are clipped to the interval."""
 
-    Attributes:
-        samplers: the samplers of the perturbed columns, by name.
-        clip: clip values outside the interval.
-    """
-
-    samplers: tuple[tuple[str, ExactSampler], ...]
+    samplers: dict[str, ExactSampler]
     clip: bool
 
 
@@ -77,16 +71,21 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
     import ray.cloudpickle as pickle
     import ray.data
 
-    samplers = tuple((name, _column_sampler(name, mechanism)) for name, mechanism in mechanisms.items())
-    _check_columns(dataset, mechanisms)
+    samplers = {name: _column_sampler(name, mechanism) for name, mechanism in mechanisms.items()}
+    names = list(dataset.columns() or ())  # none of a dataset without rows
+    for name in mechanisms if names else ():
+        if names.count(name) != 1:
+            raise ValueError(f"mechanism: no column {name!r}; the dataset has {', '.join(names)}")
     secrets, described = fresh_secrets(), ray.put(pickle.dumps(_Columns(samplers, clip)))
     blocks = dataset.to_arrow_refs()
-    known = ray.get([_task(ray, numbered).remote(block, described, secrets) for block in blocks])
+    number = ray.remote(numbered).options(max_retries=10)
+    known = ray.get([number.remote(block, described, secrets) for block in blocks])
     firsts = list(accumulate((rows for rows, _ in known), initial=0))
     if not firsts[-1]:
         raise ValueError("x: is empty; at least one value is needed")
+    perturb = ray.remote(perturbed_block).options(num_returns=2, max_retries=10)
     whole = zip(blocks, firsts, known, strict=False)
-    made = [_task(ray, perturbed_block, 2).remote(block, described, secrets, at, *one) for block, at, one in whole]
+    made = [perturb.remote(block, described, secrets, at, *one) for block, at, one in whole]
     for problem in ray.get([problem for _, problem in made]):
         if problem is not None:
             raise ValueError(problem)
@@ -98,22 +97,11 @@ def fresh_secrets() -> BlockSecrets:
     return BlockSecrets(os.urandom(32), os.urandom(32))
 
 
-def _task(ray: Any, work: Any, returns: int = 1) -> Any:
-    return ray.remote(work).options(num_returns=returns, max_retries=10)
-
-
 def _column_sampler(name: str, mechanism: Any) -> ExactSampler:
     sampler = exact_sampler(mechanism)
     if not isinstance(sampler, ExactSampler) or isinstance(sampler.mechanism, AdditiveVector):
         raise TypeError(f"column {name!r}: {type(mechanism).__name__} is on vectors; a column holds single values")
     return sampler
-
-
-def _check_columns(dataset: Any, mechanisms: Mapping[str, Any]) -> None:
-    names = list(dataset.columns() or ())  # none of a dataset without rows
-    for name in mechanisms if names else ():
-        if names.count(name) != 1:
-            raise ValueError(f"mechanism: no column {name!r}; the dataset has {', '.join(names)}")
 
 
 def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
@@ -148,7 +136,7 @@ def perturbed_block(
         return block, None
     jax.config.update("jax_platforms", "cpu")
     reports = {}
-    for name, sampler in columns.samplers:
+    for name, sampler in columns.samplers.items():
         try:
             values, rewrap = containers.unwrap(block.column(name))
             engine = exact_engine(sampler, column_secret(secrets.noise, name))
@@ -162,7 +150,7 @@ def perturbed_block(
 def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
     """Return a keyed hash, from which the values cannot be learned without the key."""
     made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
-    for name, _ in columns.samplers:
+    for name in columns.samplers:
         try:
             values, _ = containers.unwrap(block.column(name))
         except (KeyError, TypeError, ValueError):  # it will be refused

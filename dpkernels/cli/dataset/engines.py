@@ -2,8 +2,8 @@
 
 Ray runs again what a dead worker or machine did not finish. The key goes to a task as an argument of its own, a few
 bytes that Ray keeps in the description of the task, in the memory of the driver and of the workers. What is in the
-object store, and so may be written to disks, is the job. ``release.ray_data`` cannot use these tasks: its blocks are
-not files whose size and time can be checked, so it hashes their values instead.
+object store, and so may be written to disks, is the job. ``release.ray_data`` cannot use these tasks: its blocks have
+no size and time of a file to check, so it hashes their values, and its reports stay on the cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ import click
 import jax
 
 from dpkernels.cli.dataset import ray_watch
-from dpkernels.cli.dataset.parts import Part, Secret, Task, TaskError, Versioned, run_task
+from dpkernels.cli.dataset.parts import Part, Secret, Task, TaskError, run_task
 from dpkernels.release.ray_data import understood
 from dpkernels.release.threads import CORES
 
@@ -35,19 +35,15 @@ _MOST_THREADS = 16  # each holds about 100 MB
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Every thread reads, perturbs and writes a part.
-
-    Attributes:
-        threads: how many.
-    """
+    """Threads, each of which reads, perturbs and writes a part."""
 
     threads: int = min(CORES, _MOST_THREADS)
 
     def ready(self) -> AbstractContextManager[None]:
-        """It always is."""
+        """Return an empty context: threads need no preparation."""
         return nullcontext()
 
-    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+    def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results of the task for the parts, in the order in which they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
@@ -87,7 +83,7 @@ class RayEngine:
     resources: Mapping[str, float] = field(default_factory=dict)
     retries: int = 10
 
-    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+    def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results of the task for the parts, in the order in which they are done.
 
         Raises:
@@ -99,7 +95,9 @@ class RayEngine:
 
         with self.ready():
             described = ray.put(pickle.dumps((task, job)))
-            remote, options = ray.remote(_task), self._options()
+            options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
+            options |= {"max_retries": self.retries, "retry_exceptions": [OSError]}
+            remote = ray.remote(_task)
             waiting, running = iter(parts), dict[Any, Part]()
             try:
                 while True:
@@ -116,13 +114,9 @@ class RayEngine:
                 if running:
                     ray.wait(list(running), num_returns=len(running), timeout=_STOP_SECONDS)
 
-    def _options(self) -> dict[str, Any]:
-        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
-        return {**options, "max_retries": self.retries, "retry_exceptions": [OSError]}
-
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """A connection to the cluster, for as long as it is needed; one that the caller has is used.
+        """Connect to the cluster for as long as it is needed; use a connection that the caller has.
 
         Raises:
             click.UsageError: a cluster of our own would not have what a task needs.
@@ -147,30 +141,29 @@ class RayEngine:
         _restore(stop)
         with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
             try:
-                self._check_there(ray.cluster_resources())
+                if not self.address:
+                    self._check_resources(ray.cluster_resources())
                 yield
             finally:
                 ray.shutdown()
                 _restore(stop)
 
-    def _check_there(self, there: Mapping[str, float]) -> None:
-        """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever.
-
-        Raises:
-            click.UsageError: it does not have it.
-        """
+    def _check_resources(self, found: Mapping[str, float]) -> None:
+        """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever."""
         for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
-            if not self.address and amount > there.get(name, 0):
-                found = f"a task needs {amount:g} {name}, this machine has {there.get(name, 0):g}"
-                raise click.UsageError(f"--engine ray: {found}; --address names a cluster")
+            if amount > found.get(name, 0):
+                problem = f"a task needs {amount:g} {name}, this machine has {found.get(name, 0):g}"
+                raise click.UsageError(f"--engine ray: {problem}; --address names a cluster")
+
+
+Engine = LocalEngine | RayEngine
 
 
 @contextmanager
 def _watched(socket: str) -> Iterator[None]:
     """End what Ray leaves of a cluster of our own if this process is killed; see ``ray_watch``.
 
-    Args:
-        socket: a file in the folder ``sockets`` of the cluster's session.
+    The socket is a file in the folder ``sockets`` of the cluster's session.
     """
     session = Path(socket).parent.parent.name
     command = [sys.executable, "-I", "-S", ray_watch.__file__, session]
@@ -190,11 +183,7 @@ def _restore(handler: Any) -> None:
 
 
 def _answer(ray: Any, one: Any, part: Part) -> Any:
-    """Return what a task returned.
-
-    Raises:
-        OSError: nothing, as often as it was tried.
-    """
+    """Return what a task returned; OSError if it failed as often as it was tried."""
     try:
         return ray.get(one)
     except ray.exceptions.RayError as error:
@@ -216,11 +205,8 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
         return TaskError(f"{part.file}: {type(error).__name__}: {error}")
 
 
-def engine(given: Mapping[str, Any]) -> LocalEngine | RayEngine:
-    """Return the engine that the options describe.
-
-    Args:
-        given: the values of the options by name; None or empty where one was not given.
+def engine(given: Mapping[str, Any]) -> Engine:
+    """Return the engine that the options describe, by name; None or empty where one was not given.
 
     Raises:
         click.UsageError: an option that the engine does not have, or a wrong one.
@@ -230,16 +216,13 @@ def engine(given: Mapping[str, Any]) -> LocalEngine | RayEngine:
         if wanted:
             raise click.UsageError(f"--{next(iter(wanted)).replace('_', '-')}: is for --engine ray")
         return LocalEngine()
-    address = wanted.get("address", "")
-    if address.startswith("ray://"):
+    if wanted.get("address", "").startswith("ray://"):
         raise click.UsageError(
             "--address: behind ray:// another process would be the driver and hold the key; run this command on a "
             "machine of the cluster, with --address auto"
         )
-    resources = dict(_resource(text) for text in wanted.get("task_resource", ()))
-    return RayEngine(
-        address, wanted.get("task_cpus", 1.0), wanted.get("task_gpus", 0), resources, wanted.get("retries", 10)
-    )
+    resources = dict(_resource(text) for text in wanted.pop("task_resource", ()))
+    return RayEngine(resources=resources, **{name.removeprefix("task_"): value for name, value in wanted.items()})
 
 
 def _resource(text: str) -> tuple[str, float]:

@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpkernels.bounded_json import parse_json
+from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.parts import Part, Secret, planned, results
-from dpkernels.cli.dataset.release import Engine
+from dpkernels.cli.dataset.release import LONG_ROWS
 from dpkernels.cli.estimate import Read, Tallied, Wanted, tallied
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import check_fields, versions
 from dpkernels.progress import bar
-
-_LONG = 1 << 22  # Rows, from which a terminal sees a bar.
+from dpkernels.staging import measured
 
 
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
-    """Count the reports of a column of a release of many files, as ``reading.read`` does those of one.
+    """Count the reports of a column of a release of many files, as ``cli.estimate.read`` does those of one.
 
     Args:
         folder: the release, or its URI.
-        column: the perturbed column; None where there is one only.
-        by: a column that was copied as it is, whose cells are groups.
-        bounds: smallest and largest value, of additive noise.
+        column: as for one file.
+        by: as for one file.
+        bounds: as for one file.
         engine: what runs the parts.
 
     Raises:
         click.UsageError: a wrong option.
-        ValueError: not a release, a file that is not what the sidecar says, or as ``reading.read``.
+        ValueError: not a release, a file that is not what the sidecar says, or as for one file.
     """
     place = Place.of(folder)
     form = _sidecar(place)
     try:
         written = Layout.from_dict(form["layout"])
         parts = _parts(place, form, written)
-        long = form["rows"] >= _LONG
+        long = form["rows"] >= LONG_ROWS
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{folder}: {SIDECAR} is not the sidecar of a release of many files") from error
     with parts[0].opened(written) as source:
@@ -56,7 +55,7 @@ class ReleasedPart(Part):
     """Rows of a file of a release.
 
     Attributes:
-        sha256: of the whole file, that the sidecar says.
+        sha256: the hash of the whole file in the sidecar.
     """
 
     sha256: str = ""
@@ -78,7 +77,7 @@ class Count:
 
 
 def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied:
-    """Count one part; the first of a file looks whether that is the one that was released.
+    """Count one part; with the first of a file, check that the file is the one that was released.
 
     Raises:
         click.UsageError: too many groups.
@@ -86,18 +85,12 @@ def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied
     """
     with part.opened(job.layout) as source:
         found = tallied(source, job.wanted, part.row)
-    if part.row == 0 and _sha256(part.file) != part.sha256:
-        raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
+    if part.row == 0:
+        with part.file.opened() as file:
+            if measured(file)[0] != part.sha256:
+                raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
     return found
-
-
-def _sha256(file: Place) -> str:
-    made = hashlib.sha256()
-    with file.read() as stream:
-        while some := stream.read(1 << 22):
-            made.update(some)
-    return made.hexdigest()
 
 
 def _sidecar(place: Place) -> dict[str, Any]:

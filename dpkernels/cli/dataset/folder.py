@@ -8,7 +8,6 @@ beside them, and goes when the sidecar is there.
 from __future__ import annotations
 
 import abc
-import hashlib
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO
 
 import click
 from pyarrow import fs
@@ -33,26 +32,6 @@ _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
 
-@dataclass
-class Made:
-    """A file that a worker has begun: written to ``path``, which ``done`` gives its name.
-
-    Attributes:
-        path: where to write.
-        size: its bytes, once it is done.
-        sha256: its hash, in hexadecimal.
-    """
-
-    path: Path
-    size: int = 0
-    sha256: str = ""
-
-    def measure(self, file: Any) -> None:
-        """Note size and hash of what has been written."""
-        file.seek(0)
-        self.sha256, self.size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-
-
 class Folder(abc.ABC):
     """A folder that parts are put into; it knows no secret, and goes to every worker."""
 
@@ -62,8 +41,8 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     @contextmanager
-    def part(self, name: str, like: Path | None) -> Iterator[Made]:
-        """A file under a name of its own, that gets its name, whole and at once, when all went well."""
+    def part(self, name: str, like: Path | None) -> Iterator[IO[bytes]]:
+        """Yield a new file that gets its name, whole and at once, when all went well."""
 
     @abc.abstractmethod
     @contextmanager
@@ -72,7 +51,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Return what is there, name by name."""
+        """Return the bytes of what is there, by name."""
 
     @abc.abstractmethod
     def withdraw(self) -> bool:
@@ -85,12 +64,12 @@ class Folder(abc.ABC):
 
 @dataclass
 class LocalFolder(Folder):
-    """On a file system of this machine, or one that all machines share.
+    """A folder on a file system of this machine, or one that all machines share.
 
     Attributes:
         target: OUT.
         like: a folder whose permissions it gets at most.
-        staging: the hidden folder; empty before it is made.
+        staging: the hidden folder, once it is made.
         visible: whether another user may have read it.
     """
 
@@ -115,11 +94,9 @@ class LocalFolder(Folder):
             yield
 
     @contextmanager
-    def part(self, name: str, like: Path | None) -> Iterator[Made]:
+    def part(self, name: str, like: Path | None) -> Iterator[IO[bytes]]:
         with replaced(self.staging / name, like=like) as file:
-            made = Made(Path(f"/dev/fd/{file.fileno()}"))
-            yield made
-            made.measure(file)
+            yield file
 
     def sizes(self) -> dict[str, int]:
         found = dict[str, int]()
@@ -176,11 +153,9 @@ class StoreFolder(Folder):
             raise
 
     @contextmanager
-    def part(self, name: str, like: Path | None) -> Iterator[Made]:
+    def part(self, name: str, like: Path | None) -> Iterator[IO[bytes]]:
         with TemporaryFile() as file:  # without a name: it goes with the worker, however that ends
-            made = Made(Path(f"/dev/fd/{file.fileno()}"))
-            yield made
-            made.measure(file)
+            yield file
             file.seek(0)
             with self.target.child(name).write() as there:
                 shutil.copyfileobj(file, there, 1 << 22)
@@ -199,16 +174,19 @@ class StoreFolder(Folder):
         if strange := sorted(name for name in others if not _OURS.fullmatch(name)):
             raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; there is no release")
         for name in others:  # what workers of a dead run have put since this one began
-            self.target.system.delete_file(self.target.child(name).path)
+            self._delete(name)
         stop_if_asked()
         with uninterrupted():
             self._put(SIDECAR, sidecar)
-            self.target.system.delete_file(self.target.child(NOTE).path)
+            self._delete(NOTE)
             finished()
 
     def _put(self, name: str, text: str) -> None:
         with self.target.child(name).write() as file:
             file.write(text.encode())
+
+    def _delete(self, name: str) -> None:
+        self.target.system.delete_file(self.target.child(name).path)
 
     def _note(self) -> str:
         """Return the number of the run whose note is there."""
@@ -221,18 +199,15 @@ class StoreFolder(Folder):
         strange = [name for name in there if not _OURS.fullmatch(name)]
         if strange or (there and NOTE not in there):
             raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or list(there))[0]}")
-        for name in sorted(there):  # the note, which sorts before the parts, must go last
-            if name != NOTE:
-                self.target.system.delete_file(self.target.child(name).path)
-        if there:
-            self.target.system.delete_file(self.target.child(NOTE).path)
+        for name in sorted(there, key=NOTE.__eq__):  # the note must go last
+            self._delete(name)
 
 
 def folder(text: str, like: Path | None) -> Folder:
-    """Return where OUT is.
+    """Return the folder OUT.
 
     Raises:
-        click.UsageError: it cannot be made there, or something is there.
+        click.UsageError: it cannot be made, or something is there.
     """
     place = Place.of(text)
     if place.local is None:

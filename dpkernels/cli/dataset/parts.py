@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -26,9 +25,9 @@ from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
-from dpkernels.cli.release.rows import ReleaseSpec, check_values, perturbed
-from dpkernels.cli.release.sidecar import WrittenFile, versions
-from dpkernels.staging import naming
+from dpkernels.cli.release.rows import check_values, perturbed
+from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
+from dpkernels.staging import measured, naming, path_of
 
 # Bytes before compression up to which row groups form a part: 2^23 values of a column, a second's work.
 PART_BYTES = 1 << 26
@@ -40,13 +39,12 @@ class Part:
     """Rows of one file, and their place in the release. For arrays, rows are values.
 
     Attributes:
-        number: the number of the part, in the order of the rows.
-        file: the file.
-        stamp: the stamp of the file when it was planned.
+        number: of the part, in the order of the rows.
+        stamp: of the file when it was planned.
         groups: the range of its row groups; None for a file without any.
         row: the first row, counted in the file.
         first: the same row, counted in the whole release; its noise has this index.
-        rows: the number of rows.
+        rows: how many.
     """
 
     number: int
@@ -59,21 +57,17 @@ class Part:
 
     @contextmanager
     def opened(self, layout: Layout) -> Iterator[Source]:
-        """The part as a file, which has not changed since it was planned.
+        """Open the part as a file.
 
         Raises:
-            ValueError: it has.
+            ValueError: it has changed since it was planned.
         """
         self.check_unchanged()
         with _source(self.file, layout, self.groups) as source:
             yield source
 
     def check_unchanged(self) -> None:
-        """Refuse a file that is another by now.
-
-        Raises:
-            ValueError: it is.
-        """
+        """Refuse a file that is another by now."""
         try:
             now = self.file.stamp()
         except FileNotFoundError:
@@ -81,24 +75,62 @@ class Part:
         if now != self.stamp:
             raise ValueError(f"{self.file}: has changed since the release was planned, so it cannot be released")
 
+    def check_whole(self, read: int) -> None:
+        """Refuse a part of which another number of rows was read, or a file that is another by now."""
+        with independent_of_reports():
+            if read != self.rows:
+                raise ValueError(f"{self.file}: has {read} rows in a part that was planned with {self.rows}")
+            self.check_unchanged()
+
 
 @dataclass(frozen=True)
-class _Planned:
-    """A file before its place in the release is known."""
+class _PlannedFile:
+    """A file before its place in the release is known.
+
+    Attributes:
+        schema: what all files of a dataset have in common: columns, with their types where the format has any.
+        pieces: of each part the range of row groups, None for a file without any, and the number of rows.
+    """
 
     file: Place
     stamp: tuple[int, int, str]
-    schema: Any  # see ``_schema``
+    schema: Any
     values_per_row: int
-    pieces: tuple[tuple[tuple[int, int] | None, int], ...]
+    pieces: list[tuple[tuple[int, int] | None, int]]
+
+    @classmethod
+    def of(cls, file: Place, layout: Layout) -> _PlannedFile:
+        """Read a footer or header, or the rows of a delimited file, to count them."""
+        stamp = file.stamp()
+        with _source(file, layout) as source:
+            pieces: list[tuple[tuple[int, int] | None, int]]
+            if isinstance(source, ParquetFile):
+                pieces, schema = _joined(source.groups), source.schema
+            elif isinstance(source, ArrayFile):
+                pieces, schema = [(None, source.values)], (str(source.dtype),)
+            else:
+                rows = sum(len(piece) for piece in source.pieces(source.names[:1]))
+                pieces, schema = [(None, rows)], tuple(source.names)
+        if file.stamp() != stamp:
+            raise ValueError(f"{file}: changed while it was planned")
+        return cls(file, stamp, schema, source.values_per_row, [piece for piece in pieces if piece[1]])
+
+    def check_like(self, first: _PlannedFile) -> None:
+        """Refuse a file that is not like the first of a dataset."""
+        both = f"{first.file} and {self.file}"
+        if first.values_per_row != self.values_per_row:
+            counts = f"{first.values_per_row} and {self.values_per_row}"
+            raise ValueError(f"{both}: have {counts} values a row; all files need the same number")
+        if first.schema != self.schema:
+            what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
+            raise ValueError(f"{both}: {what}, {first._columns()} and {self._columns()}")
+
+    def _columns(self) -> str:
+        return ", ".join(f"{c.name} {c.type}" if hasattr(c, "type") else str(c) for c in self.schema)
 
 
 def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """Return the layout of all the files, which is also the output's.
-
-    Raises:
-        click.UsageError: the files have several layouts, or no known format.
-    """
+    """Return the layout of all the files, which is also the output's; click.UsageError if they have several."""
     layouts = dict[Layout, Place]()
     for file in files:
         name = Path(file.name)
@@ -116,16 +148,15 @@ def planned(files: Sequence[Place], layout: Layout) -> tuple[Part, ...]:
         ValueError: a file is not readable, has other columns than the first, or there is no row.
     """
     with ThreadPoolExecutor(_OPENED) as pool:
-        found = list(pool.map(lambda file: _read(file, layout), files))
+        found = list(pool.map(lambda file: _PlannedFile.of(file, layout), files))
+    parts, first = list[Part](), 0
     for one in found:
-        _check_alike(found[0], one)
-    pieces = [(one, *piece) for one in found for piece in one.pieces]
-    firsts = accumulate((rows for *_, rows in pieces), initial=0)
-    parts, before = [], dict[Place, int]()
-    for number, ((one, groups, rows), first) in enumerate(zip(pieces, firsts, strict=False)):
-        row = before.setdefault(one.file, 0)
-        parts.append(Part(number, one.file, one.stamp, groups, row, first, rows))
-        before[one.file] += rows
+        one.check_like(found[0])
+        row = 0
+        for groups, rows in one.pieces:
+            parts.append(Part(len(parts), one.file, one.stamp, groups, row, first + row, rows))
+            row += rows
+        first += row
     if not parts:
         raise ValueError(f"{files[0]}: no file has a row to perturb")
     return tuple(parts)
@@ -140,55 +171,16 @@ def _source(file: Place, layout: Layout, groups: tuple[int, int] | None = None) 
         yield open_source(path, layout)
 
 
-def _read(file: Place, layout: Layout) -> _Planned:
-    stamp = file.stamp()
-    with _source(file, layout) as source:
-        pieces = list(_joined(source.groups)) if isinstance(source, ParquetFile) else [(None, _count(source))]
-        found = _Planned(
-            file, stamp, _schema(source), source.values_per_row, tuple(piece for piece in pieces if piece[1])
-        )
-    if file.stamp() != stamp:
-        raise ValueError(f"{file}: changed while it was planned")
-    return found
-
-
-def _schema(source: Source) -> Any:
-    """Return what all files of a dataset have in common: columns, with their types where the format has any."""
-    if isinstance(source, ParquetFile):
-        return source.schema
-    return (str(source.dtype),) if isinstance(source, ArrayFile) else tuple(source.names)
-
-
-def _joined(groups: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Consecutive row groups (rows, bytes) of about ``PART_BYTES`` together: which these are, and their rows."""
+def _joined(groups: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int] | None, int]]:
+    """Join consecutive row groups (rows, bytes) of about ``PART_BYTES``: return the range of each, and its rows."""
+    joined = list[tuple[tuple[int, int] | None, int]]()
     begin = rows = size = 0
     for at, (some, more) in enumerate(groups):
         if rows and size + more > PART_BYTES:
-            yield (begin, at), rows
+            joined.append(((begin, at), rows))
             begin, rows, size = at, 0, 0
         rows, size = rows + some, size + more
-    yield (begin, len(groups)), rows
-
-
-def _count(source: Source) -> int:
-    """Rows of a delimited file, read once; the values of an array."""
-    if isinstance(source, ArrayFile):
-        return source.values
-    return sum(len(piece) for piece in source.pieces(source.names[:1]))
-
-
-def _check_alike(first: _Planned, one: _Planned) -> None:
-    if first.values_per_row != one.values_per_row:
-        counts = f"{first.values_per_row} and {one.values_per_row}"
-        raise ValueError(f"{first.file} and {one.file}: have {counts} values a row; all files need the same number")
-    if first.schema != one.schema:
-        what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
-        raise ValueError(f"{first.file} and {one.file}: {what}, {_named(first)} and {_named(one)}")
-
-
-def _named(one: _Planned) -> str:
-    """Return the columns, with their types where a file has any."""
-    return ", ".join(f"{c.name} {c.type}" if hasattr(c, "type") else str(c) for c in one.schema)
+    return [*joined, ((begin, len(groups)), rows)]
 
 
 class Secret:
@@ -208,23 +200,12 @@ class Secret:
 
 @dataclass(frozen=True)
 class Job:
-    """The work on every part: the same for all, and without a secret.
-
-    Attributes:
-        spec: the treatment of every row.
-        layout: how the files are written.
-        suffix: the end of their names.
-        parts: the number of parts.
-        folder: where the parts go.
-        versions: the driver's.
-    """
+    """The work on every part: the same for all, and without a secret. The versions are the driver's."""
 
     spec: ReleaseSpec
-    layout: Layout
-    suffix: str
     parts: int
     folder: Folder
-    versions: dict[str, str]
+    versions: dict[str, str] = field(default_factory=versions)
 
 
 @dataclass(frozen=True)
@@ -232,7 +213,6 @@ class TaskError:
     """The failure of a part whose data are unfit. It is no exception: engines write those to logs that many can read.
 
     Attributes:
-        message: the problem, with the value.
         usage: whether the options are wrong.
         independent: whether the failure does not depend on the reports.
     """
@@ -247,8 +227,7 @@ class Done:
     """A finished part.
 
     Attributes:
-        number: the number of the part.
-        rows: the number of rows (for an array: values) that are left.
+        rows: how many (for an array: values) are left.
         written: its file; None for a check.
         not_kept: properties of the input that the file does not have.
     """
@@ -259,19 +238,11 @@ class Done:
     not_kept: tuple[str, ...] = ()
 
 
-class Versioned(Protocol):
-    """The data that the tasks of all parts share, such as a ``Job``."""
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The versions of the driver."""
-
-
-# A function of job, secret and part, which engines run.
+# A function that engines run, of a part, the release's key and what is the same for all parts, such as a ``Job``.
 Task = Callable[[Any, Secret | None, Any], Any]
 
 
-def run_task(task: Task, job: Versioned, secret: Secret | None, part: Part) -> Any:
+def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
     """Run a task. Unfit data are a result, a ``TaskError``.
 
     Raises:
@@ -299,21 +270,21 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     """
     if secret is None:
         raise TypeError("secret: is missing")
-    name = job.folder.named(part.number, job.parts, job.suffix)
-    with (
-        naming(f"{part.file} to {name}"),
-        _opened(part, job.layout) as source,
-        job.folder.part(name, part.file.local) as made,
-    ):
+    name = job.folder.named(part.number, job.parts, job.spec.layout.suffix)
+    with naming(f"{part.file} to {name}"), ExitStack() as held:
+        with independent_of_reports():
+            source = held.enter_context(part.opened(job.spec.layout))
+        file = held.enter_context(job.folder.part(name, part.file.local))
         read = rows = 0
-        pieces = perturbed(job.spec, source, secret.value, _nothing, row=part.row, first=part.first)
-        with source.sink(made.path) as sink, closing(pieces):
+        pieces = perturbed(job.spec, source, secret.value, _show_nothing, row=part.row, first=part.first)
+        with source.sink(path_of(file)) as sink, closing(pieces):
             for piece, before, left in pieces:
                 sink.write(piece)
                 read, rows = read + before, rows + left
-        not_kept = tuple(source.not_kept(made.path))
-        _check_whole(part, read)
-    return Done(part.number, rows, WrittenFile(made.sha256, made.size, name, rows // source.values_per_row), not_kept)
+        not_kept = tuple(source.not_kept(path_of(file)))
+        part.check_whole(read)
+        written = WrittenFile(*measured(file), name, rows // source.values_per_row)
+    return Done(part.number, rows, written, not_kept)
 
 
 def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -322,35 +293,18 @@ def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
     Raises:
         ValueError: as ``perturb_part``.
     """
-    spec = job.spec
-    with naming(part.file), part.opened(job.layout) as source:
-        wanted = spec.columns, spec.clip, spec.row_options.missing
-        read, rows = check_values(source, *wanted, _nothing, part.row)
-        _check_whole(part, read)
+    with naming(part.file), part.opened(job.spec.layout) as source:
+        read, rows = check_values(job.spec, source, _show_nothing, part.row)
+        part.check_whole(read)
     return Done(part.number, rows)
 
 
-@contextmanager
-def _opened(part: Part, layout: Layout) -> Iterator[Source]:
-    with ExitStack() as held:
-        with independent_of_reports():
-            source = held.enter_context(part.opened(layout))
-        yield source
-
-
-def _check_whole(part: Part, read: int) -> None:
-    with independent_of_reports():
-        if read != part.rows:
-            raise ValueError(f"{part.file}: has {read} rows in a part that was planned with {part.rows}")
-        part.check_unchanged()
-
-
-def _nothing() -> None:
-    """Show no progress of single pieces: it is shown by parts."""
+def _show_nothing() -> None:
+    """Progress is shown by parts."""
 
 
 def results(
-    engine: Any, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
+    engine: Any, task: Task, job: Any, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
 ) -> Generator[Any, None, None]:
     """Yield the results of an engine for parts, as they come.
 

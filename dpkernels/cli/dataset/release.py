@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, Protocol
 
 import click
 
+from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
 from dpkernels.cli.dataset.parts import (
     Done,
@@ -18,34 +18,22 @@ from dpkernels.cli.dataset.parts import (
     Part,
     Secret,
     Task,
-    Versioned,
     check_part,
     common_layout,
     perturb_part,
     planned,
     results,
 )
-from dpkernels.cli.files.layout import DASH, Layout
+from dpkernels.cli.files.layout import DASH
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount
 from dpkernels.cli.release.plan import Plan, Request
-from dpkernels.cli.release.rows import ReleaseSpec
-from dpkernels.cli.release.sidecar import WrittenFile, versions
+from dpkernels.cli.release.sidecar import WrittenFile
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 
-_LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
-
-
-class Engine(Protocol):
-    """Runs a task for parts, wherever and in whatever order."""
-
-    def ready(self) -> AbstractContextManager[None]:
-        """Prepare the engine, so that it fails before the charge if it cannot work."""
-
-    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
-        """Yield the results, as they come."""
+LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
 
 
 @dataclass(frozen=True)
@@ -54,55 +42,51 @@ class DatasetPlan(Plan):
 
     Attributes:
         parts: the parts, in the order of their rows.
-        job: the work on every part.
-        target: OUT, as it was given.
+        folder: OUT.
         engine: the engine that runs the parts.
     """
 
     parts: tuple[Part, ...]
-    job: Job
-    target: str
+    folder: Folder
     engine: Engine
-
-    @property
-    def sidecar(self) -> str:
-        return str(Place.of(self.target).child(SIDECAR))
-
-    @property
-    def label(self) -> str:
-        return f"perturb {shown(self.parts[0].file.name)} and on to {shown(self.target)}"
 
     @contextmanager
     def output(self) -> Iterator[Folder]:
-        with self.job.folder.run(), self.engine.ready():
-            yield self.job.folder
+        with self.folder.run(), self.engine.ready():
+            yield self.folder
 
     def read(self, progress: bool | None) -> int:
-        return _rows(self._all(check_part, None, progress))
+        return sum(one.rows for one in self._all(check_part, None, progress))
 
     def write(self, output: Folder, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         done = self._all(perturb_part, Secret(os.urandom(32)), progress)
         written = [one.written for one in done if one.written is not None]
-        _check_there(output, written)
-        return _rows(done), list(dict.fromkeys(note for one in done for note in one.not_kept)), written
+        sizes = output.sizes()
+        for one in written:
+            if sizes.get(one.name) != one.size:
+                found = f"{sizes.get(one.name, 'no')} bytes here, {one.size} where it was written"
+                raise OSError(f"{one.name}: has {found}; OUT must be a folder that all machines share")
+        not_kept = dict.fromkeys(note for one in done for note in one.not_kept)
+        return sum(one.rows for one in done), list(not_kept), written
 
     def commit(self, output: Folder, sidecar: str, written: list[WrittenFile]) -> None:
         output.finish(sidecar, [one.name for one in written])
 
     def _all(self, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
         """Return the results for all parts, in their order."""
-        long = sum(part.rows for part in self.parts) >= _LONG_ROWS
+        long = sum(part.rows for part in self.parts) >= LONG_ROWS
+        job = Job(self.spec, len(self.parts), self.folder)
         with (
             bar(len(self.parts), progress, long) as moved,
-            closing(results(self.engine, task, self.job, secret, self.parts, lambda: moved(advance=1))) as found,
+            closing(results(self.engine, task, job, secret, self.parts, lambda: moved(advance=1))) as found,
         ):
-            done = list(found)
-        if not _rows(done):
-            first = self.parts[0].file
+            done = sorted(found, key=lambda one: one.number)
+        if not any(one.rows for one in done):
             with independent_of_reports():
+                first = self.parts[0].file
                 raise ValueError(f"{first}: every row of the dataset has a missing value; there is no row to perturb")
-        return sorted(done, key=lambda one: one.number)
+        return done
 
 
 def plan(request: Request, engine: Engine) -> DatasetPlan:
@@ -118,7 +102,6 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
     """
     source, target = str(request.source), str(request.target)
     _refuse(request)
-    rows = replace(request.rows, shuffleable=False)
     found = find(source)
     _say_skipped(source, found)
     like, place = found.files[0].local, Place.of(target)
@@ -126,14 +109,12 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
     ledger_account = LedgerAccount.of(request.ledger, [file.local for file in found.files if file.local], folders)
-    written = common_layout(found.files, request.kind, request.delimiter, request.multiline)
-    parts = planned(found.files, written)
-    with parts[0].opened(written) as first:
-        rows.check_droppable(first)
-        spec = ReleaseSpec(request.columns_of(first), request.clip, rows)
-        facts = tuple(first.names), first.values_per_row, spec.copied(first)
-    job = Job(spec, written, _suffix(written), len(parts), out, versions())
-    return DatasetPlan(spec, written, *facts, ledger_account, parts, job, target, engine)
+    layout = common_layout(found.files, request.kind, request.delimiter, request.multiline)
+    parts = planned(found.files, layout)
+    with parts[0].opened(layout) as first:
+        spec = request.spec(first, layout, replace(request.rows, shuffleable=False))
+    name = f"perturb {shown(parts[0].file.name)} and on to {shown(target)}"
+    return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
 
 
 def _refuse(request: Request) -> None:
@@ -172,19 +153,3 @@ def _is_within(place: Place, folder: Place) -> bool:
     if place.local is not None and folder.local is not None:
         return place.local.resolve().is_relative_to(folder.local.resolve())
     return place.uri == folder.uri and place.path.startswith(f"{folder.path.rstrip('/')}/")
-
-
-def _suffix(layout: Layout) -> str:
-    return f".{layout.kind}{'.gz' if layout.pack else ''}"
-
-
-def _rows(done: Sequence[Done]) -> int:
-    return sum(one.rows for one in done)
-
-
-def _check_there(out: Folder, written: Sequence[WrittenFile]) -> None:
-    there = out.sizes()
-    for one in written:
-        if there.get(one.name) != one.size:
-            found = f"{there.get(one.name, 'no')} bytes here, {one.size} where it was written"
-            raise OSError(f"{one.name}: has {found}; OUT must be a folder that all machines share")

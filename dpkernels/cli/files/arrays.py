@@ -19,7 +19,13 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 class ArrayFile(Source):
-    """A ``.npy`` file; its values in the order of the file, which keeps Fortran arrays as they are."""
+    """A ``.npy`` file; its values in the order of the file, which keeps Fortran arrays as they are.
+
+    Attributes:
+        shape: the shape of the array.
+        dtype: the type of its values, in the machine's byte order.
+        values: the number of values.
+    """
 
     names = ()
 
@@ -33,37 +39,28 @@ class ArrayFile(Source):
         if self._dtype.itemsize > 8:
             raise ValueError(f"{path}: holds {self._dtype}, which float64 rounds; make it float64 first")
         self.droppable = len(self.shape) == 1
-        self._size = int(np.prod(self.shape, dtype=object))
-        missing = self._offset + self._size * self._dtype.itemsize - path.stat().st_size
+        self.dtype = self._dtype.newbyteorder("=")
+        self.values = int(np.prod(self.shape, dtype=object))
+        missing = self._offset + self.values * self._dtype.itemsize - path.stat().st_size
         if missing > 0:
             raise ValueError(f"{path}: is truncated; {missing} bytes are missing")
         self.values_per_row = int(np.prod(self.shape[1:], dtype=object))
         self._done = 0
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of its values, in the machine's byte order."""
-        return self._dtype.newbyteorder("=")
-
-    @property
-    def values(self) -> int:
-        """The number of values."""
-        return self._size
-
-    @property
     def fraction(self) -> float:
-        return self._done / max(1, self._size)
+        return self._done / max(1, self.values)
 
-    def pieces(self, chosen: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
+    def pieces(self, columns: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
         with self.path.open("rb") as file:
             file.seek(self._offset)
-            for start in range(0, self._size, MOST_ROWS):
-                count = min(MOST_ROWS, self._size - start)
+            for start in range(0, self.values, MOST_ROWS):
+                count = min(MOST_ROWS, self.values - start)
                 piece = np.fromfile(file, self._dtype, count)
                 if len(piece) < count:
                     raise ValueError(f"{self.path}: became shorter while it was read")
                 self._done = start + count
-                yield piece.astype(self._dtype.newbyteorder("="), copy=False)
+                yield piece.astype(self.dtype, copy=False)
 
     def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
         return Numbers.of(piece)
@@ -97,13 +94,15 @@ class ArrayFile(Source):
 
     @contextmanager
     def sink(self, path: Path) -> Iterator[_ArraySink]:
-        dtype = report_type(self._dtype.newbyteorder("="))
+        dtype = report_type(self.dtype)
         header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": self._fortran, "shape": self.shape}
         with path.open("wb") as file:
             npy.write_array_header_1_0(file, header)
             sink = _ArraySink(file)
             yield sink
-            if sink.values < self._size:  # only a vector has rows that may be dropped; a header has room for any number
+            if (
+                sink.values < self.values
+            ):  # only a vector has rows that may be dropped; a header has room for any number
                 file.seek(0)
                 npy.write_array_header_1_0(file, {**header, "shape": (sink.values,)})
 

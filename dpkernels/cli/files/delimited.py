@@ -10,12 +10,12 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -27,54 +27,18 @@ from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 
 QUOTE, LF, CR = b'"\n\r'
-
-
-class MalformedError(ValueError):
-    """Bytes that are not delimited records.
-
-    Attributes:
-        at: where in the block.
-    """
-
-    def __init__(self, at: int, reason: str) -> None:
-        self.at = int(at)
-        super().__init__(reason)
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """The delimiter of cells, and whether quoted cells may have line breaks."""
-
-    delimiter: int
-    multiline: bool = False
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The delimiters and line feeds outside quotes.
-
-    Attributes:
-        cells: positions of all of them.
-        lines: positions of the line feeds among them.
-    """
-
-    cells: np.ndarray
-    lines: np.ndarray
-
-    @classmethod
-    def of(cls, block: bytes, dialect: Dialect) -> Ends:
-        """Find the ends in a block that begins with a record; after its last line end it may be cut short."""
-        text = np.frombuffer(block, np.uint8)
-        feeds = text == LF
-        special = feeds | (text == dialect.delimiter)
-        if QUOTE not in block:
-            return cls(np.flatnonzero(special), np.flatnonzero(feeds))
-        places = np.flatnonzero(special | (text == QUOTE))
-        kinds = text[places]
-        quotes = kinds == QUOTE
-        # Outside quotes an even number of them has gone before; a doubled one counts twice.
-        outside = ~quotes & (np.cumsum(quotes) & 1 == 0)
-        return cls(places[outside], places[outside & (kinds == LF)])
+BLOCK_BYTES = 1 << 20  # read at once
+LONGEST = 1 << 22  # bytes of a record
+_WHOLE = 2.0**53  # Floats hold every whole number below.
+# Texts of cells without a value, as pandas, R and databases write them.
+_MISSING = ["", "NA", "NaN", "nan", "NULL", "null"]
+_MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
+_OTHER_KINDS = {
+    b"\x1f\x8b": "is compressed by gzip; its name must end in .gz, or gunzip comes first",
+    b"PK\x03\x04": "is a zip file or a spreadsheet, not a delimited text",
+    b"\xff\xfe": "is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)",
+}
 
 
 @dataclass(frozen=True)
@@ -83,175 +47,98 @@ class Region:
 
     Attributes:
         text: their bytes.
-        ends: where their cells end.
         line: the file's line on which they begin.
         size: how many of the bytes are in the file: all, or all but a line feed that its last record lacks.
+        ends: positions of the delimiters and line feeds outside quotes.
+        feeds: positions of these line feeds.
     """
 
     text: bytes
-    ends: Ends
     line: int
     size: int
+    ends: np.ndarray
+    feeds: np.ndarray
 
     @classmethod
-    def of(cls, block: bytes, line: int, dialect: Dialect) -> tuple[Region, bytes]:
+    def of(cls, block: bytes, line: int, layout: Layout) -> tuple[Region, bytes]:
         """Return the whole records at the beginning of a block, which begins with one, and the bytes after them."""
-        ends = Ends.of(block, dialect)
-        size = int(ends.lines[-1]) + 1 if len(ends.lines) else 0
-        ends = Ends(ends.cells[: np.searchsorted(ends.cells, size)], ends.lines)
-        return cls(block[:size], ends, line, size), block[size:]
+        text = np.frombuffer(block, np.uint8)
+        feeds = text == LF
+        special = feeds | (text == ord(layout.delimiter))
+        if QUOTE not in block:
+            ends, feeds = np.flatnonzero(special), np.flatnonzero(feeds)
+        else:
+            places = np.flatnonzero(special | (text == QUOTE))
+            kinds = text[places]
+            quotes = kinds == QUOTE
+            # Outside quotes an even number of them has gone before; a doubled one counts twice.
+            outside = ~quotes & (np.cumsum(quotes) & 1 == 0)
+            ends, feeds = places[outside], places[outside & (kinds == LF)]
+        size = int(feeds[-1]) + 1 if len(feeds) else 0
+        return cls(block[:size], line, size, ends[: np.searchsorted(ends, size)], feeds), block[size:]
 
-    def head(self) -> Region:
-        """Return the first record alone."""
-        size = int(self.ends.lines[0]) + 1 if self.text else 0
-        ends = Ends(self.ends.cells[: np.searchsorted(self.ends.cells, size)], self.ends.lines[:1])
-        return Region(self.text[:size], ends, self.line, size)
+    def after(self, at: int) -> int:
+        """Return where the record ends that has this position."""
+        return int(self.feeds[np.searchsorted(self.feeds, at)]) + 1
 
     def line_of(self, at: int) -> int:
         """Return the file's line of a position."""
         return self.line + self.text.count(LF, 0, at)
 
-
-@dataclass(frozen=True)
-class CellGrid:
-    """Records of equally many cells in a block.
-
-    Attributes:
-        first: where each record begins.
-        ends: of each record, where each cell ends; at the last, its line feed.
-    """
-
-    first: np.ndarray
-    ends: np.ndarray
-
-    @classmethod
-    def of(cls, region: Region, cells: int) -> CellGrid:
-        """Find the cells of records without blank lines; in a table of one column a blank line is an empty cell.
+    def check_grammar(self, layout: Layout) -> None:
+        """Refuse records that are not of the grammar.
 
         Raises:
-            RaggedError: a record has more or fewer cells.
+            ValueError: names the first offence of a kind.
         """
-        ends = region.ends
-        first = np.concatenate([[0], ends.lines[:-1] + 1]) if len(ends.lines) else ends.lines
-        if not _regular(ends, cells):
-            first, ends = _without_blank_lines(np.frombuffer(region.text, np.uint8), first, ends, cells)
-        return cls(first, ends.cells.reshape(-1, cells))
+        if (offence := next(self._offences(layout), None)) is not None:
+            at, problem = offence
+            raise ValueError(f"line {self.line_of(int(at))}: {problem}")
 
-    def last(self, text: np.ndarray) -> np.ndarray:
-        """Return where the content of each record ends, before its line end."""
-        feeds = self.ends[:, -1]
-        return feeds - ((feeds > self.first) & (text[feeds - 1] == CR))
-
-    def column(self, text: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the content of each cell of a column begins and ends, without quotes around it."""
-        begins, ends = self.whole(text, at)
-        quoted = text[begins] == QUOTE
-        return begins + quoted, ends - quoted
-
-    def whole(self, text: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where each cell of a column begins and ends."""
-        begins = self.ends[:, at - 1] + 1 if at else self.first
-        return begins, self.ends[:, at] if at < self.ends.shape[1] - 1 else self.last(text)
-
-
-class RaggedError(ValueError):
-    """A record with too few or too many cells.
-
-    Attributes:
-        row: its number in the block.
-        at: where it begins.
-        cells: how many it has.
-    """
-
-    def __init__(self, row: int, at: int, cells: int) -> None:
-        self.row, self.at, self.cells = int(row), int(at), int(cells)
-        super().__init__(f"{self.cells} cells")
+    def _offences(self, layout: Layout) -> Iterator[tuple[int, str]]:
+        text = np.frombuffer(self.text, np.uint8)
+        quotes = np.flatnonzero(text == QUOTE) if QUOTE in self.text else np.empty(0, int)
+        broken = "a line break inside a quoted cell; --multiline allows them"
+        yield from _quote_offences(text, quotes, layout)
+        if not layout.multiline and len(quotes) and self.text.count(LF) > len(self.feeds):
+            feeds = np.flatnonzero(text == LF)
+            yield feeds[~np.isin(feeds, self.feeds)][0], broken
+        if CR in self.text:
+            returns = np.flatnonzero(text == CR)
+            alone = returns[text[returns + 1] != LF]
+            inside = np.searchsorted(quotes, alone) & 1 == 1
+            if not inside.all():
+                yield alone[~inside][0], "a carriage return without a line feed, outside quotes"
+            if len(alone) and not layout.multiline:
+                yield alone[0], broken
 
 
-def _regular(ends: Ends, cells: int) -> bool:
-    """Return whether every record has this number of cells."""
-    return len(ends.cells) == cells * len(ends.lines) and np.array_equal(ends.cells[cells - 1 :: cells], ends.lines)
-
-
-def _without_blank_lines(text: np.ndarray, first: np.ndarray, ends: Ends, cells: int) -> tuple[np.ndarray, Ends]:
-    blank = (ends.lines - first == 0) | ((ends.lines - first == 1) & (text[first] == CR))
-    if cells == 1:
-        blank[:] = False
-    kept = np.ones(len(ends.cells), bool)
-    kept[np.searchsorted(ends.cells, ends.lines[blank])] = False
-    first, rest = first[~blank], Ends(ends.cells[kept], ends.lines[~blank])
-    if not _regular(rest, cells):
-        counts = np.diff(np.searchsorted(rest.cells, rest.lines), prepend=-1)
-        row = np.flatnonzero(counts != cells)[0]
-        raise RaggedError(row, first[row], counts[row])
-    return first, rest
-
-
-def check_grammar(region: Region, dialect: Dialect) -> None:
-    """Refuse records that are not of the grammar.
-
-    Raises:
-        MalformedError: names the first offence of a kind.
-    """
-    text = np.frombuffer(region.text, np.uint8)
-    quotes = np.flatnonzero(text == QUOTE) if QUOTE in region.text else np.empty(0, int)
-    if len(quotes):
-        check_quotes(text, quotes, dialect)
-    if not dialect.multiline and len(quotes) and region.text.count(LF) > len(region.ends.lines):
-        feeds = np.flatnonzero(text == LF)
-        raise _break_at(feeds[~np.isin(feeds, region.ends.lines)][0])
-    if CR in region.text:
-        returns = np.flatnonzero(text == CR)
-        alone = returns[text[returns + 1] != LF]
-        inside = np.searchsorted(quotes, alone) & 1 == 1
-        if not inside.all():
-            raise MalformedError(alone[~inside][0], "a carriage return without a line feed, outside quotes")
-        if len(alone) and not dialect.multiline:
-            raise _break_at(alone[0])
-
-
-def check_quotes(text: np.ndarray, quotes: np.ndarray, dialect: Dialect) -> None:
-    """Refuse quotes that are neither around a cell nor doubled in a quoted one.
+def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> list[tuple[int, str]]:
+    """Return the first quotes that are neither around a cell nor doubled in a quoted one, and what is wrong with them.
 
     Args:
-        text: what they are in, from the beginning of a record on; at least two bytes follow the last.
+        text: the bytes from the beginning of a record on; at least two follow the last quote.
         quotes: where they are.
-        dialect: what ends a cell.
-
-    Raises:
-        MalformedError: names the first.
+        layout: says what ends a cell.
     """
     opening, closing = quotes[0::2], quotes[1::2]
-    ending = np.array([dialect.delimiter, LF, QUOTE], np.uint8)
+    ending = np.array([ord(layout.delimiter), LF, QUOTE], np.uint8)
     opens = np.isin(text[opening - 1], ending) | (opening == 0)
     after, next_but_one = text[closing + 1], text[np.minimum(closing + 2, len(text) - 1)]
     closes = np.isin(after, ending) | ((after == CR) & (next_but_one == LF))
     offences = [(at, "a quote inside a cell that does not begin with one") for at in opening[~opens][:1]]
-    offences += [(at, "text after a closing quote") for at in closing[~closes][:1]]
-    if offences:
-        raise MalformedError(*min(offences))
+    return sorted([*offences, *((at, "text after a closing quote") for at in closing[~closes][:1])])
 
 
-def unended(rest: bytes, dialect: Dialect) -> MalformedError:
+def _unended(rest: bytes, line: int, layout: Layout) -> ValueError:
     """Return what is wrong with bytes from the beginning of a record on that no line end outside quotes ends."""
     text = np.frombuffer(rest + b"\n\n", np.uint8)
     quotes = np.flatnonzero(text == QUOTE)
-    try:
-        check_quotes(text, quotes, dialect)
-    except MalformedError as error:
-        return error
+    offences = _quote_offences(text, quotes, layout)
     if len(quotes) % 2:
-        return MalformedError(quotes[-1], f"a quote that is not closed within {len(rest) - quotes[-1]} bytes")
-    return MalformedError(0, f"a record of {len(rest)} bytes or more")
-
-
-def _break_at(at: int) -> MalformedError:
-    return MalformedError(at, "a line break inside a quoted cell; --multiline allows them")
-
-
-_WHOLE = 2.0**53  # Floats hold every whole number below.
-# Texts of cells without a value, as pandas, R and databases write them.
-_MISSING = ["", "NA", "NaN", "nan", "NULL", "null"]
+        offences.append((quotes[-1], f"a quote that is not closed within {len(rest) - quotes[-1]} bytes"))
+    at, problem = [*offences, (0, f"a record of {len(rest)} bytes or more")][0]
+    return ValueError(f"line {line + rest.count(LF, 0, int(at))}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -270,20 +157,59 @@ class Records:
     region: Region
     first: np.ndarray
     last: np.ndarray
-    spans: dict[str | None, tuple[np.ndarray, np.ndarray]]
-    cells: dict[str | None, pa.Array]
+    spans: dict[Any, tuple[np.ndarray, np.ndarray]]
+    cells: dict[Any, pa.Array]
 
     @classmethod
-    def of(cls, region: Region, grid: CellGrid, columns: dict[str | None, int]) -> Records:
-        """Find the cells of columns, which are given by name and number."""
+    def of(cls, region: Region, width: int, columns: Mapping[Any, int], start: int = 0) -> Records:
+        """Find the cells of columns, which are given by name and number.
+
+        Args:
+            region: the records.
+            width: the cells that each has.
+            columns: numbers of columns by name.
+            start: the number of the first record.
+
+        Raises:
+            ValueError: a record has more or fewer cells.
+        """
         text = np.frombuffer(region.text, np.uint8)
-        inner = {name: grid.column(text, at) for name, at in columns.items()}
-        cells = {name: _parts(region.text, span) for name, span in inner.items()}
-        spans = {name: grid.whole(text, at) for name, at in columns.items()}
-        return cls(region, grid.first, grid.last(text), spans, cells)
+        first, ends = _grid(region, text, width, start)
+        feeds = ends[:, -1]
+        last = feeds - ((feeds > first) & (text[feeds - 1] == CR))
+        spans, cells = {}, {}
+        for name, at in columns.items():
+            begin, end = ends[:, at - 1] + 1 if at else first, ends[:, at] if at < width - 1 else last
+            quoted = text[begin] == QUOTE
+            spans[name], cells[name] = (begin, end), _parts(region.text, begin + quoted, end - quoted)
+        return cls(region, first, last, spans, cells)
 
     def __len__(self) -> int:
         return len(self.first)
+
+
+def _grid(region: Region, text: np.ndarray, width: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where each record begins, and where each of its cells ends: two dimensions, at the last its line feed.
+
+    Blank lines are no records; in a table of one column a blank line is an empty cell.
+    """
+    ends, feeds = region.ends, region.feeds
+    first = np.concatenate([[0], feeds[:-1] + 1]) if len(feeds) else feeds
+    if width > 1 and not _is_regular(ends, feeds, width):
+        blank = (feeds == first) | ((feeds - first == 1) & (text[first] == CR))
+        kept = np.ones(len(ends), bool)
+        kept[np.searchsorted(ends, feeds[blank])] = False
+        first, ends, feeds = first[~blank], ends[kept], feeds[~blank]
+    if not _is_regular(ends, feeds, width):
+        counts = np.diff(np.searchsorted(ends, feeds), prepend=-1)
+        row = int(np.flatnonzero(counts != width)[0])
+        line = region.line_of(int(first[row]))
+        raise ValueError(f"row {start + row} (line {line}) has {counts[row]} cells; the header has {width}")
+    return first, ends.reshape(-1, width)
+
+
+def _is_regular(ends: np.ndarray, feeds: np.ndarray, width: int) -> bool:
+    return len(ends) == width * len(feeds) and np.array_equal(ends[width - 1 :: width], feeds)
 
 
 @dataclass(frozen=True)
@@ -310,115 +236,16 @@ class Lines:
 
     def contents(self) -> pa.Array:
         """Return the records without line ends and blank lines between them."""
-        return _parts(self.text, (self.first, self.last))
+        return _parts(self.text, self.first, self.last)
 
 
-def replaced(piece: Records, reports: dict[str | None, Numbers]) -> Lines:
-    """Return the records with reports for the cells of these columns, and every other byte as it is."""
-    names = sorted(reports, key=lambda name: piece.spans[name][0][:1].tolist())
-    columns = [_texts(piece.cells[name], reports[name]) for name in names]
-    filled = columns[0]
-    if len(names) > 1:  # in the order of the file
-        order = np.arange(len(piece) * len(names)).reshape(len(names), -1).T.ravel()
-        filled = pa.concat_arrays(columns).take(buffers.array(order))
-    old = _alternating(piece.region.text, [piece.spans[name] for name in names], piece.region.size)
-    new = pc.replace_with_mask(old, _every_other(len(piece) * len(names)), filled)
-    # A record begins in the bytes that are copied before its first report, and ends in those after its last.
-    moved = (buffers.offsets(new) - buffers.offsets(old))[:: 2 * len(names)]
-    return Lines(buffers.text(new), piece.first + moved[: len(piece)], piece.last + moved[1 : len(piece) + 1])
-
-
-def numbers(cells: pa.Array) -> Numbers:
-    """Return the numbers of cells' contents, spaces around them apart.
-
-    Raises:
-        CellError: for the first that is neither a number nor missing.
-    """
-    found = _plain_numbers(cells) or _numbers_and_missing(cells)
-    return replace(found, rounded=_rounded(cells, found.values))
-
-
-def _plain_numbers(cells: pa.Array) -> Numbers | None:
-    """None where one is missing or not a number, or may be one with spaces around it."""
-    try:
-        found = Numbers.of(_floats(buffers.as_text(cells)))
-    except pa.ArrowInvalid:
-        return None
-    return None if found.missing is not None else found
-
-
-def _numbers_and_missing(cells: pa.Array) -> Numbers:
-    trimmed = pc.ascii_trim_whitespace(buffers.as_text(cells))
-    missing = pc.is_in(trimmed, pa.array(_MISSING))
-    filled = pc.if_else(missing, "0", trimmed)
-    try:
-        values = _floats(filled)
-    except pa.ArrowInvalid:
-        raise CellError(_first_that_is_none(filled), cells) from None
-    mask = buffers.truths(missing)
-    return Numbers(values, mask if mask.any() else None)
-
-
-def _rounded(cells: pa.Array, values: np.ndarray) -> np.ndarray | None:
-    """Return where whole numbers from 2^53 on stand, which a float may not hold; None for nowhere."""
-    large = np.abs(values) >= _WHOLE
-    if not large.any():
-        return None
-    whole = buffers.truths(pc.match_substring_regex(buffers.as_text(cells), r"^\s*[+-]?[0-9]+\s*$"))
-    return large & whole if (large & whole).any() else None
-
-
-class CellError(ValueError):
-    """A cell that is not a number.
-
-    Attributes:
-        row: its number in the piece.
-    """
-
-    def __init__(self, row: int, cells: pa.Array) -> None:
-        self.row = row
-        super().__init__(f"{cells[row].as_py().decode(errors='replace')!r}; every row needs a number")
-
-
-def counted_again(piece: Records, names: int, columns: dict[str | None, int], dialect: Dialect) -> None:
-    """Refuse records of which Arrow's own parser finds another number, or other cells in the chosen columns.
-
-    Raises:
-        ValueError: it does.
-    """
-    if not piece.region.text:
-        return
-    wanted = {str(at): pa.binary() for at in columns.values()}
-    parse = csv.ParseOptions(
-        delimiter=chr(dialect.delimiter), newlines_in_values=dialect.multiline, ignore_empty_lines=names > 1
-    )
-    numbered = [str(at) for at in range(names)]
-    read = csv.ReadOptions(use_threads=False, block_size=len(piece.region.text) + 1, column_names=numbered)
-    convert = csv.ConvertOptions(include_columns=list(wanted), column_types=wanted, check_utf8=False)
-    try:
-        table = csv.read_csv(pa.py_buffer(piece.region.text), read, parse, convert)
-    except pa.ArrowInvalid:
-        table = None
-    if table is None or len(table) != len(piece) or not all(_same(table, piece, *one) for one in columns.items()):
-        raise ValueError(f"a second parser reads the records from line {piece.region.line} on differently")
-
-
-def _same(table: pa.Table, piece: Records, name: str | None, at: int) -> bool:
-    cells = piece.cells[name]
-    if QUOTE in piece.region.text:
-        cells = pc.replace_substring(cells, '""', '"')
-    return table.column(str(at)).equals(pa.chunked_array([cells]))
-
-
-def _parts(text: bytes | pa.Buffer, span: tuple[np.ndarray, np.ndarray]) -> pa.Array:
-    return _alternating(text, [span], len(text)).filter(_every_other(len(span[0])))
+def _parts(text: bytes | pa.Buffer, begin: np.ndarray, end: np.ndarray) -> pa.Array:
+    return _alternating(text, [(begin, end)], len(text)).filter(_every_other(len(begin)))
 
 
 def _alternating(text: bytes | pa.Buffer, spans: Sequence[tuple[np.ndarray, np.ndarray]], size: int) -> pa.Array:
     """Return the parts of a text: before the first span, the first span, between it and the second, and so on."""
-    places = np.empty((len(spans[0][0]), 2 * len(spans)), np.int32)
-    for at, span in enumerate(spans):
-        places[:, 2 * at], places[:, 2 * at + 1] = span
+    places = np.stack([place for span in spans for place in span], axis=1)
     return buffers.binary(text, np.concatenate([[0], places.ravel(), [size]]))
 
 
@@ -428,7 +255,7 @@ def _every_other(count: int) -> pa.Array:
 
 
 def _texts(cells: pa.Array, reports: Numbers) -> pa.Array:
-    """Reports as the shortest decimals that read back as the same numbers; missing cells as they are."""
+    """Return reports as the shortest decimals that read back as the same numbers, and missing cells as they are."""
     texts = pc.cast(buffers.array(reports.values), pa.string())
     if reports.missing is not None:
         own = pc.ascii_trim_whitespace(buffers.as_text(cells))
@@ -436,8 +263,12 @@ def _texts(cells: pa.Array, reports: Numbers) -> pa.Array:
     return texts.cast(pa.binary())
 
 
-def _floats(texts: pa.Array) -> np.ndarray:
-    return buffers.numbers(pc.cast(texts, pa.float64()))
+def _floats(texts: pa.Array) -> np.ndarray | None:
+    """Return the numbers that texts are, or None if one is not a number."""
+    try:
+        return buffers.numbers(pc.cast(texts, pa.float64()))
+    except pa.ArrowInvalid:
+        return None
 
 
 def _first_that_is_none(texts: pa.Array) -> int:
@@ -445,23 +276,11 @@ def _first_that_is_none(texts: pa.Array) -> int:
     low, high = 0, len(texts)
     while high - low > 1:
         middle = (low + high) // 2
-        try:
-            _floats(texts[low:middle])
-            low = middle
-        except pa.ArrowInvalid:
+        if _floats(texts[low:middle]) is None:
             high = middle
+        else:
+            low = middle
     return low
-
-
-BLOCK_BYTES = 1 << 20  # read at once
-LONGEST = 1 << 22  # bytes of a record
-_MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
-_OTHER_KINDS = {
-    b"\x1f\x8b": "is compressed by gzip; its name must end in .gz, or gunzip comes first",
-    b"PK\x03\x04": "is a zip file or a spreadsheet, not a delimited text",
-    b"\xff\xfe": "is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)",
-    b"\xfe\xff": "is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)",
-}
 
 
 class DelimitedFile(Source):
@@ -470,41 +289,128 @@ class DelimitedFile(Source):
     def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
         self._layout = layout
-        self._dialect = Dialect(ord(layout.delimiter), layout.multiline)
         self._size = path.stat().st_size
         self._position = 0
         self._ended = True  # whether the last record has a line end
         with self._named():
-            blocks = self._blocks()
-            self._head, self.names, read = self._header(blocks)
+            regions = self._regions()
+            first = next(regions, None)
+            if first is None:
+                raise ValueError("is empty; a header is needed")
+            blank = first.text.removeprefix(_MARK).lstrip(b"\r\n")
+            begin = len(first.text) - len(blank)
+            header, _ = Region.of(first.text[begin : first.after(begin)], first.line_of(begin), layout)
+            self._head = first.text[: min(first.after(begin), first.size)]
+            self.names = self._names(header)
         # A stream is read on from here; a file is read again.
-        self._stream = chain([read], blocks) if path == STANDARD_INPUT else None
+        self._stream = chain([first], regions) if path == STANDARD_INPUT else None
 
     @property
     def fraction(self) -> float:
         return min(1.0, self._position / max(1, self._size))
 
-    def pieces(self, chosen: Sequence[str | None]) -> Generator[Records, None, None]:
-        columns = {name: list(self.names).index(str(name)) for name in chosen}
+    def pieces(self, columns: Sequence[str | None]) -> Generator[Records, None, None]:
+        numbers = {name: list(self.names).index(str(name)) for name in columns}
         start = 0
         with self._named():
-            for region in self._regions():
-                piece = self._records(region, columns, start)
-                counted_again(piece, len(self.names), columns, self._dialect)
+            for region in self._body():
+                region.check_grammar(self._layout)
+                piece = Records.of(region, len(self.names), numbers, start)
+                self._check_twice(piece, numbers)
                 yield piece
                 start += len(piece)
 
-    def numbers(self, piece: Records, name: str | None, start: int) -> Numbers:
-        try:
-            return numbers(piece.cells[name])
-        except CellError as error:
-            raise ValueError(f"{self.place(piece, start + error.row, start)} is {error}") from None
+    def _body(self) -> Iterator[Region]:
+        """Yield all after the header in whole records."""
+        if self.path == STANDARD_INPUT and self._stream is None:
+            raise ValueError("can be read only once")
+        regions, self._stream = self._stream or self._regions(), None
+        first, size = next(regions, None), len(self._head)
+        if first is not None and first.size > size:
+            rest, _ = Region.of(first.text[size:], first.line_of(size), self._layout)
+            yield replace(rest, size=first.size - size)
+        yield from regions
 
-    def labels(self, piece: Records, name: str) -> pa.Array:
+    def _regions(self) -> Generator[Region, None, None]:
+        """Yield the file in whole records. The first region has the header, after a mark and blank lines."""
+        line, held, begun = 1, b"", False
+        for block in self._blocks():
+            region, rest = Region.of(held + block, line, self._layout)
+            begun = begun or bool(region.text.removeprefix(_MARK).strip(b"\r\n"))
+            held = rest if begun else held + block
+            if begun and region.text:
+                line += region.text.count(LF)
+                yield region
+            if len(held) > LONGEST and begun:
+                raise _unended(held, line, self._layout)
+            if len(held) > LONGEST:
+                raise ValueError(f"has a header of more than {LONGEST} bytes, or one with a quote that is not closed")
+        self._ended = not held
+        if held.removeprefix(_MARK).strip(b"\r\n") or (held and begun):
+            region, rest = Region.of(held + b"\n", line, self._layout)
+            if rest:
+                raise _unended(rest, line, self._layout)
+            if held.endswith(b"\r"):
+                raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
+            yield replace(region, size=len(held))
+
+    def _check_twice(self, piece: Records, columns: dict[str | None, int]) -> None:
+        """Refuse records of which Arrow's own parser finds another number, or other cells in the chosen columns."""
+        text, names = piece.region.text, [str(at) for at in range(len(self.names))]
+        if not text:
+            return
+        types = {str(at): pa.binary() for at in columns.values()}
+        delimiter, multiline = self._layout.delimiter, self._layout.multiline
+        parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=multiline, ignore_empty_lines=len(names) > 1)
+        read = csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
+        convert = csv.ConvertOptions(include_columns=list(types), column_types=types, check_utf8=False)
+        try:
+            table = csv.read_csv(pa.py_buffer(text), read, parse, convert)
+        except pa.ArrowInvalid:
+            table = None
+        found = {
+            str(at): self.labels(piece, name) if QUOTE in text else piece.cells[name] for name, at in columns.items()
+        }
+        if (
+            table is None
+            or len(table) != len(piece)
+            or not all(table.column(at).equals(pa.chunked_array([cells])) for at, cells in found.items())
+        ):
+            raise ValueError(f"a second parser reads the records from line {piece.region.line} on differently")
+
+    def numbers(self, piece: Records, name: str | None, start: int) -> Numbers:
+        cells = buffers.as_text(piece.cells[name])
+        values, missing = _floats(cells), None
+        if values is None or (values.size and np.isnan(values.min())):
+            trimmed = pc.ascii_trim_whitespace(cells)
+            empty = pc.is_in(trimmed, pa.array(_MISSING))
+            filled = pc.if_else(empty, "0", trimmed)
+            values, missing = _floats(filled), buffers.truths(empty)
+            if values is None:
+                row = _first_that_is_none(filled)
+                place, cell = self.place(piece, start + row, start), piece.cells[name][row].as_py()
+                raise ValueError(f"{place} is {cell.decode(errors='replace')!r}; every row needs a number")
+        # Floats may not hold whole numbers from 2^53 on.
+        rounded = np.abs(values) >= _WHOLE
+        if rounded.any():
+            rounded &= buffers.truths(pc.match_substring_regex(cells, r"^\s*[+-]?[0-9]+\s*$"))
+        return Numbers(values, *(mask if mask is not None and mask.any() else None for mask in (missing, rounded)))
+
+    def labels(self, piece: Records, name: str | None) -> pa.Array:
         return pc.replace_substring(piece.cells[name], '""', '"')
 
     def replaced(self, piece: Records, reports: dict[str | None, Numbers]) -> Lines:
-        return replaced(piece, reports)
+        names = sorted(reports, key=lambda name: piece.spans[name][0][:1].tolist())  # in the order of the file
+        columns = [_texts(piece.cells[name], reports[name]) for name in names]
+        filled = columns[0]
+        if len(names) > 1:
+            order = np.arange(len(piece) * len(names)).reshape(len(names), -1).T.ravel()
+            filled = pa.concat_arrays(columns).take(buffers.array(order))
+        old = _alternating(piece.region.text, [piece.spans[name] for name in names], piece.region.size)
+        new = pc.replace_with_mask(old, _every_other(len(piece) * len(names)), filled)
+        # A record begins in the bytes that are copied before its first report, and ends in those after its last.
+        moved = (buffers.offsets(new) - buffers.offsets(old))[:: 2 * len(names)]
+        return Lines(buffers.text(new), piece.first + moved[: len(piece)], piece.last + moved[1 : len(piece) + 1])
 
     def kept(self, replaced: Lines, rows: np.ndarray) -> Lines:
         return replaced.only(rows)
@@ -524,9 +430,6 @@ class DelimitedFile(Source):
     def place(self, piece: Records, row: int, start: int) -> str:
         return f"row {row} (line {piece.region.line_of(int(piece.first[row - start]))})"
 
-    def not_kept(self, output: Path) -> list[str]:
-        return []
-
     @contextmanager
     def sink(self, path: Path) -> Iterator[_LineSink]:
         with path.open("wb") as file:
@@ -537,86 +440,12 @@ class DelimitedFile(Source):
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
                 yield _LineSink(packed, self._head)
 
-    def _records(self, region: Region, columns: dict[str | None, int], start: int) -> Records:
-        self._check(region)
-        try:
-            grid = CellGrid.of(region, len(self.names))
-        except RaggedError as error:
-            place = f"row {start + error.row} (line {region.line_of(error.at)})"
-            raise ValueError(f"{place} has {error}; the header has {len(self.names)}") from None
-        return Records.of(region, grid, columns)
-
-    def _check(self, region: Region) -> None:
-        try:
-            check_grammar(region, self._dialect)
-        except MalformedError as error:
-            raise ValueError(f"line {region.line_of(error.at)}: {error}") from None
-
-    def _regions(self) -> Iterator[Region]:
-        """Yield all after the header in whole records."""
-        line, held = 1 + self._head.count(LF), b""
-        for block in self._body():
-            region, held = Region.of(held + block, line, self._dialect)
-            line += region.text.count(LF)
-            if region.text:
-                yield region
-            if len(held) > LONGEST:
-                raise self._unended(held, line)
-        self._ended = not held
-        if held:
-            region, rest = Region.of(held + b"\n", line, self._dialect)
-            if rest:
-                raise self._unended(rest, line)
-            if held.endswith(b"\r"):
-                raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
-            yield replace(region, size=len(held))
-
-    def _unended(self, rest: bytes, line: int) -> ValueError:
-        error = unended(rest, self._dialect)
-        return ValueError(f"line {line + rest.count(LF, 0, error.at)}: {error}")
-
-    def _body(self) -> Iterator[bytes]:
-        """Yield the blocks after the header."""
-        if self.path == STANDARD_INPUT and self._stream is None:
-            raise ValueError("can be read only once")
-        stream, self._stream = self._stream, None
-        skip = len(self._head)
-        for block in stream or self._blocks():
-            yield block[skip:]
-            skip = max(0, skip - len(block))
-
-    def _header(self, blocks: Iterator[bytes]) -> tuple[bytes, list[str], bytes]:
-        """Return the bytes until the end of the header, the names in it, and all that was read to find it."""
-        read = b""
-        for block in blocks:
-            read += block
-            begin, region = self._first(read)
-            if region.text:
-                break
-            if len(read) - begin > LONGEST:
-                raise ValueError(f"has a header of more than {LONGEST} bytes, or one with a quote that is not closed")
-        else:
-            begin, region = self._first(read + b"\n")
-            if begin >= len(read):
-                raise ValueError("is empty; a header is needed")
-            if not region.text:
-                raise self._unended(read[begin:], 1)
-        return read[: begin + region.size], self._names(region), read
-
-    def _first(self, read: bytes) -> tuple[int, Region]:
-        """Return where the header begins, after a mark and blank lines, and the header if it has a line end."""
-        begin = len(_MARK) * read.startswith(_MARK)
-        begin += len(read) - begin - len(read[begin:].lstrip(b"\r\n"))
-        region, _ = Region.of(read[begin:], 1 + read.count(LF, 0, begin), self._dialect)
-        return begin, region.head()
-
     def _names(self, region: Region) -> list[str]:
-        self._check(region)
-        grid = CellGrid.of(region, len(region.ends.cells))
-        text = np.frombuffer(region.text, np.uint8)
-        spans = [grid.column(text, at) for at in range(len(region.ends.cells))]
+        region.check_grammar(self._layout)
+        width = len(region.ends)
+        header = Records.of(region, width, {at: at for at in range(width)})
         try:
-            return [region.text[begin[0] : end[0]].decode().replace('""', '"') for begin, end in spans]
+            return [header.cells[at][0].as_py().decode().replace('""', '"') for at in range(width)]
         except UnicodeDecodeError:
             raise ValueError("has a header that is not UTF-8") from None
 

@@ -19,13 +19,12 @@ MOST_ROWS = 1 << 20
 class Sink(Protocol):
     """A file to which perturbed pieces are written, in order."""
 
-    def write(self, piece: Any) -> None:
-        """Append a piece."""
+    def write(self, piece: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of a piece.
+    """A column of a piece of a file.
 
     Attributes:
         values: the numbers; arbitrary where they are missing.
@@ -68,16 +67,15 @@ class Source(abc.ABC):
         """The share of the file that has been read."""
 
     @abc.abstractmethod
-    def pieces(self, chosen: Sequence[str | None]) -> Generator[Any, None, None]:
-        """Yield the file's pieces; ``len`` of one is its number of rows (of values, for an array).
+    def pieces(self, columns: Sequence[str | None]) -> Generator[Any, None, None]:
+        """Yield the file's pieces, of which these columns will be asked for.
 
-        Args:
-            chosen: the columns whose numbers will be asked for.
+        ``len`` of a piece is its number of rows (of values, for an array).
         """
 
     @abc.abstractmethod
     def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:
-        """Return a chosen column of a piece whose first row is ``start``.
+        """Return a column of a piece whose first row is ``start``.
 
         Raises:
             ValueError: not a column of numbers; names the first row that is not one.
@@ -85,11 +83,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def labels(self, piece: Any, name: str) -> Any:
-        """Return the cells of a chosen column as an Arrow array, whatever they are.
-
-        Raises:
-            ValueError: an array, which has no other columns.
-        """
+        """Return the cells of a column as an Arrow array, whatever they are; ValueError for an array."""
 
     @abc.abstractmethod
     def replaced(self, piece: Any, reports: dict[str | None, Numbers]) -> Any:
@@ -109,15 +103,15 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def sink(self, path: Path) -> AbstractContextManager[Sink]:
-        """Writes replaced pieces to a new file of this format."""
+        """Open a new file of this format for replaced pieces."""
 
     @abc.abstractmethod
     def place(self, piece: Any, row: int, start: int) -> str:
         """Return how an error names a row of a piece whose first row is ``start``."""
 
-    @abc.abstractmethod
     def not_kept(self, output: Path) -> list[str]:
         """Return what of the input, besides the replaced columns, a finished output does not have."""
+        return []
 
 
 def ahead(pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:

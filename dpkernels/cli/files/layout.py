@@ -22,7 +22,7 @@ class Layout:
     """The layout of an input and its output.
 
     Attributes:
-        kind: a key of ``FORMATS``.
+        kind: one of ``FORMATS``.
         delimiter: between the cells of a row, where there is one.
         multiline: whether quoted cells may have line breaks.
         unpack: whether the input is gzip.
@@ -34,6 +34,11 @@ class Layout:
     multiline: bool = False
     unpack: bool = False
     pack: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The end of an output's name."""
+        return f".{self.kind}{'.gz' if self.pack else ''}"
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON form: how the output is read."""
@@ -55,14 +60,7 @@ class Layout:
 
 
 def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """Return the layout by the names of the files and the options.
-
-    Args:
-        source: IN.
-        target: OUT.
-        kind: ``--format``; None for what the suffixes say.
-        delimiter: ``--delimiter``; None for that of the format.
-        multiline: ``--multiline``.
+    """Return the layout by the names of IN and OUT, ``--format``, ``--delimiter`` and ``--multiline``.
 
     Raises:
         click.UsageError: no known format, or not one.
@@ -72,7 +70,11 @@ def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | Non
         if target != DASH and known_format(target) != kind:
             raise click.UsageError(f"OUT: {target} must have the suffix of IN, .{kind}")
     if kind not in _DELIMITERS:
-        _refuse(kind, delimiter, multiline, source)
+        for option, given in (("--delimiter", delimiter is not None), ("--multiline", multiline)):
+            if given:
+                raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
+        if source == DASH:
+            raise click.UsageError(f"IN: {kind} is read from a file, not from standard input, which has no size")
         return Layout(kind)
     delimiter = _DELIMITERS[kind] if delimiter is None else delimiter.replace("\\t", "\t")
     if not _is_delimiter(delimiter):
@@ -86,20 +88,11 @@ def _is_delimiter(text: object) -> bool:
     return isinstance(text, str) and len(text) == 1 and text.isascii() and not (text.isalnum() or text in '".+-\r\n\0')
 
 
-def _refuse(kind: str, delimiter: str | None, multiline: bool, source: Path) -> None:
-    """Options of delimited files, for another format."""
-    for option, given in (("--delimiter", delimiter is not None), ("--multiline", multiline)):
-        if given:
-            raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
-    if source == DASH:
-        raise click.UsageError(f"IN: {kind} is read from a file, not from standard input, which has no size")
-
-
 def known_format(path: Path) -> str:
     """Return the format that a name's suffix says.
 
     Raises:
-        click.UsageError: none.
+        click.UsageError: it says none.
     """
     if path == DASH:
         raise click.UsageError("--format: missing; standard input and output have no suffix")

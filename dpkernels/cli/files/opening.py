@@ -17,6 +17,4 @@ def open_source(path: Path, layout: Layout) -> Source:
     Raises:
         ValueError: it is not a readable file of that format.
     """
-    if layout.kind == "parquet":
-        return ParquetFile(path, layout)
-    return ArrayFile(path, layout) if layout.kind == "npy" else DelimitedFile(path, layout)
+    return {"parquet": ParquetFile, "npy": ArrayFile}.get(layout.kind, DelimitedFile)(path, layout)

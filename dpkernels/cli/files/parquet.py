@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -36,15 +36,15 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
 def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
     """Return what of some row groups of a file another file does not have, the types of replaced columns apart."""
     found = [*_schema_differences(old, new, replaced)]
-    codecs = [{_codec(column) for column in _chunks(one)} for one in (old, new)]
-    if codecs[1] and codecs[0] - codecs[1]:  # a file without rows has no codecs
-        found.append(f"compression by {', '.join(sorted(codecs[0] - codecs[1]))}")
-    sizes = [_sizes(old, groups), _sizes(new, range(new.num_row_groups))]
-    if not sizes[1]:
+    before, after = ({_codec(column) for column in _chunks(one)} for one in (old, new))
+    if after and before - after:  # a file without rows has no codecs
+        found.append(f"compression by {', '.join(sorted(before - after))}")
+    sizes = [old.row_group(at).num_rows for at in groups]
+    now = [new.row_group(at).num_rows for at in range(new.num_row_groups)]
+    if not now:
         found.append("the row groups of a file whose rows were all dropped")
-    elif sizes[0] != sizes[1]:
-        many = f"{len(sizes[0])} row group{'s' * (len(sizes[0]) > 1)}"
-        found.append(f"{many}, now {len(sizes[1])}, of other sizes")
+    elif sizes != now:
+        found.append(f"{len(sizes)} row group{'s' * (len(sizes) > 1)}, now {len(now)}, of other sizes")
     if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
         found.append("the note of the columns it is sorted by")
     if any(column.bloom_filter_offset is not None for column in _chunks(old)):
@@ -69,10 +69,6 @@ def _chunks(footer: FileMetaData) -> Iterator[Any]:
     """Yield every column of every row group."""
     for group in map(footer.row_group, range(footer.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
-
-
-def _sizes(footer: FileMetaData, groups: Iterable[int]) -> list[int]:
-    return [footer.row_group(at).num_rows for at in groups]
 
 
 def _codec(chunk: Any) -> str:
@@ -114,49 +110,40 @@ class ParquetFile(Source):
         layout: its layout.
         groups: the range of its row groups that are read. Default: all.
         opened: opens a file of another file system.
+
+    Attributes:
+        schema: names and types of its columns, without what writers add to them.
+        groups: rows and bytes, before compression, of every row group that is read.
     """
 
     def __init__(
-        self,
-        path: Path,
-        layout: Layout,
-        groups: tuple[int, int] | None = None,
-        opened: Callable[[], pa.NativeFile] | None = None,
+        self, path: Path, layout: Layout, groups: tuple[int, int] | None = None, opened: Callable[[], Any] | None = None
     ) -> None:
         self.path, self._remote = path, opened
         with self._opened() as file:
             self._footer, self._schema = file.metadata, file.schema_arrow
         self.names = self._schema.names
-        self._chosen_groups = range(*(groups or (0, self._footer.num_row_groups)))
-        self._groups = [self._footer.row_group(at) for at in self._chosen_groups]
-        self._rows = sum(group.num_rows for group in self._groups)
+        self._group_numbers = range(*(groups or (0, self._footer.num_row_groups)))
+        read = [self._footer.row_group(at) for at in self._group_numbers]
+        self.groups = [(group.num_rows, group.total_byte_size) for group in read]
+        self._rows = sum(rows for rows, _ in self.groups)
+        self.schema = self._schema.remove_metadata()
         self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
-        self._chosen: Sequence[str | None] = ()
+        self._replaced = set[str]()
         self._plain: list[str] = []  # columns whose dictionaries are not kept
         self._done = 0
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of its columns; what writers add to them is left out."""
-        return self._schema.remove_metadata()
-
-    @property
-    def groups(self) -> list[tuple[int, int]]:
-        """Rows and bytes, before compression, of every row group that is read."""
-        return [(group.num_rows, group.total_byte_size) for group in self._groups]
 
     @property
     def fraction(self) -> float:
         return self._done / max(1, self._rows)
 
-    def pieces(self, chosen: Sequence[str | None]) -> Generator[GroupPart, None, None]:
-        self._chosen = chosen
+    def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
+        self._replaced = {str(name) for name in columns}
         # Stored widths, so an estimate; it bounds what is read at once from a table of long texts.
-        width = max(1, sum(group.total_byte_size for group in self._groups) // max(1, self._rows))
+        width = max(1, sum(size for _, size in self.groups) // max(1, self._rows))
         rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
         with self._opened() as file:
-            for at, group in zip(self._chosen_groups, self._groups, strict=True):
-                left = group.num_rows
+            for at, (left, _) in zip(self._group_numbers, self.groups, strict=True):
                 # Threads would each keep memory, and are no faster beside the work on the piece before.
                 for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
                     left -= len(batch)
@@ -167,9 +154,7 @@ class ParquetFile(Source):
         column = piece.table.column(name)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise ValueError(f"holds {column.type}; only integers and floats can be perturbed")
-        if not column.null_count:
-            return Numbers.of(buffers.numbers(column.combine_chunks()))
-        return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column))
+        return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column) if column.null_count else None)
 
     def labels(self, piece: GroupPart, name: str) -> pa.Array:
         column = piece.table.column(name)
@@ -222,10 +207,9 @@ class ParquetFile(Source):
         return f"row {row}"
 
     def not_kept(self, output: Path) -> list[str]:
-        chosen = {str(name) for name in self._chosen}
-        found = differences(self._footer, pq.read_metadata(output), chosen, self._chosen_groups)
+        found = differences(self._footer, pq.read_metadata(output), self._replaced, self._group_numbers)
         found += [f"column {name!r}: its dictionary of values" for name in self._plain]
-        described = [name for name in sorted(chosen) if set(self._schema.field(name).metadata or ()) - _WRITERS]
+        described = [name for name in sorted(self._replaced) if set(self._schema.field(name).metadata or ()) - _WRITERS]
         return found + [f"column {name!r}: its metadata" for name in described]
 
     @contextmanager
@@ -234,9 +218,9 @@ class ParquetFile(Source):
             sink = _ParquetSink(file, self._footer)
             try:
                 yield sink
-                sink.close()
+                sink.close(whole=True)
             finally:
-                sink.forget()
+                sink.close(whole=False)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -259,8 +243,7 @@ class _ParquetSink:
     """Gathers a row group, and writes it when it is whole, or too large to be held, in the manner of another file."""
 
     def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
-        self._file = file
-        self._like = like
+        self._file, self._like = file, like
         self._writer: Any = None
         self._held: list[pa.Table] = []
 
@@ -269,24 +252,17 @@ class _ParquetSink:
             self._writer = pq.ParquetWriter(self._file, piece.table.schema, **writer_options(self._like))
         self._held.append(piece.table)
         if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
-            self._flush()
+            group, self._held = pa.concat_tables(self._held), []
+            if len(group):
+                self._writer.write_table(group, row_group_size=len(group))
+            # Else the allocator keeps what the pages took: 60 MiB.
+            pa.default_memory_pool().release_unused()
 
-    def _flush(self) -> None:
-        group = pa.concat_tables(self._held)
-        self._held = []
-        if len(group):
-            self._writer.write_table(group, row_group_size=len(group))
-        # Else the allocator keeps what the pages took: 60 MiB.
-        pa.default_memory_pool().release_unused()
-
-    def close(self) -> None:
-        """Write the footer."""
-        if self._writer is not None:
+    def close(self, whole: bool) -> None:
+        """Write the footer of a whole file; else keep the writer's destructor from writing to a file that is closed."""
+        if self._writer is not None and whole:
             self._writer.close()
-
-    def forget(self) -> None:
-        """Keep the writer's destructor from writing to a file that is closed by then."""
-        if self._writer is not None:
+        elif self._writer is not None:
             self._writer.is_open = False
 
 

@@ -46,33 +46,18 @@ def kind(path: Path) -> str:
         return f"cannot be read ({error.strerror})"
 
 
-def expanded(pattern: str) -> Iterator[Path]:
-    """Yield what matches a pattern with ``*``, ``**``, ``?`` and ``[]``; a name that begins with a dot needs a dot.
+def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """Yield what matches a pattern in a folder; a name that begins with a dot needs a dot.
+
+    Args:
+        path: the folder.
+        parts: the parts of the pattern from there on.
+        above: identities of the folders that ``**`` has led through.
 
     Raises:
         click.UsageError: a folder on the way leads into itself, or a link where a folder may be leads nowhere.
         OSError: a folder on the way cannot be read.
     """
-    parts = Path(pattern).parts
-    first = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    yield from _matches(Path(*parts[:first]), parts[first:], ())
-
-
-def matches(pattern: str, path: Path) -> bool:
-    """Return whether a path, which need not exist, matches a pattern; links are not followed."""
-    return _match(Path(os.path.abspath(pattern)).parts, path.parts)  # noqa: PTH100
-
-
-def _match(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    if not parts:
-        return not names
-    if parts[0] == "**":
-        return any(_match(parts[1:], names[at:]) for at in range(len(names) + 1))
-    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _match(parts[1:], names[1:])
-
-
-def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """Yield what matches the parts of a pattern in a folder."""
     if not parts:
         if os.path.lexists(path):
             yield path
@@ -80,30 +65,24 @@ def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], .
     if not _is_folder(path):
         return
     part, rest = parts[0], parts[1:]
-    if not glob.has_magic(part):
-        yield from _matches(path / part, rest, above)
-    elif part == "**":
-        yield from _below(path, rest, above)
+    if part == "**":
+        own = path.stat().st_dev, path.stat().st_ino
+        if own in above:
+            raise click.UsageError(f"IN: {shown(str(path))} leads into itself, so a pattern with ** never ends")
+        if rest:
+            yield from _matches(path, rest, (*above, own))
+        for below in sorted(path.iterdir()):
+            if below.name[0] != ".":
+                if _is_folder(below):
+                    yield from _matches(below, parts, (*above, own))
+                elif not rest:
+                    yield below
+    elif glob.has_magic(part):
+        for below in sorted(path.iterdir()):
+            if fnmatch.fnmatchcase(below.name, part) and (part[0] == "." or below.name[0] != "."):
+                yield from _matches(below, rest, above)
     else:
-        for name in _names(path):
-            if fnmatch.fnmatchcase(name, part) and (part[0] == "." or name[0] != "."):
-                yield from _matches(path / name, rest, above)
-
-
-def _below(path: Path, rest: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """Yield what matches the rest of a pattern in a folder and in all folders below it."""
-    own = path.stat()
-    if (own.st_dev, own.st_ino) in above:
-        raise click.UsageError(f"IN: {shown(str(path))} leads into itself, so a pattern with ** never ends")
-    above = (*above, (own.st_dev, own.st_ino))
-    if rest:
-        yield from _matches(path, rest, above)
-    for name in _names(path):
-        if name[0] != ".":
-            if _is_folder(path / name):
-                yield from _below(path / name, rest, above)
-            elif not rest:
-                yield path / name
+        yield from _matches(path / part, rest, above)
 
 
 def _is_folder(path: Path) -> bool:
@@ -114,14 +93,8 @@ def _is_folder(path: Path) -> bool:
     return what == FOLDER
 
 
-def _names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
-
-
 # Keys in an URI would be in the release's description, which engines may spill to disks.
 _SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?]*@", re.IGNORECASE)
-
-_STORED = {fs.FileType.File: FILE, fs.FileType.Directory: FOLDER}
 
 
 @dataclass(frozen=True)
@@ -247,18 +220,21 @@ def find(text: str) -> FoundFiles:
         click.UsageError: there are none; a folder inside the folder; or a name that is no file that can be read: a
             link that leads nowhere or to itself, a pipe, a socket, a device.
     """
-    if "://" not in text and not Path(text).exists():
-        found = _expanded(text)
-    elif "://" in text and "*" in text:
-        found = FoundFiles(_matching(text))
-    else:
+    if "://" in text and "*" in text:
+        place, whole = _stored(text)
+        entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
+        found = FoundFiles([Place(e.path, place.uri) for e in entries if e.is_file and whole.fullmatch(e.path)])
+    elif "://" in text or Path(text).exists():
         found = _inside(Place.of(text), text)
+    else:
+        found = _expanded(text)
     if not found.files:
         raise click.UsageError(f"IN: {text} names no file")
     return replace(found, files=sorted(set(found.files), key=lambda one: one.path))
 
 
 def _inside(place: Place, text: str) -> FoundFiles:
+    """Return a file, or the files of a folder."""
     info = place.system.get_file_info(place.path)
     if info.type == fs.FileType.File:
         return FoundFiles([place])
@@ -267,8 +243,9 @@ def _inside(place: Place, text: str) -> FoundFiles:
     if place.local is not None:
         names = {path.name: kind(path) for path in place.local.iterdir()}
     else:
+        kinds = {fs.FileType.File: FILE, fs.FileType.Directory: FOLDER}
         entries = place.system.get_file_info(fs.FileSelector(place.path))
-        names = {one.base_name: _STORED.get(one.type, "is not a file") for one in entries}
+        names = {entry.base_name: kinds.get(entry.type, "is not a file") for entry in entries}
     data = sorted(name for name in names if name[:1] not in "._")
     for name in data:
         if names[name] == FOLDER:
@@ -282,40 +259,37 @@ def _inside(place: Place, text: str) -> FoundFiles:
 
 def _expanded(pattern: str) -> FoundFiles:
     """Return the files of this machine that match a pattern."""
+    parts = Path(pattern).parts
+    plain = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     found, folders = list[Place](), list[str]()
-    for path in expanded(pattern):
+    for path in _matches(Path(*parts[:plain]), parts[plain:]):
         if (what := kind(path)) == FOLDER:
             folders.append(str(path))
         elif what == FILE:
             found.append(Place.of(str(path)))
         else:
             raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {what}; remove it")
-    deep = "**" in PurePosixPath(pattern).parts  # which matches folders for the files in them
-    return FoundFiles(found, None, () if deep else tuple(sorted(folders)))
+    # A pattern with ** matches folders for the files in them.
+    return FoundFiles(found, None, () if "**" in parts else tuple(sorted(folders)))
 
 
 def would_match(pattern: str, folder: Place, name: str) -> bool:
-    """Return whether a file of this name in a folder would match a pattern.
-
-    Args:
-        pattern: as for ``find``.
-        folder: that may not exist yet.
-        name: of the file.
-    """
+    """Return whether a file of this name in a folder, which may not exist yet, would match a pattern."""
     path = folder.child(name).path
     if "://" not in pattern:
-        return not folder.uri and matches(pattern, Path(path))
+        return not folder.uri and _fits(Path(os.path.abspath(pattern)).parts, Path(path).parts)  # noqa: PTH100
     if "*" not in pattern:
         return False
     place, whole = _stored(pattern)
     return place.system == folder.system and whole.fullmatch(path) is not None
 
 
-def _matching(text: str) -> list[Place]:
-    """Return the files of a store whose paths match a pattern."""
-    place, whole = _stored(text)
-    entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
-    return [Place(one.path, place.uri) for one in entries if one.is_file and whole.fullmatch(one.path)]
+def _fits(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_fits(parts[1:], names[at:]) for at in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _fits(parts[1:], names[1:])
 
 
 def _stored(text: str) -> tuple[Place, re.Pattern[str]]:

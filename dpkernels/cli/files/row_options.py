@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dpkernels.cli.files.formats import Numbers, Source
+from dpkernels.cli.files.formats import Source
 from dpkernels.random import host
 
 # Rows are held in memory to be shuffled.
@@ -50,41 +49,27 @@ class RowOptions:
         if self.decimals is not None:
             lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
         if not self.shuffle:
-            advice = (
-                "--shuffle-rows prevents this" if self.shuffleable else "shuffle the rows beforehand to prevent this"
-            )
-            lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice}")
+            advice = "--shuffle-rows prevents" if self.shuffleable else "shuffle the rows beforehand to prevent"
+            lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice} this")
         return lines
 
     def check_size(self, path: Path) -> None:
-        """Refuse early what is too large to be shuffled.
-
-        Raises:
-            click.UsageError: the file is.
-        """
+        """Refuse early what is too large to be shuffled."""
         if self.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
             raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
 
     def check_droppable(self, source: Source) -> None:
-        """Refuse to leave rows out of what has none.
-
-        Raises:
-            click.UsageError: no rows of one value each.
-        """
+        """Refuse to leave rows out of what has no rows of one value each."""
         if self.missing == "drop" and not source.droppable:
             raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
 
     def check_held(self, size: int) -> None:
-        """Refuse rows that are too large to be shuffled.
-
-        Raises:
-            ValueError: they are.
-        """
+        """Refuse rows that are too large to be shuffled."""
         if size > MOST_SHUFFLED_BYTES:
             raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
 
     def rounded(self, reports: np.ndarray) -> np.ndarray:
-        """Reports with few decimals; those too large to have any are as they were."""
+        """Return reports with few decimals; those too large to have any are as they were."""
         if self.decimals is None:
             return reports
         with np.errstate(over="ignore", invalid="ignore"):
@@ -92,26 +77,8 @@ class RowOptions:
         return np.where(np.isfinite(rounded), rounded, reports)
 
 
-def filled(numbers: Numbers) -> np.ndarray:
-    """Return the values, the first that there is in the places of missing ones."""
-    if numbers.missing is None:
-        return numbers.values
-    return np.where(numbers.missing, numbers.values[np.argmin(numbers.missing)], numbers.values)
-
-
-def complete(columns: Iterable[Numbers]) -> np.ndarray | None:
-    """Return the rows in which no column has a missing value; None for all."""
-    masks = [column.missing for column in columns if column.missing is not None]
-    return ~np.logical_or.reduce(masks) if masks else None
-
-
 def permutation(key: bytes, rows: int) -> np.ndarray:
-    """Return a uniformly random order: that of random 64-bit words, all drawn again where two are equal.
-
-    Args:
-        key: 32 bytes.
-        rows: how many.
-    """
+    """Return a uniformly random order: that of random 64-bit words, all drawn again where two are equal."""
     for stream in count():
         words = np.empty(rows, "<u8")
         host.fill(words, key, stream, 0)

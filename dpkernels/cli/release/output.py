@@ -18,7 +18,7 @@ file has no name, so it disappears with the process, however that ends.
 
 from __future__ import annotations
 
-import hashlib
+import abc
 import json
 import os
 import shutil
@@ -28,13 +28,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import IO, Self
 
 import click
 
 from dpkernels.bounded_json import parse_json
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
+from dpkernels.staging import Staged, Swept, claimed, measured, naming, path_of, staged, sweep, to_disk
 
 # A double sidecar begins with this, and no other does.
 _REPLACING = '{"replacing": '
@@ -84,7 +84,65 @@ def _check_free(target: Path, force: bool) -> None:
         raise click.UsageError(f"OUT: {taken[0]} exists; --force replaces it")
 
 
-class Output:
+class _ClaimedOutput(abc.ABC):
+    """A name that is claimed, and new files that ``commit`` puts in place; else they are deleted.
+
+    Attributes:
+        place: how errors call the output while it is written.
+    """
+
+    place: object
+    _file: IO[bytes]  # the output
+
+    def __init__(self, named: Path, force: bool) -> None:
+        self._named, self._force = named, force
+        self._visible = False  # whether another user may have read some of the output
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Claim the name, clear what a killed run has left, and make the new files.
+
+        Raises:
+            TakenError: another process is writing to this name.
+            click.UsageError: it exists by now, and is not to be replaced.
+            OSError: its folder or the temporary folder cannot be written.
+        """
+        # An interrupt between a file and the note that it must go would leave the file.
+        with uninterrupted(), ExitStack() as held:
+            held.enter_context(claimed(self._named))
+            say_swept(sweep(self._named), self._named)
+            self._make(held)
+            stop_if_asked()
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with uninterrupted():
+            self._held.close()
+
+    @abc.abstractmethod
+    def _make(self, held: ExitStack) -> None:
+        """Make the new files, which go when the stack is closed."""
+
+    @property
+    def path(self) -> Path:
+        """The path to write to: the open file itself, which cannot be exchanged, whatever becomes of its name."""
+        return path_of(self._file)
+
+    def digest(self) -> tuple[str, int]:
+        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        return measured(self._file)
+
+    @abc.abstractmethod
+    def withdraw(self) -> bool:
+        """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
+
+    @abc.abstractmethod
+    def commit(self, sidecar: str) -> None:
+        """Put the output and its sidecar, which binds it, in place; from then on the work is finished."""
+
+
+class Output(_ClaimedOutput):
     """The target's name, claimed, and new files for it, which ``commit`` puts in place; else they are deleted.
 
     Args:
@@ -94,55 +152,17 @@ class Output:
     """
 
     def __init__(self, source: Path, target: Path, force: bool = False) -> None:
-        self._source, self._target, self._force = source, target, force
-        self._sidecar = sidecar_path(target)
-        self._visible = False  # whether another user may have read the output
-        self._held = ExitStack()
+        super().__init__(target, force)
+        self._source, self._sidecar, self.place = source, sidecar_path(target), target
 
-    def __enter__(self) -> Output:
-        """Claim the name, clear what a killed run has left, and make the new files.
-
-        Raises:
-            TakenError: another process is writing this output.
-            click.UsageError: it exists by now, and is not to be replaced.
-            OSError: the folder cannot be written.
-        """
-        # An interrupt between a file and the note that it must go would leave the file.
-        with uninterrupted(), ExitStack() as held:
-            held.enter_context(claimed(self._target))
-            say_swept(sweep(self._target), self._target)
-            settle(self._target)
-            _check_free(self._target, self._force)
-            self._old = _text(self._sidecar)
-            self._output, self._double, self._single = (held.enter_context(staged(self._target)) for _ in range(3))
-            stop_if_asked()
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with uninterrupted():
-            self._held.close()
-
-    @property
-    def place(self) -> Path:
-        """The name of the output in errors while it is written."""
-        return self._target
-
-    @property
-    def path(self) -> Path:
-        """The path to write to: the open file itself, which cannot be exchanged, whatever becomes of its name."""
-        return Path(f"/dev/fd/{self._output.file.fileno()}")
-
-    def digest(self) -> tuple[str, int]:
-        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
-        file = self._output.file
-        file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    def _make(self, held: ExitStack) -> None:
+        settle(self._named)
+        _check_free(self._named, self._force)
+        self._old = _text(self._sidecar)
+        self._output, self._double, self._single = (held.enter_context(staged(self._named)) for _ in range(3))
+        self._file = self._output.file
 
     def withdraw(self) -> bool:
-        """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
         if self._visible:
             return False
         name = self._output.path
@@ -151,27 +171,63 @@ class Output:
         return not os.path.lexists(name)
 
     def commit(self, sidecar: str) -> None:
-        """Put the output and its sidecar, which binds it, in place; from then on the work is finished."""
-        with naming(self._target):
+        files = self._output, self._double, self._single
+        with naming(self._named):
             self._double.file.write((_REPLACING + json.dumps(self._old) + ", " + sidecar[1:]).encode())
             self._single.file.write(sidecar.encode())
-            for new in (self._output, self._double, self._single):
+            for new in files:
                 new.finish()
         stop_if_asked()
         with uninterrupted():
             with independent_of_reports():
-                _check_free(self._target, self._force)
+                _check_free(self._named, self._force)
             self._visible = True
-            for new in (self._output, self._double, self._single):
+            for new in files:
                 new.finish(self._source)
             try:
-                for new, place in ((self._double, self._sidecar), (self._output, self._target)):
-                    _place(new, place)
+                _place(self._double, self._sidecar)
+                _place(self._output, self._named)
                 _place(self._single, self._sidecar)
             except OSError:
-                settle(self._target)
+                settle(self._named)
                 raise
             finished()
+
+
+class StandardOutput(_ClaimedOutput):
+    """A file without a name, copied to standard output by ``commit``, and its sidecar, whose name is claimed."""
+
+    def __init__(self, sidecar: Path, force: bool = False) -> None:
+        super().__init__(sidecar, force)
+        self.place = f"the temporary folder {tempfile.gettempdir()}"
+
+    def _make(self, held: ExitStack) -> None:
+        with naming(self.place):
+            self._file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))  # noqa: SIM115
+
+    def withdraw(self) -> bool:
+        if not self._visible:
+            self._file.close()
+        return not self._visible
+
+    def commit(self, sidecar: str) -> None:
+        """Write the output, and name its sidecar, which is on the disk by then, once it has all been taken."""
+        with staged(self._named) as new:
+            with naming(self._named):
+                new.file.write(sidecar.encode())
+                new.finish()
+            stop_if_asked()
+            if os.path.lexists(self._named) and not self._force:
+                with independent_of_reports():
+                    raise click.UsageError(f"--sidecar: {self._named} exists by now; --force replaces it")
+            self._visible = True
+            self._file.seek(0)
+            with naming("standard output"):
+                shutil.copyfileobj(self._file, sys.stdout.buffer, 1 << 20)
+                sys.stdout.buffer.flush()
+            with uninterrupted():
+                _place(new, self._named)
+                finished()
 
 
 def settle(target: Path) -> None:
@@ -193,15 +249,10 @@ def settle(target: Path) -> None:
 
 
 def own_sidecar(target: Path, text: str) -> str | None:
-    """Return the text of the sidecar that is the target's own.
+    """Return the text of the sidecar that is the target's own, of the text beside it, of one release or double.
 
-    Args:
-        target: the output.
-        text: the sidecar beside it, of one release or double.
-
-    Returns:
-        The text; of a double one the new release's or the old one's, by the target's hash. None where the target is
-        neither, that is, where there was no sidecar before and the new output is not in place.
+    Of a double one it is the new release's or the old one's, by the target's hash. None where the target is neither,
+    that is, where there was no sidecar before and the new output is not in place.
     """
     if not text.startswith(_REPLACING):
         return text
@@ -214,7 +265,7 @@ def digest(target: Path) -> str | None:
     """Return the SHA-256 of a file in hexadecimal; None if there is none."""
     try:
         with target.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return measured(file)[0]
     except FileNotFoundError:
         return None
 
@@ -248,70 +299,3 @@ def say_swept(swept: Sequence[Swept], target: Path) -> None:
         if sizes:
             many = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
             click.echo(f"dpkernels: removed {many} that a killed run to {target} had left", err=True)
-
-
-class StandardOutput:
-    """A file without a name, copied to standard output by ``commit``, and its sidecar.
-
-    Attributes:
-        path: where to write the output.
-        place: how errors call it while it is written.
-    """
-
-    def __init__(self, sidecar: Path, force: bool = False) -> None:
-        self._sidecar, self._force = sidecar, force
-        self._begun = False  # whether any of it may have been read
-        self._held = ExitStack()
-        self.place = f"the temporary folder {tempfile.gettempdir()}"
-
-    def __enter__(self) -> StandardOutput:
-        """Claim the sidecar's name, clear what a killed run has left of it, and make the private file.
-
-        Raises:
-            TakenError: another process is writing this sidecar.
-            OSError: the folder of the sidecar or the temporary folder cannot be written.
-        """
-        with uninterrupted(), ExitStack() as held:
-            held.enter_context(claimed(self._sidecar))
-            say_swept(sweep(self._sidecar), self._sidecar)
-            with naming(self.place):
-                self._file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))
-            self.path = Path(f"/dev/fd/{self._file.fileno()}")
-            stop_if_asked()
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with uninterrupted():
-            self._held.close()
-
-    def digest(self) -> tuple[str, int]:
-        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
-        return digest(self.path) or "", self.path.stat().st_size
-
-    def withdraw(self) -> bool:
-        """Delete what was written; return False if some of it may have been read."""
-        if not self._begun:
-            self._file.close()
-        return not self._begun
-
-    def commit(self, sidecar: str) -> None:
-        """Write the output, and name its sidecar, which is on the disk by then, once it has all been taken."""
-        with staged(self._sidecar) as new:
-            with naming(self._sidecar):
-                new.file.write(sidecar.encode())
-                new.finish()
-            stop_if_asked()
-            if os.path.lexists(self._sidecar) and not self._force:
-                with independent_of_reports():
-                    raise click.UsageError(f"--sidecar: {self._sidecar} exists by now; --force replaces it")
-            self._begun = True
-            with naming("standard output"), self.path.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
-                sys.stdout.buffer.flush()
-            with uninterrupted():
-                new.place(self._sidecar)
-                to_disk(self._sidecar.parent)
-                finished()

@@ -1,10 +1,11 @@
-"""A planned release: what the user asked for, checked, and the steps that a file and a dataset have in common."""
+"""``dpkernels perturb``: a planned release, and that of one file, in pieces through the exact engine."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,21 @@ from typing import Any
 import click
 
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.files.row_options import RowOptions
-from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged, remaining_after
+from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
+from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.places import FILE, kind
+from dpkernels.cli.files.row_options import RowOptions, permutation
+from dpkernels.cli.interrupts import independent_of_reports
+from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
-from dpkernels.cli.release.rows import ReleaseSpec, label
-from dpkernels.cli.release.sidecar import Column, Release, WrittenFile, to_json
-from dpkernels.cli.text import listed
+from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
+from dpkernels.cli.release.rows import check_some_rows, check_values, label, perturbed, row_order_secret
+from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, WrittenFile, to_json
+from dpkernels.cli.text import listed, shown
+from dpkernels.progress import bar
+from dpkernels.staging import naming
+
+_LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
 
 @dataclass(frozen=True)
@@ -28,17 +37,11 @@ class Request:
     Attributes:
         source: IN.
         target: OUT.
-        columns: names of the columns to perturb; none for an array.
         mechanisms: their names, one for all columns or one a column; none for the default.
         options: the values of the mechanisms' options that were given; see ``mechanisms.options_by_column``.
-        clip: clip values outside the interval.
-        force: replace an existing output.
         ledger: the options of a ledger that were given.
         rows: the treatment of rows besides noise.
-        sidecar: where the certificates go if the output is standard output.
-        kind: the format of both files; None to take it from their names.
-        delimiter: the separator of cells; None for that of the format.
-        multiline: whether quoted cells may have line breaks.
+        kind: ``--format``.
     """
 
     source: Path | str
@@ -55,64 +58,46 @@ class Request:
     delimiter: str | None
     multiline: bool
 
-    def columns_of(self, source: Source) -> tuple[Column, ...]:
-        """Return the columns of a file that are perturbed, with their certified mechanisms.
+    def spec(self, source: Source, layout: Layout, rows: RowOptions) -> ReleaseSpec:
+        """Return the release of a file, or of several like it, with certified mechanisms.
 
         Raises:
-            click.UsageError: a wrong name, mechanism or option.
+            click.UsageError: a wrong column, mechanism or option.
         """
-        chosen, mechanisms = _chosen(source, self.columns), self.mechanisms or [DEFAULT]
-        check_count("mechanism", len(mechanisms), len(chosen))
-        each = list(mechanisms) * (len(chosen) if len(mechanisms) == 1 else 1)
-        settings = zip(chosen, each, options_by_column(each, self.options), strict=True)
-        return tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
+        rows.check_droppable(source)
+        names, mechanisms = self._names(source), self.mechanisms or [DEFAULT]
+        check_count("mechanism", len(mechanisms), len(names))
+        each = list(mechanisms) * (len(names) if len(mechanisms) == 1 else 1)
+        settings = zip(names, each, options_by_column(each, self.options), strict=True)
+        columns = tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
+        copied = *(name for name in source.names if name not in names), *source.also_copied
+        return ReleaseSpec(columns, self.clip, layout, rows, tuple(source.names), source.values_per_row, copied)
 
-
-def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
-    if not source.names:
-        if names:
-            raise click.UsageError(f"--column: {names[0]!r}; {source.path} is one array and has no columns")
-        return [None]
-    if not names:
-        raise click.UsageError(f"--column: missing; {source.path} has {listed(source.names)}")
-    for name in names:
-        if (found := list(source.names).count(name)) != 1:
-            problem = f"{found} columns of this name" if found else f"no such column; it has {listed(source.names)}"
-            raise click.UsageError(f"--column: {name!r}; {source.path} has {problem}")
-        if names.count(name) > 1:
-            raise click.UsageError(f"--column: {name!r} is given twice")
-    return names
+    def _names(self, source: Source) -> Sequence[str | None]:
+        """Return the names of the perturbed columns of a file."""
+        if not source.names:
+            if self.columns:
+                raise click.UsageError(f"--column: {self.columns[0]!r}; {source.path} is one array and has no columns")
+            return [None]
+        if not self.columns:
+            raise click.UsageError(f"--column: missing; {source.path} has {listed(source.names)}")
+        for name in self.columns:
+            if (found := list(source.names).count(name)) != 1:
+                problem = f"{found} columns of this name" if found else f"no such column; it has {listed(source.names)}"
+                raise click.UsageError(f"--column: {name!r}; {source.path} has {problem}")
+            if self.columns.count(name) > 1:
+                raise click.UsageError(f"--column: {name!r} is given twice")
+        return self.columns
 
 
 @dataclass(frozen=True)
 class Plan(abc.ABC):
-    """A release whose options have been checked.
-
-    Attributes:
-        spec: the treatment of every row.
-        layout: how the files are written.
-        names: the columns of every file; empty for arrays.
-        values_per_row: the number of values that a row holds in each perturbed column.
-        copied: the names of the parts of a file that are not perturbed.
-        ledger_account: the ledger that is charged, if there is one.
-    """
+    """A release whose options have been checked; ``label`` is that of its entry in the ledger."""
 
     spec: ReleaseSpec
-    layout: Layout
-    names: Sequence[str]
-    values_per_row: int
-    copied: Sequence[str]
     ledger_account: LedgerAccount | None
-
-    @property
-    @abc.abstractmethod
-    def sidecar(self) -> Path | str:
-        """The place of the certificates."""
-
-    @property
-    @abc.abstractmethod
-    def label(self) -> str:
-        """The label of the ledger's entry."""
+    label: str
+    sidecar: Path | str
 
     @abc.abstractmethod
     def output(self) -> AbstractContextManager[Any]:
@@ -130,16 +115,13 @@ class Plan(abc.ABC):
     def commit(self, output: Any, sidecar: str, written: Any) -> None:
         """Put the files and their sidecar in place."""
 
-    def check(self, progress: bool | None) -> tuple[Release, list[str]]:
-        """Check everything that a release would, every value and the ledger too, without charging or writing.
+    def check(self, progress: bool | None) -> tuple[Release, str]:
+        """Check everything that ``release`` would, every value and the ledger too, without charging or writing.
 
         Returns:
             The release that would be, and in words the budget that would be left in the ledger.
-
-        Raises:
-            ValueError: as ``release``.
         """
-        left = remaining_after(self.ledger_account, self.spec.totals(self.values_per_row))
+        left = "" if self.ledger_account is None else self.ledger_account.check(*self.spec.totals())
         return self._release(self.read(progress)), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
@@ -150,22 +132,111 @@ class Plan(abc.ABC):
             check_first: read every value once before the charge.
 
         Raises:
-            ValueError: the budget would be exceeded, an input value is unfit, or an input is empty or damaged. There is
-                no release.
+            ValueError: the budget would be exceeded, a value is unfit, or an input is empty or damaged. There is no
+                release.
             OSError: reading or writing failed. There is no release.
         """
         with self.output() as output:
             if check_first:
                 self.read(progress)
-            totals = self.spec.totals(self.values_per_row)
-            with charged(self.ledger_account, totals, self.label, output) as ledger_charge:
-                rows, not_kept, written = self.write(output, progress)
-                release = self._release(rows, not_kept, ledger_charge)
-                self.commit(output, to_json(release, written, self.names), written)
+            with charged(self.ledger_account, self.spec.totals(), self.label, output) as ledger_charge:
+                values, not_kept, written = self.write(output, progress)
+                release = self._release(values, not_kept, ledger_charge)
+                self.commit(output, to_json(release, written), written)
         return release
 
     def _release(self, values: int, not_kept: Sequence[str] = (), ledger_charge: LedgerCharge | None = None) -> Release:
         """Return a release with this number of values in each column."""
-        own, rows = self.spec, values // self.values_per_row
-        facts = own.columns, rows, self.values_per_row, own.clip, self.layout, own.row_options
-        return Release(*facts, tuple(not_kept), ledger_charge)
+        return Release(self.spec, values // self.spec.values_per_row, tuple(not_kept), ledger_charge)
+
+
+@dataclass(frozen=True)
+class FilePlan(Plan):
+    """A release of one file; to standard output if the target is ``DASH``."""
+
+    source: Source
+    target: Path
+    force: bool
+
+    def output(self) -> Output | StandardOutput:
+        if self.target == DASH:
+            return StandardOutput(Path(self.sidecar), self.force)
+        return Output(self.source.path, self.target, self.force)
+
+    def release(self, progress: bool | None, check_first: bool = False) -> Release:
+        if check_first and self.source.path == STANDARD_INPUT:
+            raise click.UsageError("--check-first: standard input can be read only once")
+        return super().release(progress, check_first)
+
+    def read(self, progress: bool | None) -> int:
+        with naming(self.source.path), self._shown(progress) as show:
+            read, rows = check_values(self.spec, self.source, show)
+        check_some_rows(self.source.path, read, rows)
+        return rows
+
+    def write(self, output: Output | StandardOutput, progress: bool | None) -> tuple[int, list[str], WrittenFile]:
+        source, row_options, secret = self.source, self.spec.row_options, os.urandom(32)
+        held, read, rows, size = list[Any](), 0, 0, 0
+        with (
+            self._shown(progress) as show,
+            naming(f"{source.path} to {output.place}"),
+            source.sink(output.path) as sink,
+            closing(perturbed(self.spec, source, secret, show)) as pieces,
+        ):
+            for piece, before, left in pieces:
+                read, rows = read + before, rows + left
+                if not row_options.shuffle:
+                    sink.write(piece)
+                    continue
+                held.append(piece)
+                size += source.size(piece)
+                row_options.check_held(size)
+            with independent_of_reports():
+                check_some_rows(source.path, read, rows)
+            if held:
+                order = permutation(row_order_secret(secret), rows // source.values_per_row)
+                for piece in source.reordered(held, order):
+                    sink.write(piece)
+        return rows, source.not_kept(output.path), WrittenFile(*output.digest())
+
+    def commit(self, output: Output | StandardOutput, sidecar: str, written: WrittenFile) -> None:
+        output.commit(sidecar)
+
+    @contextmanager
+    def _shown(self, wanted: bool | None) -> Iterator[Callable[[], Any]]:
+        """Show a bar for the share of the input that has been read."""
+        with bar(1.0, wanted, wanted is None and self.source.path.stat().st_size >= _LONG_BYTES) as moved:
+            yield lambda: moved(completed=self.source.fraction)
+
+
+def plan(request: Request) -> FilePlan:
+    """Check everything of a release of one file that can be checked before a value is read.
+
+    Raises:
+        click.UsageError: a wrong option or argument.
+        ValueError: the input is not a readable file of its format.
+    """
+    path, target, rows = Path(request.source), Path(request.target), request.rows
+    layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
+    if path != DASH and (what := kind(path)) != FILE:
+        raise click.UsageError(f"IN: {path} {what}; it must be a file, or - for standard input")
+    path = STANDARD_INPUT if path == DASH else path
+    sidecar = _sidecar(path, target, request.sidecar, request.force)
+    ledger_account = LedgerAccount.of(request.ledger, (path, target, sidecar))
+    rows.check_size(path)
+    source = open_source(path, layout)
+    spec = request.spec(source, layout, rows)
+    name = f"perturb {shown(path.name)} to {shown(target.name)}"
+    return FilePlan(spec, ledger_account, name, sidecar, source, target, request.force)
+
+
+def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
+    """Return where the certificates go, after checking that the place is free."""
+    if target != DASH and given is not None:
+        raise click.UsageError("--sidecar: is for standard output; the sidecar of a file is beside it")
+    if target == DASH and given is None:
+        raise click.UsageError("--sidecar: missing; standard output needs a file for its certificates")
+    if given is not None and given.suffix != ".json":
+        raise click.UsageError(f"--sidecar: {given} must end in .json")
+    check_target(path, given or target, force)
+    return given or sidecar_path(target)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,9 +11,8 @@ import numpy as np
 
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.layout import STANDARD_INPUT
-from dpkernels.cli.files.row_options import RowOptions, complete, filled
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
-from dpkernels.cli.release.sidecar import Column, exact_totals
+from dpkernels.cli.release.sidecar import Column, ReleaseSpec
 from dpkernels.decimals import shortest
 from dpkernels.random import host
 from dpkernels.random.keys import column_secret
@@ -25,18 +22,8 @@ from dpkernels.release.inputs import Bounds, InputError, report_type
 T = TypeVar("T")
 
 
-def check_values(
-    source: Source, columns: Sequence[Column], clip: bool, missing: str, show: Callable[[], object], row: int = 0
-) -> tuple[int, int]:
-    """Read a file once, as a release would, and refuse what it would refuse.
-
-    Args:
-        source: the file.
-        columns: what would be perturbed.
-        clip: whether values outside the interval would be clipped.
-        missing: "error", "keep" or "drop".
-        show: called after every piece.
-        row: of the file, that it begins with.
+def check_values(spec: ReleaseSpec, source: Source, show: Callable[[], object], row: int = 0) -> tuple[int, int]:
+    """Read a file from a row on, as a release would, and refuse what it would refuse; ``show`` follows every piece.
 
     Returns:
         How many rows (of an array: values) there are, and how many the output would have.
@@ -44,38 +31,39 @@ def check_values(
     Raises:
         ValueError: a value that cannot be perturbed, or a file that is damaged.
     """
-    bounds = [Bounds.of(column.sampler, clip) for column in columns]
+    bounds = [Bounds.of(column.sampler, spec.clip) for column in spec.columns]
     start, rows = row, 0
-    with closing(source.pieces([column.name for column in columns])) as pieces:
+    with closing(source.pieces([column.name for column in spec.columns])) as pieces:
         for piece in pieces:
-            found = [_checked(source, *one, missing, piece, start) for one in zip(columns, bounds, strict=True)]
-            whole = complete(found) if missing == "drop" else None
+            found = [
+                _numbers_and(spec, source, column, own, piece, start, partial(own.check, first=start))[0]
+                for column, own in zip(spec.columns, bounds, strict=True)
+            ]
+            whole = _complete(spec, found)
             start, rows = start + len(piece), rows + (len(piece) if whole is None else int(whole.sum()))
             show()
             stop_if_asked()
     return start - row, rows
 
 
-def _checked(source: Source, column: Column, bounds: Bounds, missing: str, piece: Any, start: int) -> Numbers:
-    return numbers_and(source, column, bounds, missing, piece, start, lambda x: bounds.check(x.reshape(-1), start))[0]
-
-
-def some_rows(source: Source, read: int, left: int) -> None:
-    """Refuse a file without a row to release.
-
-    Raises:
-        ValueError: no row is left.
-    """
+def check_some_rows(name: object, read: int, left: int) -> None:
+    """Refuse a file of which no row is left to release."""
     if left == 0:
         problem = "every row has a missing value" if read else "is empty"
-        raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
+        raise ValueError(f"{name}: {problem}; there is no row to perturb")
 
 
-def numbers_and(
+def _complete(spec: ReleaseSpec, columns: Iterable[Numbers]) -> np.ndarray | None:
+    """Return the rows that are not dropped, because no column has a missing value there; None for all."""
+    masks = [column.missing for column in columns if column.missing is not None]
+    return ~np.logical_or.reduce(masks) if masks and spec.row_options.missing == "drop" else None
+
+
+def _numbers_and(
+    spec: ReleaseSpec,
     source: Source,
     column: Column,
     bounds: Bounds,
-    missing: str,
     piece: Any,
     start: int,
     use: Callable[[np.ndarray], T],
@@ -91,18 +79,19 @@ def numbers_and(
         if bounds.near and found.rounded is not None:
             row = source.place(piece, start + int(np.argmax(found.rounded)), start)
             raise ValueError(f"{row} is a whole number that float64 rounds, which may move neighbours further apart")
+        values = found.values
         if found.missing is not None:
-            first = int(np.argmin(found.missing))
-            if missing == "error":
+            if spec.row_options.missing == "error":
                 row = source.place(piece, start + int(np.argmax(found.missing)), start)
                 raise ValueError(f"{row} is missing (empty, null, nan){_NOT_FINITE}")
             if found.missing.all():
                 return found, None
-        return (found, use(filled(found))) if found.values.size else (found, None)
+            first = int(np.argmin(found.missing))
+            values = np.where(found.missing, values[first], values)  # stands in, also before its own row
+        return found, use(values) if values.size else None
     except InputError as error:
         clips = "" if error.interval is None else "; --clip clips"
         limits = "" if error.interval is None else column.guarantee.limits
-        # Where values are missing, the first that is not stands in, also before its own row.
         where = source.place(piece, max(error.row, start + first), start)
         reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
         raise ValueError(f"{label(column.name)}{where} is {shortest(error.value)}{reason}{limits}{clips}") from error
@@ -118,60 +107,25 @@ def label(name: str | None) -> str:
     return "" if name is None else f"column {name!r}: "
 
 
-# Perturbed pieces, and how many rows (of an array: values) each had before and has now.
-Perturbed = Generator[tuple[Any, int, int], None, None]
-
-# What is folded into a release's key, once, where there is no column's name.
+# What is folded into a release's key, once, where there is no column's name: those are folded from hashes.
 _ARRAY, _ROW_ORDER = 0, 1
 
 
-@dataclass(frozen=True)
-class ReleaseSpec:
-    """The treatment of every row.
-
-    Attributes:
-        columns: the perturbed columns with their mechanisms.
-        clip: clip values outside the interval.
-        row_options: the treatment of rows besides noise.
-    """
-
-    columns: tuple[Column, ...]
-    clip: bool
-    row_options: RowOptions
-
-    @property
-    def names(self) -> list[str | None]:
-        """The names of the columns."""
-        return [column.name for column in self.columns]
-
-    def engines(self, secret: bytes) -> list[Engine]:
-        """One a column, each with a key of its own: two columns never share noise."""
-        return [exact_engine(column.sampler, _column_secret(secret, column.name)) for column in self.columns]
-
-    def totals(self, values_per_row: int) -> tuple[Fraction, Fraction]:
-        """Return the (epsilon, delta) of a row, exactly."""
-        return exact_totals([column.guarantee for column in self.columns], values_per_row)
-
-    def copied(self, source: Source) -> list[str]:
-        """Return the names of the parts of a file that are not perturbed."""
-        chosen = set(self.names)
-        return [*(name for name in source.names if name not in chosen), *source.also_copied]
-
-
 def row_order_secret(secret: bytes) -> bytes:
-    """Return the key of the order of the rows, which is no column's: those are folded from hashes."""
+    """Return the key of the order of the rows."""
     return host.fold_in(secret, _ROW_ORDER)
 
 
-def _column_secret(secret: bytes, name: str | None) -> bytes:
-    """Return the key of a column, derived from its name; an array has none."""
-    return host.fold_in(secret, _ARRAY) if name is None else column_secret(secret, name)
+def _column_engine(column: Column, secret: bytes) -> Engine:
+    """Return an engine with a key of the column's own: two columns never share noise."""
+    own = host.fold_in(secret, _ARRAY) if column.name is None else column_secret(secret, column.name)
+    return exact_engine(column.sampler, own)
 
 
 def perturbed(
     spec: ReleaseSpec, source: Source, secret: bytes, show: Callable[[], Any], *, row: int = 0, first: int = 0
-) -> Perturbed:
-    """Return the pieces of a file, perturbed.
+) -> Generator[tuple[Any, int, int], None, None]:
+    """Yield the perturbed pieces of a file, and how many rows (of an array: values) each had before and has now.
 
     Args:
         spec: what is done to them.
@@ -181,18 +135,20 @@ def perturbed(
         row: of the file, that its first piece begins with (of an array: value).
         first: the same in the whole release, whose noise it gets.
     """
-    engines, at = spec.engines(secret), row
-    pieces = source.pieces(spec.names)
+    engines = [_column_engine(column, secret) for column in spec.columns]
+    pieces, at = source.pieces([column.name for column in spec.columns]), row
     # A request to stop need not wait for a stream's next bytes.
     with closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following:
-        while (piece := _next(following)) is not None:
+        while True:
             with independent_of_reports():
-                reports = {
-                    column.name: _reports(spec, source, column, engine, piece, at, first + at - row)
-                    for column, engine in zip(spec.columns, engines, strict=True)
-                }
+                piece = next(following, None)
+                if piece is None:
+                    return
+                reports = {}
+                for column, engine in zip(spec.columns, engines, strict=True):
+                    reports[column.name] = _reports(spec, source, column, engine, piece, at, first + at - row)
             done, left = source.replaced(piece, reports), len(piece)
-            if spec.row_options.missing == "drop" and (whole := complete(reports.values())) is not None:
+            if (whole := _complete(spec, reports.values())) is not None:
                 done, left = source.kept(done, whole), int(whole.sum())
             yield done, len(piece), left
             at += len(piece)
@@ -200,17 +156,12 @@ def perturbed(
             stop_if_asked()
 
 
-def _next(pieces: Iterator[Any]) -> Any:
-    with independent_of_reports():
-        return next(pieces, None)
-
-
 def _reports(
     spec: ReleaseSpec, source: Source, column: Column, engine: Engine, piece: Any, row: int, first: int
 ) -> Numbers:
-    bounds, missing = Bounds.of(column.sampler, spec.clip), spec.row_options.missing
+    bounds = Bounds.of(column.sampler, spec.clip)
     reported = partial(in_chunks, engine, bounds, start=first, row=row)
-    found, reports = numbers_and(source, column, bounds, missing, piece, row, reported)
+    found, reports = _numbers_and(spec, source, column, bounds, piece, row, reported)
     if reports is None:  # all are missing
         reports = np.zeros(len(found.values), report_type(found.values.dtype))
     return Numbers(spec.row_options.rounded(reports), found.missing)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, singledispatch
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +21,6 @@ from dpkernels.cli.text import shown
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.estimation.released import confidence_interval
-from dpkernels.exact.certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.rows import RowCertificate
@@ -46,9 +45,9 @@ class StatedGuarantee:
     Attributes:
         epsilon: the budget.
         realised_epsilon: the epsilon of the integers that are sampled.
-        delta: the delta; 0 for bounded mechanisms.
+        delta: 0 for bounded mechanisms.
         realised_delta: the delta of the integers.
-        neighbouring: which values are neighbouring, for a table.
+        neighbouring: which values are neighbouring, in words.
         stated: the claim that the mechanism's own parameters must state.
         limits: why a value may be refused, if not for an interval of the user's.
     """
@@ -62,60 +61,31 @@ class StatedGuarantee:
     limits: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         names = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
         return {name: getattr(self, name) for name in names}
 
 
-@singledispatch
 def guarantee(certificate: Any) -> StatedGuarantee:
     """Return the guarantee of a certificate of single reports.
 
     Raises:
         ValueError: a certificate of vectors.
     """
-    raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
-
-
-@guarantee.register(WindowCertificate)
-@guarantee.register(PlacedCertificate)
-def _(certificate: WindowCertificate | PlacedCertificate) -> StatedGuarantee:
-    return _bounded(certificate, certificate)
-
-
-@guarantee.register
-def _(certificate: MixtureCertificate) -> StatedGuarantee:
-    return _bounded(certificate, certificate.first)
-
-
-@guarantee.register
-def _(certificate: RowCertificate) -> StatedGuarantee:
-    local, D = _bounded(certificate, certificate), certificate.sensitivity
-    if D is None:
-        return local
-    near = f"at most {shortest(D)} apart, in [{shortest(local.stated['lower'])}, {shortest(local.stated['upper'])}]"
-    return replace(local, stated={**local.stated, "sensitivity": D}, neighbouring=near)
-
-
-def _bounded(whole: BoundedCertificate | MixtureCertificate, part: BoundedCertificate) -> StatedGuarantee:
-    epsilon, lower, upper = whole.epsilon, part.table.lower, part.table.upper
-    near = f"any two in [{shortest(lower)}, {shortest(upper)}]"
-    stated = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    return StatedGuarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, near, stated)
-
-
-@guarantee.register
-def _(certificate: NoiseCertificate) -> StatedGuarantee:
-    epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
-    return StatedGuarantee(
-        epsilon,
-        certificate.realised_epsilon,
-        delta,
-        float_at_least(certificate.realised_delta),
-        f"at most {shortest(D)} apart",
-        {"epsilon": epsilon, "delta": delta, "sensitivity": D},
-        "; additive noise takes values up to 2^34 sensitivities from 0",
-    )
+    if isinstance(certificate, NoiseCertificate):
+        epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
+        realised = certificate.realised_epsilon, delta, float_at_least(certificate.realised_delta)
+        stated = {"epsilon": epsilon, "delta": delta, "sensitivity": D}
+        limits = "; additive noise takes values up to 2^34 sensitivities from 0"
+        return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", stated, limits)
+    if not isinstance(certificate, (WindowCertificate, PlacedCertificate, RowCertificate, MixtureCertificate)):
+        raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
+    table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table
+    stated = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
+    near = f"any two in [{shortest(table.lower)}, {shortest(table.upper)}]"
+    if isinstance(certificate, RowCertificate) and (D := certificate.sensitivity) is not None:
+        stated["sensitivity"] = D
+        near = near.replace("any two in", f"at most {shortest(D)} apart, in")
+    return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, stated)
 
 
 def of_a_row(parts: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
@@ -133,24 +103,15 @@ def of_a_row(parts: Sequence[StatedGuarantee], values_per_row: int) -> StatedGua
 
 def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple[Fraction, Fraction]:
     """Return the (epsilon, delta) of a row without rounding, each budget read as the decimal that it prints as."""
-    epsilon, delta = (
-        sum((rational(getattr(one, name)) for one in parts), Fraction(0)) for name in ("epsilon", "delta")
-    )
-    return values_per_row * epsilon, values_per_row * delta
+    epsilon, delta = (sum(rational(getattr(one, name)) for one in parts) for name in ("epsilon", "delta"))
+    return Fraction(values_per_row * epsilon), Fraction(values_per_row * delta)
 
 
 def margins(certificate: Any, decimals: int | None) -> tuple[float, float] | None:
     """Return how far below and above a released value the true value is, with probability ``CONFIDENCE``.
 
     They are the same for every released value of type float64, because the interval moves with it. Rounding to float32
-    adds up to half a unit in the last place of the value.
-
-    Args:
-        certificate: of the mechanism.
-        decimals: to which released values are rounded; None for not.
-
-    Returns:
-        Two numbers of at least 0, or None for a certificate of a bounded mechanism.
+    adds up to half a unit in the last place of the value. Bounded mechanisms have none.
     """
     if not isinstance(certificate, NoiseCertificate):
         return None
@@ -167,14 +128,7 @@ def interval_form(certificate: Any, decimals: int | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Column:
-    """One perturbed column.
-
-    Attributes:
-        name: its name; None for an array.
-        mechanism: the mechanism's name.
-        sampler: its exact sampler.
-        options: the options that the mechanism was made with.
-    """
+    """One perturbed column; an array has no name. The mechanism, given by name, was made with the options."""
 
     name: str | None
     mechanism: str
@@ -192,7 +146,7 @@ class Column:
         return title(self.name)
 
     def to_dict(self, decimals: int | None) -> dict[str, Any]:
-        """Return a JSON form with the certificate, and without anything secret; see ``margins`` for ``decimals``."""
+        """Return a JSON form with the certificate, and without anything secret."""
         return {
             "column": self.name,
             "mechanism": self.mechanism,
@@ -205,33 +159,52 @@ class Column:
 
 
 @dataclass(frozen=True)
+class ReleaseSpec:
+    """What is known of a release before a value is read.
+
+    Attributes:
+        columns: the perturbed columns with their mechanisms.
+        clip: clip values outside the interval.
+        layout: how the files are written.
+        row_options: the treatment of rows besides noise.
+        names: all columns of each file, perturbed or not, in their order; empty for an array.
+        values_per_row: the number of values that a row holds in each perturbed column.
+        copied: the names of the parts of a file that are not perturbed.
+    """
+
+    columns: tuple[Column, ...]
+    clip: bool
+    layout: Layout
+    row_options: RowOptions
+    names: tuple[str, ...] = ()
+    values_per_row: int = 1
+    copied: tuple[str, ...] = ()
+
+    def totals(self) -> tuple[Fraction, Fraction]:
+        """Return the (epsilon, delta) of a row, exactly."""
+        return exact_totals([column.guarantee for column in self.columns], self.values_per_row)
+
+
+@dataclass(frozen=True)
 class Release:
     """A finished release.
 
     Attributes:
-        columns: the perturbed columns.
+        spec: its columns and options.
         rows: the number of rows.
-        values_per_row: the number of values that a row holds in each column.
-        clip: whether inputs were clipped.
-        layout: how the file is written.
-        row_options: the treatment of rows besides noise.
         not_kept: parts of the file, besides the replaced columns, that the output does not have.
         ledger_charge: the charge for it, if there was one.
     """
 
-    columns: tuple[Column, ...]
+    spec: ReleaseSpec
     rows: int
-    values_per_row: int
-    clip: bool
-    layout: Layout
-    row_options: RowOptions
     not_kept: tuple[str, ...] = ()
     ledger_charge: LedgerCharge | None = None
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
         """The guarantee of a row."""
-        return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
+        return of_a_row([column.guarantee for column in self.spec.columns], self.spec.values_per_row)
 
 
 def title(name: str | None) -> str:
@@ -254,14 +227,7 @@ def noise_of(mechanism: Mechanism) -> str:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """One file of a release.
-
-    Attributes:
-        sha256: its hash, in hexadecimal.
-        size: its bytes.
-        name: its name in the sidecar's folder; empty for a release of one file.
-        rows: the number of its rows, if it has a name.
-    """
+    """One file of a release; it has a name in the sidecar's folder, and a number of rows, if there are several."""
 
     sha256: str
     size: int
@@ -269,35 +235,29 @@ class WrittenFile:
     rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         if not self.name:
             return {"sha256": self.sha256, "bytes": self.size}
         return {"name": self.name, "rows": self.rows, "bytes": self.size, "sha256": self.sha256}
 
 
-def to_json(release: Release, written: WrittenFile | Sequence[WrittenFile], names: Sequence[str]) -> str:
-    """Return the text of the sidecar.
-
-    Args:
-        release: the release.
-        written: its file, or its files in the order of their rows.
-        names: all columns of each file, perturbed or not, in their order; empty for an array.
-    """
+def to_json(release: Release, written: WrittenFile | Sequence[WrittenFile]) -> str:
+    """Return the text of the sidecar of a release of one file, or of several in the order of their rows."""
     if isinstance(written, WrittenFile):
         files: dict[str, Any] = written.to_dict()
     else:
         files = {"parts": [part.to_dict() for part in written]}
+    spec = release.spec
     form = {
         "format": FORMAT,
         **release.guarantee.to_dict(),
         "rows": release.rows,
-        "values_per_row": release.values_per_row,
-        "clip": release.clip,
-        "output": {**files, "columns": list(names)},
-        "layout": release.layout.to_dict(),
-        **release.row_options.to_dict(),
+        "values_per_row": spec.values_per_row,
+        "clip": spec.clip,
+        "output": {**files, "columns": list(spec.names)},
+        "layout": spec.layout.to_dict(),
+        **spec.row_options.to_dict(),
         "not_kept": release.not_kept,
-        "columns": [column.to_dict(release.row_options.decimals) for column in release.columns],
+        "columns": [column.to_dict(spec.row_options.decimals) for column in spec.columns],
         "versions": versions(),
     }
     if release.ledger_charge is not None:

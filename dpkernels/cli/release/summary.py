@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from pathlib import Path
@@ -22,23 +22,16 @@ from dpkernels.mechanisms.two_point import TwoPoint
 _COMPOSED_DELTA = 1e-9
 
 
-def summary_lines(
-    release: Release, copied: Sequence[str], places: tuple[Path | str, Path | str] | None, left: Sequence[str] = ()
-) -> list[str]:
-    """Return the summary for people.
+Places = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
 
-    Args:
-        release: what was done, or checked.
-        copied: the columns that are not perturbed.
-        places: output and certificates; None for a check.
-        left: what a ledger would have left.
-    """
-    heading = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
-    found = aligned([heading, *map(_cells, release.columns)])
+
+def summary_lines(release: Release, places: Places, left: str = "") -> list[str]:
+    """Return the summary for people; ``left`` is what a ledger would have left."""
+    own, columns, row_options = release.guarantee, release.spec.columns, release.spec.row_options
+    found = aligned([_HEADING, *map(_cells, columns)])
     # The parameters of noise may have been calibrated.
-    noise = {column.title: noise_of(column.sampler.mechanism) for column in release.columns}
+    noise = {column.title: noise_of(column.sampler.mechanism) for column in columns}
     found += [f"{title}: noise of {parameters}" for title, parameters in noise.items() if parameters]
-    own = release.guarantee
     budget, realised = shortest(own.epsilon), shortest(own.realised_epsilon)
     if own.delta:
         budget += f", delta {shortest(own.delta)}"
@@ -49,67 +42,64 @@ def summary_lines(
     if release.ledger_charge is not None:
         found.append(str(release.ledger_charge))
     found += advice(release)
-    if copied:
-        found.append(f"copied as they are, NOT protected: {listed(copied)}")
-    found += release.row_options.notices()
+    if release.spec.copied:
+        found.append(f"copied as they are, NOT protected: {listed(release.spec.copied)}")
+    found += row_options.notices()
     if release.not_kept:
         found.append(f"not kept of the file: {'; '.join(release.not_kept)}")
-    if places is None:
-        return [*found, *left, f"{rounded(release.rows, 15)} rows can be released; nothing was charged or written"]
-    target, sidecar = places
-    return [*found, f"{rounded(release.rows, 15)} rows: {target}, certificates: {sidecar}"]
+    rows = f"{rounded(release.rows, 15)} rows"
+    if places is not None:
+        return [*found, f"{rows}: {places[0]}, certificates: {places[1]}"]
+    return [*found, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
+
+
+_HEADING = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
 
 
 def _cells(column: Column) -> list[str]:
     own = column.guarantee
-    realised = shortest(own.realised_epsilon), shortest(own.delta), shortest(own.realised_delta)
-    return [column.title, column.mechanism, own.neighbouring, shortest(own.epsilon), *realised]
+    numbers = own.epsilon, own.realised_epsilon, own.delta, own.realised_delta
+    return [column.title, column.mechanism, own.neighbouring, *map(shortest, numbers)]
 
 
-def summary_dict(
-    release: Release, copied: Sequence[str], places: tuple[Path | str, Path | str] | None
-) -> dict[str, Any]:
+def summary_dict(release: Release, places: Places) -> dict[str, Any]:
     """Return the same for programs."""
     target, sidecar = (None, None) if places is None else map(str, places)
+    columns, row_options = release.spec.columns, release.spec.row_options
     return {
         "output": target,
         "certificates": sidecar,
         "rows": release.rows,
         **release.guarantee.to_dict(),
-        "columns": list(map(_column_dict, release.columns)),
-        "copied": list(copied),
-        **release.row_options.to_dict(),
+        "columns": [
+            {
+                "column": column.name,
+                "mechanism": column.mechanism,
+                "parameters": parameters(column.sampler.mechanism),
+                **column.guarantee.to_dict(),
+            }
+            for column in columns
+        ],
+        "copied": list(release.spec.copied),
+        **row_options.to_dict(),
         "not_kept": list(release.not_kept),
-        "notices": advice(release) + release.row_options.notices(),
+        "notices": advice(release) + row_options.notices(),
         "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
-    }
-
-
-def _column_dict(column: Column) -> dict[str, Any]:
-    return {
-        "column": column.name,
-        "mechanism": column.mechanism,
-        "parameters": parameters(column.sampler.mechanism),
-        **column.guarantee.to_dict(),
     }
 
 
 def advice(release: Release) -> list[str]:
     """Return what the released columns are good for, one line a column, and how values about one person compose."""
-    lines = []
-    for column in release.columns:
-        values = release.rows * release.values_per_row
-        if (found := margins(column.sampler.certificate, release.row_options.decimals)) is not None:
-            lines.append(f"{column.title}: {_interval(*map(_rounded_up, found))}")
+    lines, values = [], release.rows * release.spec.values_per_row
+    for column in release.spec.columns:
+        if (found := margins(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
+            below, above = map(_rounded_up, found)
+            inside = f"[released - {below}, released + {above}]"
+            lines.append(f"{column.title}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
             lines += [f"{column.title}: {_composition(column, values)}"] if values > 1 else []
         elif "sensitivity" not in column.guarantee.stated:
             lines.append(f"{column.title}: {_questions(column.sampler.mechanism)}")
     return lines
-
-
-def _interval(below: str, above: str) -> str:
-    ends = f"released - {below}, released + {above}"
-    return f"with probability {100 * CONFIDENCE:g} %, a true value is in [{ends}]"
 
 
 def _rounded_up(margin: float) -> str:
@@ -130,13 +120,11 @@ def _composition(column: Column, values: int) -> str:
 
 
 def _as_given(options: Mapping[str, Any]) -> list[str]:
-    texts = {
-        name: value
-        if isinstance(value, str)
-        else ",".join(map(shortest, value if isinstance(value, tuple) else [value]))
-        for name, value in options.items()
-    }
-    return [word for name, text in texts.items() for word in (flag(name), text)]
+    words = []
+    for name, value in options.items():
+        numbers = value if isinstance(value, tuple) else [value]
+        words += [flag(name), value if isinstance(value, str) else ",".join(map(shortest, numbers))]
+    return words
 
 
 def _questions(mechanism: Any) -> str:

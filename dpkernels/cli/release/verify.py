@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,14 @@ from dpkernels.exact.combined import Certificate, MixtureCertificate
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.sampler import ExactSampler
 
-# A number so far from a report, in steps, is as near to the next one.
-ANY = 0.5
 # Reports are rounded to floats a few times: this many units in the last place of the largest.
 _ROUNDINGS = 4
+_LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
+_MOST_PROBLEMS = 10  # that one message lists
+_VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
+_VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout"}
+# The solver of the default parameters may stop at others elsewhere; two mechanisms differ by more.
+_SAME_MECHANISM = 1e-6
 
 
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
@@ -68,37 +72,28 @@ def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.n
             width = float(certificate.table.bin_width)
             left = np.abs(np.fmod(values.astype(np.float64), width))
             return np.minimum(left, width - left) <= slack
-        lowest, highest, step = _places(certificate)
-        rounding = blur(certificate, values.dtype, slack)
+        lowest, highest, step = _grid(certificate)
+        rounding = _rounding_in_steps(certificate, values.dtype, slack)
         place = (values.astype(np.float64) - lowest) / step
         ends = max(0.5, rounding)
         inside = (place > -ends) & (place < (highest - lowest) / step + ends)
         return inside & (np.abs(place - np.rint(place)) <= rounding)
 
 
-def blur(certificate: Any, dtype: np.dtype, slack: float) -> float:
-    """Return how far, in steps, reports may be from a table's places; from ``ANY`` on every number is a report."""
+def _rounding_in_steps(certificate: Any, dtype: np.dtype, slack: float) -> float:
+    """Return how far, in steps, rounding may move reports from a table's grid; by half a step, any number is one."""
     if isinstance(certificate, MixtureCertificate):
-        return max(blur(part, dtype, slack) for part in (certificate.first, certificate.second))
+        return max(_rounding_in_steps(part, dtype, slack) for part in (certificate.first, certificate.second))
     if isinstance(certificate, NoiseCertificate):
         return slack / float(certificate.table.bin_width)
-    lowest, highest, step = _places(certificate)
+    lowest, highest, step = _grid(certificate)
     return (_ROUNDINGS * float(np.finfo(dtype).eps) * max(abs(lowest), abs(highest)) + slack) / step
 
 
-def _places(certificate: Any) -> tuple[float, float, float]:
-    """Return the lowest and the highest report of a table, and the step between reports.
-
-    Raises:
-        ValueError: a certificate of vectors.
-    """
-    guarantee(certificate)
+def _grid(certificate: Any) -> tuple[float, float, float]:
+    """Return the lowest and the highest report of a table, and the step between reports."""
+    guarantee(certificate)  # refuses vectors
     return float(certificate.lowest), float(certificate.highest), float(certificate.table.step)
-
-
-_LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
-
-_MOST_PROBLEMS = 10  # that one message lists
 
 
 @dataclass(frozen=True)
@@ -124,12 +119,8 @@ class VerifiedColumn:
         return f"ok: {title(self.form['column'])}, {name}, {claim}"
 
 
-def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the files of a release, each with its JSON in the sidecar.
-
-    Raises:
-        CertificateError: the name of a file is a path, or is there twice.
-    """
+def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the files of a release, each with its JSON in the sidecar."""
     written = form["output"]
     if "parts" not in written:
         return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
@@ -138,16 +129,12 @@ def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]
             raise CertificateError(f"output: {name!r} is not the name of a file beside the sidecar")
         if count > 1:
             raise CertificateError(f"output: {name!r} is named twice; every row is released once")
-    check_same("rows", form["rows"], sum(integer("rows", part["rows"]) for part in written["parts"]), "its files have")
+    _check_same("rows", form["rows"], sum(integer("rows", part["rows"]) for part in written["parts"]), "its files have")
     return [(path.with_name(part["name"]), {**part, "columns": written["columns"]}) for part in written["parts"]]
 
 
-def check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
-    """Refuse a false statement of a sidecar.
-
-    Raises:
-        CertificateError: the statement differs from the fact.
-    """
+def _check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
+    """Refuse a statement of a sidecar that differs from the fact."""
     if type(stated) is not type(found) or stated != found:
         raise CertificateError(f"{word}: the file says {_short(stated)}, {where} {_short(found)}")
 
@@ -156,19 +143,10 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) and len(value) <= _LONGEST else brief(value)
 
 
-def verified_output(
+def _verified_output(
     form: dict[str, Any], columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
 ) -> str:
-    """Check all files of a release.
-
-    Args:
-        form: the JSON of the sidecar.
-        columns: its columns, verified.
-        files: the result of ``outputs``.
-        path: the sidecar.
-
-    Returns:
-        A sentence about the result.
+    """Check all files of a release, and return a sentence about the result.
 
     Raises:
         CertificateError: names all files that differ from the sidecar. For a dataset it also names missing files, and
@@ -176,12 +154,13 @@ def verified_output(
     """
     if "parts" not in form["output"] and not files[0][0].is_file():
         return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
-    coarse, problems = set[str](), _strange(form, path, files)
+    coarse = set[str]()
+    problems = _folder_problems(path, [target for target, _ in files]) if "parts" in form["output"] else []
     for target, written in files:
         if not target.is_file():
             continue  # one of the problems
         try:
-            coarse.update(_coarse(form, columns, target, written))
+            coarse |= _check_file(form, columns, target, written)
         except CertificateError as error:
             problems.append(str(error))
     if problems:
@@ -194,80 +173,60 @@ def verified_output(
     return f"ok: {place}, {form['rows']} rows, SHA-256; {result}"
 
 
-def _strange(form: dict[str, Any], path: Path, files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    """Return problems of a dataset's folder: files that are missing, and files that the sidecar does not name."""
-    if "parts" not in form["output"]:
-        return []
-    there, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
-    problems = [f"{path.with_name(name)}: is not there" for name in sorted(named - there)]
-    problems += [f"{target}: is not a file" for target, _ in files if target.name in there and not target.is_file()]
-    strange = sorted(there - named - {path.name})
-    return problems + [
-        f"{path.with_name(name)}: is in the folder of the release, and its sidecar does not name it" for name in strange
-    ]
+def _folder_problems(path: Path, targets: list[Path]) -> list[str]:
+    """Return the files of a dataset that are missing, and the files of its folder that its sidecar does not name."""
+    found, named = {one.name for one in path.parent.iterdir()}, {target.name for target in targets}
+    problems = [f"{path.with_name(name)}: is not there" for name in sorted(named - found)]
+    problems += [f"{target}: is not a file" for target in targets if target.name in found and not target.is_file()]
+    strange = "is in the folder of the release, and its sidecar does not name it"
+    return problems + [f"{path.with_name(name)}: {strange}" for name in sorted(found - named - {path.name})]
 
 
-def _coarse(
-    form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]
-) -> Iterator[str]:
-    """Check a file; yield the columns whose reports are too coarse to distinguish from other numbers."""
-    check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
-    check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
+def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]) -> set[str]:
+    """Check a file; return the columns whose reports are too coarse to distinguish from other numbers."""
+    _check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
+    _check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
     try:
         source = open_source(target, Layout.from_dict(form["layout"]))
-        check_same("output: columns", written["columns"], list(source.names), f"{target} has")
-        _check_names(form, columns, source)
-        rows, coarse = _rows(form, columns, source)
-        check_same("rows", written["rows"], rows, f"{target} has")
+        names = list(source.names)
+        _check_same("output: columns", written["columns"], names, f"{target} has")
+        _check_same("values_per_row", form["values_per_row"], source.values_per_row, f"{target} has")
+        for name in (column.form["column"] for column in columns):
+            if (name is not None or names) and names.count(name) != 1:
+                raise CertificateError(f"column {title(name)}: {target} has {names.count(name)} columns of this name")
+        rows, coarse = _check_reports(form, columns, source)
+        _check_same("rows", written["rows"], rows, f"{target} has")
     except (click.UsageError, ValueError) as error:
         raise CertificateError(f"{target}: {error}") from error
-    yield from coarse
+    return coarse
 
 
-def _check_names(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> None:
-    names = list(source.names)
-    check_same("values_per_row", form["values_per_row"], source.values_per_row, f"{source.path} has")
-    chosen = [column.form["column"] for column in columns]
-    if sorted(map(str, chosen)) != sorted({str(name) for name in chosen}):
-        raise CertificateError(f"columns: one of {chosen} is there twice")
-    for name in chosen:
-        if (name is not None or names) and names.count(name) != 1:
-            raise CertificateError(f"column {title(name)}: {source.path} has {names.count(name)} columns of this name")
-
-
-def _rows(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, list[str]]:
+def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
     """Return the number of rows, and the columns whose reports are too coarse to distinguish from other numbers.
 
     Raises:
         CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
     """
-    kept = form["missing"] == "keep"
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
     row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
-    start, coarse = 0, set()
+    start, coarse = 0, set[str]()
     for piece in source.pieces([column.form["column"] for column in columns]):
         for column in columns:
-            found = source.numbers(piece, column.form["column"], start)
-            good = can_report(column.certificate, found.values, slack) & (
-                row_options.rounded(found.values) == found.values
-            )
+            name = column.form["column"]
+            found = source.numbers(piece, name, start)
+            good = can_report(column.certificate, found.values, slack)
+            good &= row_options.rounded(found.values) == found.values
             if found.missing is not None:
-                good = np.where(found.missing, kept, good)
+                good = np.where(found.missing, form["missing"] == "keep", good)
             if not good.all():
                 where = source.place(piece, start + int(good.argmin()), start)
-                raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its table")
-            if blur(column.certificate, found.values.dtype, slack) >= ANY:
-                coarse.add(title(column.form["column"]))
+                raise CertificateError(f"column {title(name)}: {where} is no report of its table")
+            if _rounding_in_steps(column.certificate, found.values.dtype, slack) >= 0.5:
+                coarse.add(title(name))
         start += len(piece)
-    return start // source.values_per_row, sorted(coarse)
-
-
-_TOTALS = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
-_VERIFIED = {"format", *_TOTALS, "rows", "values_per_row", "output", "columns", "layout"}
-# The solver of the default parameters may stop at others elsewhere; two mechanisms differ by more.
-_SAME_LAW = 1e-6
+    return start // source.values_per_row, coarse
 
 
 def verify(path: Path) -> list[str]:
@@ -288,36 +247,35 @@ def verify(path: Path) -> list[str]:
             raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
         form = parse_json(own)
         check_fields(form)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: is not the sidecar of a release") from error
     except CertificateError:
         raise
     except ValueError as error:
         raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not the sidecar of a release") from error
+    killed = f"a run that was to replace {target} was killed: this is the release that is there"
     try:
-        return [*_settling(text, own, target), *_verified(path, form)]
+        return [*([] if text == own else [killed]), *_verified(path, form)]
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
 
 
-def _settling(text: str, own: str, target: Path) -> list[str]:
-    if text == own:
-        return []
-    return [f"a run that was to replace {target} was killed: this is the release that is there"]
-
-
 def _verified(path: Path, form: dict[str, Any]) -> list[str]:
     columns = [_column(column, form) for column in form["columns"]]
-    _check_counts(form)
+    for word in ("rows", "values_per_row"):
+        if not (type(form[word]) is int and form[word] >= 1):
+            raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
     _check_totals(form, [column.own for column in columns])
     delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
     total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
-    files = outputs(form, path)
+    files = _outputs(form, path)
     if all(file.is_file() for file, _ in files):
         total_line = f"ok: {total_line}"
     else:
         total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
-    return [*map(str, columns), total_line, verified_output(form, columns, files, path), *_declared(form)]
+    rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
+    declared = [f"declared, not verified: {one}" for one in rest]
+    return [*map(str, columns), total_line, _verified_output(form, columns, files, path), *declared]
 
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
@@ -325,16 +283,19 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         certificate = Certificate.from_dict(form["certificate"])
         own = guarantee(certificate)
         _check_parameters(form["parameters"], own)
-        check_same("neighbouring", form["neighbouring"], own.neighbouring)
+        _check_same("neighbouring", form["neighbouring"], own.neighbouring)
         if "interval" in form:
-            check_same("interval", form["interval"], interval_form(certificate, release["decimals"]).get("interval"))
-        return VerifiedColumn(form, certificate, own, _is_rebuilt(form, certificate, release))
+            _check_same("interval", form["interval"], interval_form(certificate, release["decimals"]).get("interval"))
+        differs = _difference(form, certificate)
+        if differs and release["versions"] == versions():  # another version may make another table
+            raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
+        return VerifiedColumn(form, certificate, own, not differs)
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error
 
 
 def _check_parameters(parameters: dict[str, float], own: StatedGuarantee) -> None:
-    """The claim written beside a certificate is that of its tables, in both parts of a mixture."""
+    """Refuse a claim beside a certificate that is not that of its tables, in both parts of a mixture."""
     for word, found in own.stated.items():
         own_names = (word, f"first.{word}", f"second.{word}")
         claimed = {value for name, value in parameters.items() if name in own_names}
@@ -342,45 +303,26 @@ def _check_parameters(parameters: dict[str, float], own: StatedGuarantee) -> Non
             raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {found}")
 
 
-def _is_rebuilt(form: dict[str, Any], certificate: Certificate, release: dict[str, Any]) -> bool:
-    """Return whether the mechanism, made again, has the parameters and the table.
-
-    Raises:
-        CertificateError: it has not, and this is the version that made the release: another may make another table.
-    """
-    differs = _difference(name := form["mechanism"], form["options"], form["parameters"], certificate)
-    if differs and release["versions"] == versions():
-        raise CertificateError(f"mechanism: {name!r}{differs}")
-    return not differs
-
-
-def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Certificate) -> str:
-    """Return how the mechanism made again differs; empty if it does not."""
+def _difference(form: dict[str, Any], certificate: Certificate) -> str:
+    """Return how the mechanism, made again from its name and options, differs; empty if it does not."""
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in form["options"].items()}
     try:
-        form = build_exact_sampler(
-            name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
-        )[1]
+        sampler = build_exact_sampler(form["mechanism"], options)[1]
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {error}"
-    again = parameters(form.mechanism)
-    if stated.keys() != again.keys() or not all(_same(stated[key], again[key]) for key in again):
+    stated, again = form["parameters"], parameters(sampler.mechanism)
+    if stated.keys() != again.keys() or not all(_is_same(stated[name], again[name]) for name in again):
         return f" has the parameters {again}, not {stated}"
     facts = ("worst_variance", "lowest", "highest")
-    if not isinstance(form.certificate, type(certificate)) or not all(
-        _same(getattr(form.certificate, fact), getattr(certificate, fact)) for fact in facts
+    if not isinstance(sampler.certificate, type(certificate)) or not all(
+        _is_same(getattr(sampler.certificate, fact), getattr(certificate, fact)) for fact in facts
     ):
         return " has another table"
     return ""
 
 
-def _same(one: Any, other: Any) -> bool:
-    return math.isclose(one, other, rel_tol=_SAME_LAW)
-
-
-def _check_counts(form: dict[str, Any]) -> None:
-    for word in ("rows", "values_per_row"):
-        if not (type(form[word]) is int and form[word] >= 1):
-            raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
+def _is_same(one: Any, other: Any) -> bool:
+    return math.isclose(one, other, rel_tol=_SAME_MECHANISM)
 
 
 def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> None:
@@ -388,37 +330,26 @@ def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> No
     values = form["values_per_row"]
     found = of_a_row(guarantees, values)
     for word in ("epsilon", "delta", "neighbouring"):
-        check_same(word, form[word], getattr(found, word))
+        _check_same(word, form[word], getattr(found, word))
     for word in ("realised_epsilon", "realised_delta"):
         realised = getattr(found, word)
         if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
             raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
     if "ledger" in form:
         for word, amount in zip(("epsilon", "delta"), exact_totals(guarantees, values), strict=True):
-            check_same(f"ledger: {word}", form["ledger"][word], printed(amount))
-
-
-def _declared(form: dict[str, Any]) -> list[str]:
-    """Return the statements of a sidecar that cannot be verified."""
-    rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
-    return [f"declared, not verified: {one}" for one in rest]
+            _check_same(f"ledger: {word}", form["ledger"][word], printed(amount))
 
 
 @dataclass(frozen=True)
 class MechanismCertificate:
-    """A mechanism's certificate, and the variance that the certificate costs.
-
-    Attributes:
-        name: the mechanism's name.
-        sampler: its exact sampler.
-    """
+    """A mechanism's certificate, and the variance that the certificate costs."""
 
     name: str
     sampler: ExactSampler
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> MechanismCertificate:
-        """Certify.
+        """Certify a mechanism.
 
         Raises:
             click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.

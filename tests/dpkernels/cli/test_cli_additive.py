@@ -38,7 +38,7 @@ run = pytest.fixture(command, name="run")
 
 @pytest.fixture(autouse=True)
 def _known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.release.one_file.os.urandom", lambda count: SECRET[:count])
+    monkeypatch.setattr("dpkernels.cli.release.plan.os.urandom", lambda count: SECRET[:count])
 
 
 def sidecar(name: str) -> dict[str, Any]:

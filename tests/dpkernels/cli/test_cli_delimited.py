@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.row_options import RowOptions
-from dpkernels.cli.release import one_file, plan, rows
+from dpkernels.cli.release import plan, rows
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.
@@ -54,7 +54,7 @@ class Released:
                     delimiter=form.delimiter,
                     multiline=form.multiline,
                 )
-                self.rows = one_file.plan(request).release(False).rows
+                self.rows = plan.plan(request).release(False).rows
                 self.output = target.read_bytes()
             except (ValueError, click.UsageError):
                 assert [path.name for path in Path(folder).iterdir()] == ["in.csv"]

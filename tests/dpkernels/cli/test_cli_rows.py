@@ -79,13 +79,13 @@ def test_what_is_no_table_is_refused(run: Run, case: str) -> None:
 def test_records_are_counted_by_a_second_parser(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault planted in the first: all of a quoted record's text is the cell of a column that is copied."""
     Path("in.csv").write_text(SWALLOWED.replace('"a\n', '"a"\n'))
-    whole = delimited.CellGrid.of.__func__
+    whole = delimited._grid
 
-    def one_less(cls: Any, region: delimited.Region, cells: int) -> delimited.CellGrid:
-        grid = whole(cls, region, cells)
-        return delimited.CellGrid(grid.first[:1], grid.ends[-1:])
+    def one_less(*given: Any) -> tuple[np.ndarray, np.ndarray]:
+        first, ends = whole(*given)
+        return first[:1], ends[-1:]
 
-    monkeypatch.setattr(delimited.CellGrid, "of", classmethod(one_less))
+    monkeypatch.setattr(delimited, "_grid", one_less)
     monkeypatch.setattr("dpkernels.cli.files.delimited.DelimitedFile._names", lambda file, region: ["id", "age", "o"])
     assert_refused(run("perturb", "in.csv", "out.csv", *COLUMN, *AGE), 1, "second parser")
 

@@ -36,8 +36,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.mechanisms import build_exact_sampler
-from dpkernels.cli.release.rows import ReleaseSpec
-from dpkernels.cli.release.sidecar import Column, versions
+from dpkernels.cli.release.sidecar import Column, ReleaseSpec
 from dpkernels.random.keys import column_secret
 
 run = pytest.fixture(command, name="run")
@@ -55,9 +54,8 @@ def column(name: str | None = "age") -> Column:
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
-    treatment = ReleaseSpec(tuple(column(name) for name in names or ("age",)), False, RowOptions())
-    where = None if out is None else folder(str(out), None)
-    return Job(treatment, PARQUET, ".parquet", parts, where, versions())
+    spec = ReleaseSpec(tuple(column(name) for name in names or ("age",)), False, PARQUET, RowOptions())
+    return Job(spec, parts, None if out is None else folder(str(out), None))
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,7 +479,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     parts, described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    made = Job(described.spec, PARQUET, ".parquet", 2, store, versions())
+    made = Job(described.spec, 2, store)
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
         done = [perturb_part(made, Secret(SECRET), part) for part in parts]
         assert store.sizes().keys() == {NOTE, *(one.written.name for one in done)}
@@ -549,9 +547,9 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    treatment = ReleaseSpec((column("age" if kind != "npy" else None),), False, RowOptions())
+    spec = ReleaseSpec((column("age" if kind != "npy" else None),), False, form, RowOptions())
     with store.run():
-        done = perturb_part(Job(treatment, form, f".{kind}", 1, store, versions()), Secret(SECRET), part)
+        done = perturb_part(Job(spec, 1, store), Secret(SECRET), part)
         made = (tmp_path / "out" / done.written.name).read_bytes()
     assert (len(made), hashlib.sha256(made).hexdigest()) == (done.written.size, done.written.sha256)
     assert done.rows == 500

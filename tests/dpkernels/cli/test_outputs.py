@@ -694,7 +694,7 @@ def test_other_unraisable_errors_are_still_printed(capsys: pytest.CaptureFixture
     seen: list[Any] = []
     before, sys.unraisablehook = sys.unraisablehook, seen.append
     try:
-        with interrupts.interruptible():
+        with interrupts.interruptible(interrupts.Requests()):
             for error in (ValueError(), KeyboardInterrupt()):
 
                 class Failing:
@@ -723,6 +723,18 @@ def test_an_interrupt_as_the_output_is_made_leaves_nothing(
     monkeypatch.setattr(output, moment, and_interrupt)
     assert_refused(run(*GIVEN), 1, "interrupted")
     assert_nothing_but("in.csv")
+
+
+@pytest.mark.usefixtures("requests_to_stop_are_heeded")
+def test_a_command_leaves_no_request_to_stop_to_the_next_work_of_its_process(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(Path("in.csv"), ages(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(output, "settle", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert_refused(run(*GIVEN), 1, "interrupted")
+    assert not interrupts.is_independent(OSError())
+    interrupts.stop_if_asked()
 
 
 # Imports
