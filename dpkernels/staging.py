@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
@@ -112,12 +112,8 @@ def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
     lock library, because the guarantees of ledgers and releases require that the lock is on the file with this name,
     and never on the target of a link.
 
-    Args:
-        target: the file that only the holder makes or replaces.
-        timeout: how many seconds to wait for another holder.
-
     Raises:
-        TakenError: another process holds it.
+        TakenError: another process still holds it after ``timeout`` seconds.
         OSError: the lock cannot be made.
     """
     path, deadline = target.with_name(f"{_prefix(target)}.lock"), time.monotonic() + timeout
@@ -205,28 +201,18 @@ def _locked(path: Path) -> int | None:
     """Return a descriptor that holds the lock on the file of this name; None if another process does."""
     if fcntl is None:
         raise OSError(f"{path}: this system has no locks of files")
-    descriptor = os.open(path, _NEW | os.O_NONBLOCK, 0o600)
-    try:
+    with ExitStack() as opened:
+        descriptor = os.open(path, _NEW | os.O_NONBLOCK, 0o600)
+        opened.callback(os.close, descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"{path}: is not a file, and the lock of an output would have this name")
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_named(descriptor, path):
-            return descriptor
-    except BlockingIOError:
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+        # The holder before may have removed the file, so that the name is another file's or none's by now.
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                opened.pop_all()
+                return descriptor
     return None
-
-
-def _is_named(descriptor: int, path: Path) -> bool:
-    """Return whether the name is still that of the opened file: the holder before may have removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager

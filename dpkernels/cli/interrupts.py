@@ -24,15 +24,10 @@ _AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is se
 
 @dataclass
 class Requests:
-    """The requests to stop that a command has had.
+    """The requests to stop that a command has had."""
 
-    Attributes:
-        asked: the request that was seen; 0 for none.
-        finished: whether the work is done, so that requests come too late.
-    """
-
-    asked: int = 0
-    finished: bool = False
+    asked: int = 0  # the request that was seen
+    finished: bool = False  # whether the work is done, so that requests come too late
 
 
 _state = Requests()  # of the command that runs in this process
@@ -63,9 +58,7 @@ def finished() -> None:
 def interruptible(requests: Requests, last: bool = False) -> Iterator[None]:
     """Let SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all.
 
-    Args:
-        requests: notes the requests to stop of this command.
-        last: the process ends with this, and requests to stop that come after it are ignored.
+    The requests to stop of this command are noted. If the process ends with it, later ones are ignored (``last``).
     """
     global _state
     _state = requests
@@ -83,11 +76,15 @@ def _heard() -> Iterator[None]:
     """Raise an exception again that a callback, such as JAX's at a garbage collection, has printed and lost."""
     before, soon = sys.unraisablehook, list[threading.Timer]()
 
+    def send(request: int) -> None:
+        if request and (thread := threading.main_thread().ident) is not None:
+            signal.pthread_kill(thread, request)
+
     def again(lost: sys.UnraisableHookArgs) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        soon.append(threading.Timer(_AGAIN_SECONDS, _send, [_state.asked]))
+        soon.append(threading.Timer(_AGAIN_SECONDS, send, [_state.asked]))
         soon[-1].start()
 
     sys.unraisablehook = again
@@ -97,11 +94,6 @@ def _heard() -> Iterator[None]:
         sys.unraisablehook = before
         for timer in soon:
             timer.cancel()
-
-
-def _send(request: int) -> None:
-    if request and (thread := threading.main_thread().ident) is not None:
-        signal.pthread_kill(thread, request)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -28,7 +28,6 @@ class LedgerAccount:
     """The ledger that a release is charged to.
 
     Attributes:
-        path: its file.
         budget: the (epsilon, delta) it has, or is made with; empty for that of an existing one.
         like: a file; a ledger that is made gets at most its permissions.
     """
@@ -132,13 +131,6 @@ def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> 
             raise click.UsageError(f"--ledger: {path} is a file of the release")
 
 
-class Withdrawable(Protocol):
-    """An output that is being made."""
-
-    def withdraw(self) -> bool:
-        """Delete all that was written; return whether it is gone and no other user can have read it."""
-
-
 @dataclass(frozen=True)
 class LedgerCharge:
     """A charge that was made to a ledger, and what the ledger stated just after it."""
@@ -164,7 +156,7 @@ class LedgerCharge:
             **_exact("budget_", self.after.budget),
         }
 
-    def settle(self, error: BaseException, output: Withdrawable) -> str:
+    def settle(self, error: BaseException, output: Any) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
         charge, why = f"charge {self.entry.id} of {self.entry.amounts}", ""
         if not is_independent(error):
@@ -198,7 +190,7 @@ def listing(path: Path) -> list[str]:
 
 @contextmanager
 def charged(
-    ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction], label: str, output: Withdrawable
+    ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction], label: str, output: Any
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
@@ -209,7 +201,8 @@ def charged(
         ledger_account: None for no charge.
         totals: the (epsilon, delta) of a row.
         label: of the ledger's entry.
-        output: of the release.
+        output: of the release, whose ``withdraw`` deletes all that was written, and returns whether it is gone and no
+            other user can have read it.
     """
     if ledger_account is None:
         yield None

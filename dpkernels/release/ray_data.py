@@ -112,19 +112,11 @@ def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, 
 def perturbed_block(
     block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known: bytes
 ) -> tuple[Any, str | None]:
-    """Return the reports of a block, or the errors in its values.
-
-    Args:
-        block: a table.
-        described: the pickled columns.
-        secrets: the keys.
-        first: number of its first row.
-        rows: the number of its rows when rows were numbered.
-        known: its hash at that time.
+    """Return the reports of a block whose first row has this number, or the errors in its values.
 
     Raises:
-        RuntimeError: the block has changed. The message contains no value. Invalid values are returned instead of
-            raised, because Ray writes exceptions to logs.
+        RuntimeError: the block has other rows or another hash than when rows were numbered. The message contains no
+            value. Invalid values are returned instead of raised, because Ray writes exceptions to logs.
     """
     columns = understood(described)
     if len(block) != rows or _hash(block, columns, secrets) != known:

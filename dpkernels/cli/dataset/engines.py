@@ -67,13 +67,10 @@ _STORE_BYTES = 80 << 20  # of the object store of a cluster of our own, Ray's le
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Tasks on a cluster.
+    """Tasks on a cluster, and what each of them needs.
 
     Attributes:
         address: of a cluster; empty for one of this machine, that begins and ends with the release.
-        cpus: of a task.
-        gpus: of a task, 0 or 1.
-        resources: others of a task, by name.
         retries: how often a part is tried again.
     """
 
@@ -84,12 +81,7 @@ class RayEngine:
     retries: int = 10
 
     def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
-        """Yield the results of the task for the parts, in the order in which they are done.
-
-        Raises:
-            OSError: a part failed more often than it may be tried, or there is no such cluster.
-            ModuleNotFoundError: Ray is not installed.
-        """
+        """Yield the results as threads do; OSError if a part failed more often than it may be tried."""
         import ray
         import ray.cloudpickle as pickle
 
@@ -206,11 +198,7 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
 
 
 def engine(given: Mapping[str, Any]) -> Engine:
-    """Return the engine that the options describe, by name; None or empty where one was not given.
-
-    Raises:
-        click.UsageError: an option that the engine does not have, or a wrong one.
-    """
+    """Return the engine that the options describe, by name; None or empty where one was not given."""
     wanted = {name: value for name, value in given.items() if name != "engine" and value not in (None, ())}
     if given["engine"] != "ray":
         if wanted:

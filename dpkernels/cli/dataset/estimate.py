@@ -23,53 +23,31 @@ from dpkernels.staging import measured
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
     """Count the reports of a column of a release of many files, as ``cli.estimate.read`` does those of one.
 
-    Args:
-        folder: the release, or its URI.
-        column: as for one file.
-        by: as for one file.
-        bounds: as for one file.
-        engine: what runs the parts.
-
     Raises:
         click.UsageError: a wrong option.
         ValueError: not a release, a file that is not what the sidecar says, or as for one file.
     """
     place = Place.of(folder)
-    form = _sidecar(place)
-    try:
-        written = Layout.from_dict(form["layout"])
-        parts = _parts(place, form, written)
-        long = form["rows"] >= LONG_ROWS
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"{folder}: {SIDECAR} is not the sidecar of a release of many files") from error
-    with parts[0].opened(written) as source:
+    form, layout = _sidecar(place)
+    parts = _parts(place, form, layout)
+    with parts[0].opened(layout) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
-    with bar(len(parts), None, long) as moved:
-        found = results(engine, tally_part, Count(wanted, written), None, parts, lambda: moved(advance=1))
+    with bar(len(parts), None, form["rows"] >= LONG_ROWS) as moved:
+        found = results(engine, tally_part, Count(wanted, layout), None, parts, lambda: moved(advance=1))
         with closing(found):
             return Read.of(wanted, found, folder)
 
 
 @dataclass(frozen=True)
 class ReleasedPart(Part):
-    """Rows of a file of a release.
-
-    Attributes:
-        sha256: the hash of the whole file in the sidecar.
-    """
+    """Rows of a file of a release, and the hash of the whole file in the sidecar."""
 
     sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Count:
-    """What is counted in every part; the same for all.
-
-    Attributes:
-        wanted: of its reports.
-        layout: how the files are written.
-        versions: of the driver.
-    """
+    """What is counted in every part; the same for all. The versions are the driver's."""
 
     wanted: Wanted
     layout: Layout
@@ -77,12 +55,7 @@ class Count:
 
 
 def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied:
-    """Count one part; with the first of a file, check that the file is the one that was released.
-
-    Raises:
-        click.UsageError: too many groups.
-        ValueError: a number that is no report of the mechanism, or another file.
-    """
+    """Count one part; with the first of a file, check that the file is the one that was released."""
     with part.opened(job.layout) as source:
         found = tallied(source, job.wanted, part.row)
     if part.row == 0:
@@ -93,30 +66,29 @@ def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied
     return found
 
 
-def _sidecar(place: Place) -> dict[str, Any]:
+def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
+    """Return what the sidecar of a folder holds, and the layout of the files."""
     try:
         with place.child(SIDECAR).read() as file:
             form: dict[str, Any] = parse_json(file.read().decode())
-    except FileNotFoundError:
-        raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
-    except ValueError as error:
-        raise ValueError(f"{place.child(SIDECAR)}: is not the sidecar of a release; {error}") from error
-    try:
         check_fields(form)
         if "parts" not in form["output"]:
             raise ValueError("output.parts: is missing")
-    except ValueError as error:
-        raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files; {error}") from error
-    return form
+        return form, Layout.from_dict(form["layout"])
+    except FileNotFoundError:
+        raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"; {error}" if isinstance(error, ValueError) else ""
+        raise ValueError(f"{place.child(SIDECAR)}: is not the sidecar of a release of many files{problem}") from error
 
 
-def _parts(place: Place, form: dict[str, Any], written: Layout) -> Sequence[ReleasedPart]:
+def _parts(place: Place, form: dict[str, Any], layout: Layout) -> Sequence[ReleasedPart]:
     """Return the files that the sidecar names, of the sizes that it says."""
     hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
     for one in form["output"]["parts"]:
         if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
             raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
-    parts = [ReleasedPart(**vars(part), sha256=hashes[part.file]) for part in planned(list(hashes), written)]
+    parts = [ReleasedPart(**vars(part), sha256=hashes[part.file]) for part in planned(list(hashes), layout)]
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     return parts

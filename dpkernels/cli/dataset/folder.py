@@ -7,13 +7,12 @@ beside them, and goes when the sidecar is there.
 
 from __future__ import annotations
 
-import abc
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,39 +31,9 @@ _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
 
-class Folder(abc.ABC):
-    """A folder that parts are put into; it knows no secret, and goes to every worker."""
-
-    @abc.abstractmethod
-    def named(self, number: int, parts: int, suffix: str) -> str:
-        """Return the name of a part."""
-
-    @abc.abstractmethod
-    @contextmanager
-    def part(self, name: str, like: Path | None) -> Iterator[IO[bytes]]:
-        """Yield a new file that gets its name, whole and at once, when all went well."""
-
-    @abc.abstractmethod
-    @contextmanager
-    def run(self) -> Iterator[None]:
-        """Make the folder for a release, and remove it at the end unless ``finish`` was called."""
-
-    @abc.abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of what is there, by name."""
-
-    @abc.abstractmethod
-    def withdraw(self) -> bool:
-        """Delete the parts; return False if another user may have read them, or if they cannot be deleted."""
-
-    @abc.abstractmethod
-    def finish(self, sidecar: str, names: Sequence[str]) -> None:
-        """Put the sidecar: from now on it is a release, of the files of these names."""
-
-
 @dataclass
-class LocalFolder(Folder):
-    """A folder on a file system of this machine, or one that all machines share.
+class LocalFolder:
+    """A folder on a file system of this machine, or one that all machines share; it goes to every worker.
 
     Attributes:
         target: OUT.
@@ -79,10 +48,12 @@ class LocalFolder(Folder):
     visible: bool = False
 
     def named(self, number: int, parts: int, suffix: str) -> str:
+        """Return the name of a part."""
         return f"part-{number:0{len(str(parts - 1))}}{suffix}"
 
     @contextmanager
     def run(self) -> Iterator[None]:
+        """Make the folder for a release, and remove it at the end unless ``finish`` was called."""
         check_local(self.target)
         with ExitStack() as held:
             with uninterrupted():
@@ -93,12 +64,12 @@ class LocalFolder(Folder):
             stop_if_asked()
             yield
 
-    @contextmanager
-    def part(self, name: str, like: Path | None) -> Iterator[IO[bytes]]:
-        with replaced(self.staging / name, like=like) as file:
-            yield file
+    def part(self, name: str, like: Path | None) -> AbstractContextManager[IO[bytes]]:
+        """Yield a new file that gets its name, whole and at once, when all went well."""
+        return replaced(self.staging / name, like=like)
 
     def sizes(self) -> dict[str, int]:
+        """Return the bytes of what is there, by name."""
         found = dict[str, int]()
         for path in self.staging.iterdir():
             with suppress(FileNotFoundError):  # of a second run of a part, which has just got its name
@@ -106,11 +77,13 @@ class LocalFolder(Folder):
         return found
 
     def withdraw(self) -> bool:
+        """Delete the parts; return False if another user may have read them, or if they cannot be deleted."""
         if not self.visible:
             shutil.rmtree(self.staging, ignore_errors=True)
         return not self.visible and not os.path.lexists(self.staging)
 
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
+        """Put the sidecar: from now on it is a release, of the files of these names."""
         with naming(self.target), replaced(self.staging / SIDECAR, like=self.staging / names[0]) as file:
             file.write(sidecar.encode())
         for name in self.sizes().keys() - {*names, SIDECAR}:
@@ -125,8 +98,8 @@ class LocalFolder(Folder):
 
 
 @dataclass
-class StoreFolder(Folder):
-    """A folder in a store of objects, where a put is atomic and there are no renames.
+class StoreFolder:
+    """The same in a store of objects, where a put is atomic and there are no renames.
 
     Attributes:
         target: OUT.
@@ -203,12 +176,11 @@ class StoreFolder(Folder):
             self._delete(name)
 
 
-def folder(text: str, like: Path | None) -> Folder:
-    """Return the folder OUT.
+Folder = LocalFolder | StoreFolder
 
-    Raises:
-        click.UsageError: it cannot be made, or something is there.
-    """
+
+def folder(text: str, like: Path | None) -> Folder:
+    """Return the folder OUT; click.UsageError if it cannot be made there, or something is there."""
     place = Place.of(text)
     if place.local is None:
         return StoreFolder(place)
@@ -217,11 +189,7 @@ def folder(text: str, like: Path | None) -> Folder:
 
 
 def check_local(target: Path) -> None:
-    """Refuse a folder that must not or cannot be made.
-
-    Raises:
-        click.UsageError: its parent does not exist or cannot be written, or it exists and is not an empty folder.
-    """
+    """Refuse a folder whose parent does not exist or cannot be written, or that exists and is not an empty folder."""
     if not target.parent.is_dir():
         raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
     if target.is_symlink() or (os.path.lexists(target) and not target.is_dir()):

@@ -142,11 +142,7 @@ def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | Non
 
 
 def planned(files: Sequence[Place], layout: Layout) -> tuple[Part, ...]:
-    """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows.
-
-    Raises:
-        ValueError: a file is not readable, has other columns than the first, or there is no row.
-    """
+    """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows."""
     with ThreadPoolExecutor(_OPENED) as pool:
         found = list(pool.map(lambda file: _PlannedFile.of(file, layout), files))
     parts, first = list[Part](), 0
@@ -266,7 +262,6 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
 
     Raises:
         ValueError: a value cannot be perturbed, or the file is damaged or has changed since it was planned.
-        OSError: reading or writing failed.
     """
     if secret is None:
         raise TypeError("secret: is missing")
@@ -288,11 +283,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
 
 
 def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
-    """Read and check a part.
-
-    Raises:
-        ValueError: as ``perturb_part``.
-    """
+    """Read and check a part; refuse what ``perturb_part`` would."""
     with naming(part.file), part.opened(job.spec.layout) as source:
         read, rows = check_values(job.spec, source, _show_nothing, part.row)
         part.check_whole(read)
@@ -306,12 +297,7 @@ def _show_nothing() -> None:
 def results(
     engine: Any, task: Task, job: Any, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
 ) -> Generator[Any, None, None]:
-    """Yield the results of an engine for parts, as they come.
-
-    Raises:
-        click.UsageError, ValueError: the first refusal that comes.
-        OSError: a part failed.
-    """
+    """Yield the results of an engine for parts, as they come; raise the first refusal."""
     with closing(engine.each(task, job, secret, parts)) as found:
         for one in found:
             if isinstance(one, TaskError):

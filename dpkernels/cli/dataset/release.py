@@ -38,13 +38,7 @@ LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
 
 @dataclass(frozen=True)
 class DatasetPlan(Plan):
-    """A release of a dataset whose files are known.
-
-    Attributes:
-        parts: the parts, in the order of their rows.
-        folder: OUT.
-        engine: the engine that runs the parts.
-    """
+    """A release of a dataset whose files are known, in parts in the order of their rows."""
 
     parts: tuple[Part, ...]
     folder: Folder
@@ -90,11 +84,7 @@ class DatasetPlan(Plan):
 
 
 def plan(request: Request, engine: Engine) -> DatasetPlan:
-    """Check everything that can be checked before a value is read.
-
-    Args:
-        request: of files, a folder, a pattern or an URI into a folder or its URI.
-        engine: what will run the parts.
+    """Check everything of a release of many files that can be checked before a value is read.
 
     Raises:
         click.UsageError: a wrong option or argument.
@@ -119,16 +109,15 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
 
 def _refuse(request: Request) -> None:
     """Refuse what is for single files."""
-    if str(request.target) == str(DASH):
-        raise click.UsageError(
-            "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
-        )
-    if request.force:
-        raise click.UsageError("--force: a release of many files needs a new folder")
-    if request.rows.shuffle:
-        raise click.UsageError("--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand")
-    if request.sidecar is not None:
-        raise click.UsageError(f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder")
+    dash = "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
+    for wrong, problem in (
+        (str(request.target) == str(DASH), dash),
+        (request.force, "--force: a release of many files needs a new folder"),
+        (request.rows.shuffle, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
+        (request.sidecar, f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder"),
+    ):
+        if wrong:
+            raise click.UsageError(problem)
 
 
 def _say_skipped(source: str, found: FoundFiles) -> None:

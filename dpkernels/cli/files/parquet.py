@@ -21,7 +21,7 @@ from dpkernels.cli.files.layout import Layout
 
 
 def writer_options(footer: FileMetaData) -> dict[str, Any]:
-    """Options of ``pyarrow.parquet.ParquetWriter``."""
+    """Return the options of ``pyarrow.parquet.ParquetWriter`` for a file like this one."""
     first = footer.row_group(0)
     columns = [first.column(at) for at in range(first.num_columns)]
     return {
@@ -29,7 +29,7 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
         "use_dictionary": [column.path_in_schema for column in columns if column.has_dictionary_page],
         "write_statistics": [column.path_in_schema for column in columns if column.is_stats_set],
         "version": footer.format_version if footer.format_version in ("1.0", "2.4") else "2.6",
-        "use_deprecated_int96_timestamps": _all_int96(footer),
+        "use_deprecated_int96_timestamps": _all_int96(footer.schema),
     }
 
 
@@ -75,11 +75,11 @@ def _codec(chunk: Any) -> str:
     return "NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression
 
 
-def _all_int96(footer: FileMetaData) -> bool:
+def _all_int96(schema: pq.ParquetSchema) -> bool:
     """Return whether timestamps are INT96, which a writer writes for all or for none."""
-    columns = [footer.schema.column(at) for at in range(footer.num_columns)]
-    others = any(column.logical_type.type == "TIMESTAMP" for column in columns)
-    return not others and any(column.physical_type == "INT96" for column in columns)
+    logical = {schema.column(at).logical_type.type for at in range(len(schema))}
+    physical = {schema.column(at).physical_type for at in range(len(schema))}
+    return "TIMESTAMP" not in logical and "INT96" in physical
 
 
 # Rows of a piece, and about its bytes, at most: they bound the memory of wide tables.

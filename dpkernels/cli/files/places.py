@@ -26,14 +26,8 @@ from pyarrow import fs
 from dpkernels.cli.text import shown
 
 FILE, FOLDER, GONE = "is a file", "is a folder", "is gone"
-_KINDS = {
-    stat.S_IFREG: FILE,
-    stat.S_IFDIR: FOLDER,
-    stat.S_IFIFO: "is a pipe",
-    stat.S_IFSOCK: "is a socket",
-    stat.S_IFCHR: "is a device",
-    stat.S_IFBLK: "is a device",
-}
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFIFO: "is a pipe", stat.S_IFSOCK: "is a socket"}
+_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "is a device")
 
 
 def kind(path: Path) -> str:
@@ -47,16 +41,10 @@ def kind(path: Path) -> str:
 
 
 def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
-    """Yield what matches a pattern in a folder; a name that begins with a dot needs a dot.
+    """Yield what matches the parts of a pattern in a folder; a name that begins with a dot needs a dot.
 
-    Args:
-        path: the folder.
-        parts: the parts of the pattern from there on.
-        above: identities of the folders that ``**`` has led through.
-
-    Raises:
-        click.UsageError: a folder on the way leads into itself, or a link where a folder may be leads nowhere.
-        OSError: a folder on the way cannot be read.
+    ``above`` identifies the folders that ``**`` has led through. Refused are a folder that leads into itself, and a
+    link that leads nowhere where a folder may be; a folder that cannot be read is an OSError.
     """
     if not parts:
         if os.path.lexists(path):
@@ -99,23 +87,14 @@ _SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder.
-
-    Attributes:
-        path: in its file system.
-        uri: of the file system, as it was given; empty for this machine's.
-    """
+    """A file or folder: its path in a file system, and that one's URI as it was given, empty for this machine's."""
 
     path: str
     uri: str = ""
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """Return what an argument names.
-
-        Raises:
-            click.UsageError: an URI that Arrow does not know, or with keys in it.
-        """
+        """Return what an argument names; click.UsageError for an URI that Arrow does not know, or with keys in it."""
         if "://" not in text:
             return cls(str(Path(text).absolute()))
         if _SECRETS.search(unquote(text)):
@@ -131,7 +110,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
         return PurePosixPath(self.path).name
 
     @property
@@ -145,7 +123,6 @@ class Place:
         return _system(self.uri)
 
     def child(self, name: str) -> Place:
-        """Return a file in this folder."""
         return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
 
     def opened(self) -> Any:
@@ -161,11 +138,7 @@ class Place:
         return self.system.open_output_stream(self.path, compression=None)
 
     def stamp(self) -> tuple[int, int, str]:
-        """Size, time of modification in ns, and ETag where there are any: another one, another file.
-
-        Raises:
-            FileNotFoundError: it is not a file.
-        """
+        """Return size, time of modification in ns, and ETag where there are any: another stamp, another file."""
         found = self.system.get_file_info(self.path)
         if found.type != fs.FileType.File:
             raise FileNotFoundError(2, "No such file", str(self))
@@ -177,7 +150,7 @@ class Place:
 
     @contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """The file on this machine: itself, or a copy without a name, which goes with the process however that ends."""
+        """Yield the file, or a copy of it without a name, which goes with the process however that ends."""
         if self.local is not None:
             yield self.local
             return

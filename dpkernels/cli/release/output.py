@@ -48,12 +48,7 @@ def sidecar_path(target: Path) -> Path:
 
 
 def check_target(source: Path, target: Path, force: bool) -> None:
-    """Refuse a target that must not or cannot be written.
-
-    Raises:
-        click.UsageError: it is the input or not a file, exists (unless ``force``), or has a name that is too long; or
-            its folder does not exist or cannot be written.
-    """
+    """Refuse a target that is the input or not a file, exists (unless ``force``), or cannot be written."""
     if not target.parent.is_dir():
         raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
     for path in (target, sidecar_path(target)):
@@ -85,13 +80,9 @@ def _check_free(target: Path, force: bool) -> None:
 
 
 class _ClaimedOutput(abc.ABC):
-    """A name that is claimed, and new files that ``commit`` puts in place; else they are deleted.
+    """A name that is claimed, and new files that ``commit`` puts in place; else they are deleted."""
 
-    Attributes:
-        place: how errors call the output while it is written.
-    """
-
-    place: object
+    place: object  # how errors call the output while it is written
     _file: IO[bytes]  # the output
 
     def __init__(self, named: Path, force: bool) -> None:
@@ -143,13 +134,7 @@ class _ClaimedOutput(abc.ABC):
 
 
 class Output(_ClaimedOutput):
-    """The target's name, claimed, and new files for it, which ``commit`` puts in place; else they are deleted.
-
-    Args:
-        source: the input; the files get at most its permissions.
-        target: the output.
-        force: replace an existing one.
-    """
+    """A new file for the target, with at most the permissions of the input, and its sidecar."""
 
     def __init__(self, source: Path, target: Path, force: bool = False) -> None:
         super().__init__(target, force)
@@ -293,9 +278,7 @@ def _text(sidecar: Path) -> str | None:
 
 def say_swept(swept: Sequence[Swept], target: Path) -> None:
     """Print the number and size of the files that a killed run had left."""
-    files = [one.size for one in swept if one.files is None]
-    folders = [one.size for one in swept if one.files is not None]
-    for kind, sizes in (("file", files), ("folder", folders)):
-        if sizes:
+    for kind in ("file", "folder"):
+        if sizes := [one.size for one in swept if one.is_folder == (kind == "folder")]:
             many = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
             click.echo(f"dpkernels: removed {many} that a killed run to {target} had left", err=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -107,23 +108,17 @@ def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple
     return Fraction(values_per_row * epsilon), Fraction(values_per_row * delta)
 
 
-def margins(certificate: Any, decimals: int | None) -> tuple[float, float] | None:
-    """Return how far below and above a released value the true value is, with probability ``CONFIDENCE``.
+def interval(certificate: Any, decimals: int | None) -> dict[str, float] | None:
+    """Return the interval [released - below, released + above] of a true value as JSON; None for bounded mechanisms.
 
-    They are the same for every released value of type float64, because the interval moves with it. Rounding to float32
-    adds up to half a unit in the last place of the value. Bounded mechanisms have none.
+    It is the same for every released value of type float64, because it moves with it. Rounding to float32 adds up to
+    half a unit in the last place of the value.
     """
     if not isinstance(certificate, NoiseCertificate):
         return None
     low, high = confidence_interval(0.0, certificate, CONFIDENCE)
     rounding = 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
-    return rounding - low, rounding + high
-
-
-def interval_form(certificate: Any, decimals: int | None) -> dict[str, Any]:
-    """Return the JSON form of the interval [released - below, released + above]; empty for bounded mechanisms."""
-    found = margins(certificate, decimals)
-    return {} if found is None else {"interval": {"confidence": CONFIDENCE, "below": found[0], "above": found[1]}}
+    return {"confidence": CONFIDENCE, "below": rounding - low, "above": rounding + high}
 
 
 @dataclass(frozen=True)
@@ -140,20 +135,16 @@ class Column:
         """The guarantee of its certificate."""
         return guarantee(self.sampler.certificate)
 
-    @property
-    def title(self) -> str:
-        """Its name for a terminal."""
-        return title(self.name)
-
     def to_dict(self, decimals: int | None) -> dict[str, Any]:
         """Return a JSON form with the certificate, and without anything secret."""
+        found = interval(self.sampler.certificate, decimals)
         return {
             "column": self.name,
             "mechanism": self.mechanism,
             "options": dict(self.options),
             "parameters": parameters(self.sampler.mechanism),
             "neighbouring": self.guarantee.neighbouring,
-            **interval_form(self.sampler.certificate, decimals),
+            **({} if found is None else {"interval": found}),
             "certificate": self.sampler.certificate.to_dict(),
         }
 
@@ -187,14 +178,7 @@ class ReleaseSpec:
 
 @dataclass(frozen=True)
 class Release:
-    """A finished release.
-
-    Attributes:
-        spec: its columns and options.
-        rows: the number of rows.
-        not_kept: parts of the file, besides the replaced columns, that the output does not have.
-        ledger_charge: the charge for it, if there was one.
-    """
+    """A finished release; ``not_kept`` are parts of the input, besides the columns, that the output does not have."""
 
     spec: ReleaseSpec
     rows: int
@@ -215,8 +199,8 @@ def title(name: str | None) -> str:
 def parameters(mechanism: Mechanism) -> dict[str, float]:
     """Return every number of a mechanism by its name; tables are in its certificate."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(mechanism)
-    numbers = [(path, leaf) for path, leaf in leaves if np.ndim(leaf) == 0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): float(leaf) for path, leaf in numbers}
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): float(leaf) for path, leaf in leaves if np.ndim(leaf) == 0}
 
 
 def noise_of(mechanism: Mechanism) -> str:
@@ -283,10 +267,8 @@ _OBJECT: Rule = ("an object", lambda value: type(value) is dict)
 _OBJECTS: Rule = ("a list of one or more objects", lambda value: type(value) is list and bool(value))
 _COUNT: Rule = ("a whole number from 0 to 2^63 - 1", lambda value: type(value) is int and 0 <= value < 1 << 63)
 _NAMES: Rule = ("a list of strings", lambda value: type(value) is list and all(map(_TEXT[1], value)))
-_HASH: Rule = (
-    "64 hexadecimal digits",
-    lambda value: type(value) is str and len(value) == 64 and set(value) <= set("0123456789abcdef"),
-)
+_DIGITS = re.compile("[0-9a-f]{64}")
+_HASH: Rule = ("64 hexadecimal digits", lambda value: type(value) is str and bool(_DIGITS.fullmatch(value)))
 
 # A field with a question mark may be missing.
 _FIELDS: dict[str, Rule] = {
@@ -295,19 +277,13 @@ _FIELDS: dict[str, Rule] = {
     "values_per_row": _COUNT,
     "missing": ("error, keep or drop", lambda value: value in ("error", "keep", "drop")),
     "decimals": ("null or a whole number", lambda value: value is None or _COUNT[1](value)),
-    "layout": _OBJECT,
     "columns": _OBJECTS,
-    "output": _OBJECT,
-    "versions": _OBJECT,
-    "ledger?": _OBJECT,
+    **dict.fromkeys(("layout", "output", "versions", "ledger?"), _OBJECT),
 }
 _COLUMN: dict[str, Rule] = {
     "column": ("a string, or null for an array", lambda value: value is None or type(value) is str),
     "mechanism": _TEXT,
-    "options": _OBJECT,
-    "parameters": _OBJECT,
-    "interval?": _OBJECT,
-    "certificate": _OBJECT,
+    **dict.fromkeys(("options", "parameters", "interval?", "certificate"), _OBJECT),
 }
 _OUTPUT: dict[str, Rule] = {"sha256": _HASH, "bytes": _COUNT, "columns": _NAMES}
 _PARTS: dict[str, Rule] = {"parts": _OBJECTS, "columns": _NAMES}

@@ -12,7 +12,7 @@ from typing import Any
 from dpkernels.budgets.amounts import printed
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
-from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, margins, noise_of, parameters
+from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, interval, noise_of, parameters, title
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.intervals import shown as rounded
@@ -30,8 +30,8 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     own, columns, row_options = release.guarantee, release.spec.columns, release.spec.row_options
     found = aligned([_HEADING, *map(_cells, columns)])
     # The parameters of noise may have been calibrated.
-    noise = {column.title: noise_of(column.sampler.mechanism) for column in columns}
-    found += [f"{title}: noise of {parameters}" for title, parameters in noise.items() if parameters]
+    noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
+    found += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
     budget, realised = shortest(own.epsilon), shortest(own.realised_epsilon)
     if own.delta:
         budget += f", delta {shortest(own.delta)}"
@@ -59,7 +59,7 @@ _HEADING = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta",
 def _cells(column: Column) -> list[str]:
     own = column.guarantee
     numbers = own.epsilon, own.realised_epsilon, own.delta, own.realised_delta
-    return [column.title, column.mechanism, own.neighbouring, *map(shortest, numbers)]
+    return [title(column.name), column.mechanism, own.neighbouring, *map(shortest, numbers)]
 
 
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:
@@ -92,13 +92,13 @@ def advice(release: Release) -> list[str]:
     """Return what the released columns are good for, one line a column, and how values about one person compose."""
     lines, values = [], release.rows * release.spec.values_per_row
     for column in release.spec.columns:
-        if (found := margins(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
-            below, above = map(_rounded_up, found)
-            inside = f"[released - {below}, released + {above}]"
-            lines.append(f"{column.title}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
-            lines += [f"{column.title}: {_composition(column, values)}"] if values > 1 else []
+        name = title(column.name)
+        if (found := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
+            inside = f"[released - {_rounded_up(found['below'])}, released + {_rounded_up(found['above'])}]"
+            lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
+            lines += [f"{name}: {_composition(column, values)}"] if values > 1 else []
         elif "sensitivity" not in column.guarantee.stated:
-            lines.append(f"{column.title}: {_questions(column.sampler.mechanism)}")
+            lines.append(f"{name}: {_questions(column.sampler.mechanism)}")
     return lines
 
 

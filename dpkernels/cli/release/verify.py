@@ -33,7 +33,7 @@ from dpkernels.cli.release.sidecar import (
     check_fields,
     exact_totals,
     guarantee,
-    interval_form,
+    interval,
     noise_of,
     of_a_row,
     parameters,
@@ -58,12 +58,9 @@ _SAME_MECHANISM = 1e-6
 
 
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    """Return whether each value is a report that the certificate's table can make.
+    """Return whether each value, of the type of reports, is a report that the certificate's table can make.
 
-    Args:
-        certificate: of single values.
-        values: floats of the type of the reports.
-        slack: the distance by which rounding to decimals may have moved reports.
+    ``slack`` is the distance by which rounding to decimals may have moved reports.
     """
     if isinstance(certificate, MixtureCertificate):
         return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
@@ -98,19 +95,12 @@ def _grid(certificate: Any) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class VerifiedColumn:
-    """A column of a sidecar, verified.
-
-    Attributes:
-        form: its JSON.
-        certificate: its certificate.
-        own: the guarantee of the certificate.
-        rebuilt: whether the mechanism, made again from its name and options, has this table.
-    """
+    """A column of a sidecar, verified: its JSON, its certificate and the guarantee of that."""
 
     form: dict[str, Any]
     certificate: Any
     own: StatedGuarantee
-    rebuilt: bool
+    rebuilt: bool  # whether the mechanism, made again from its name and options, has this table
 
     def __str__(self) -> str:
         delta = f", delta {shortest(self.own.delta)}" if self.own.delta else ""
@@ -285,7 +275,7 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         _check_parameters(form["parameters"], own)
         _check_same("neighbouring", form["neighbouring"], own.neighbouring)
         if "interval" in form:
-            _check_same("interval", form["interval"], interval_form(certificate, release["decimals"]).get("interval"))
+            _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
         differs = _difference(form, certificate)
         if differs and release["versions"] == versions():  # another version may make another table
             raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
@@ -349,16 +339,10 @@ class MechanismCertificate:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> MechanismCertificate:
-        """Certify a mechanism.
-
-        Raises:
-            click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.
-            CertificateError: its integers do not have the guarantee.
-        """
+        """Certify a mechanism; CertificateError if its integers do not have the guarantee."""
         return cls(*build_exact_sampler(name, options)[:2])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         return {
             "mechanism": self.name,
             "parameters": parameters(self.sampler.mechanism),
