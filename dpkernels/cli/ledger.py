@@ -25,16 +25,11 @@ _VOID_LABEL = "the run failed before its output was in place"
 
 @dataclass(frozen=True)
 class LedgerAccount:
-    """The ledger that a release is charged to.
-
-    Attributes:
-        budget: the (epsilon, delta) it has, or is made with; empty for that of an existing one.
-        like: a file; a ledger that is made gets at most its permissions.
-    """
+    """The ledger that a release is charged to."""
 
     path: Path
-    budget: tuple[float, ...] = ()
-    like: Path | None = None
+    budget: tuple[float, ...] = ()  # the (epsilon, delta) it has, or is made with; empty for that of an existing one
+    like: Path | None = None  # a file; a ledger that is made gets at most its permissions
 
     @classmethod
     def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:

@@ -67,18 +67,13 @@ _STORE_BYTES = 80 << 20  # of the object store of a cluster of our own, Ray's le
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Tasks on a cluster, and what each of them needs.
+    """Tasks on a cluster, and what each of them needs."""
 
-    Attributes:
-        address: of a cluster; empty for one of this machine, that begins and ends with the release.
-        retries: how often a part is tried again.
-    """
-
-    address: str = ""
+    address: str = ""  # of a cluster; empty for one of this machine, that begins and ends with the release
     cpus: float = 1
     gpus: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
-    retries: int = 10
+    retries: int = 10  # how often a part is tried again
 
     def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results as threads do; OSError if a part failed more often than it may be tried."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,20 +28,19 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     """
     place = Place.of(folder)
     form, layout = _sidecar(place)
-    parts = _parts(place, form, layout)
+    for one in form["output"]["parts"]:
+        if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
+            raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
+    hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
+    parts = planned(list(hashes), layout)
+    if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
+        raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
     with bar(len(parts), None, form["rows"] >= LONG_ROWS) as moved:
-        found = results(engine, tally_part, Count(wanted, layout), None, parts, lambda: moved(advance=1))
+        found = results(engine, tally_part, Count(wanted, layout, hashes), None, parts, lambda: moved(advance=1))
         with closing(found):
             return Read.of(wanted, found, folder)
-
-
-@dataclass(frozen=True)
-class ReleasedPart(Part):
-    """Rows of a file of a release, and the hash of the whole file in the sidecar."""
-
-    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,17 @@ class Count:
 
     wanted: Wanted
     layout: Layout
+    hashes: dict[Place, str]  # of the whole files, in the sidecar
     versions: dict[str, str] = field(default_factory=versions)
 
 
-def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied:
+def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
     """Count one part; with the first of a file, check that the file is the one that was released."""
     with part.opened(job.layout) as source:
         found = tallied(source, job.wanted, part.row)
     if part.row == 0:
         with part.file.opened() as file:
-            if measured(file)[0] != part.sha256:
+            if measured(file)[0] != job.hashes[part.file]:
                 raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
     return found
@@ -80,15 +79,3 @@ def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
     except (ValueError, KeyError, TypeError) as error:
         problem = f"; {error}" if isinstance(error, ValueError) else ""
         raise ValueError(f"{place.child(SIDECAR)}: is not the sidecar of a release of many files{problem}") from error
-
-
-def _parts(place: Place, form: dict[str, Any], layout: Layout) -> Sequence[ReleasedPart]:
-    """Return the files that the sidecar names, of the sizes that it says."""
-    hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
-    for one in form["output"]["parts"]:
-        if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
-            raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
-    parts = [ReleasedPart(**vars(part), sha256=hashes[part.file]) for part in planned(list(hashes), layout)]
-    if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
-        raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
-    return parts

@@ -33,19 +33,12 @@ _NOTE = "A run of dpkernels is writing here, or was killed: these files are no r
 
 @dataclass
 class LocalFolder:
-    """A folder on a file system of this machine, or one that all machines share; it goes to every worker.
+    """A folder on a file system of this machine, or one that all machines share; it goes to every worker."""
 
-    Attributes:
-        target: OUT.
-        like: a folder whose permissions it gets at most.
-        staging: the hidden folder, once it is made.
-        visible: whether another user may have read it.
-    """
-
-    target: Path
-    like: Path | None
-    staging: Path = Path()
-    visible: bool = False
+    target: Path  # OUT
+    like: Path | None  # a folder whose permissions it gets at most
+    staging: Path = Path()  # the hidden folder, once it is made
+    visible: bool = False  # whether another user may have read it
 
     def named(self, number: int, parts: int, suffix: str) -> str:
         """Return the name of a part."""
@@ -99,14 +92,10 @@ class LocalFolder:
 
 @dataclass
 class StoreFolder:
-    """The same in a store of objects, where a put is atomic and there are no renames.
+    """The same in a store of objects, where a put is atomic and there are no renames."""
 
-    Attributes:
-        target: OUT.
-        number: of the run, in the names of its parts: what an earlier run's workers may still put has other names.
-    """
-
-    target: Place
+    target: Place  # OUT
+    # Of the run, in the names of its parts: what an earlier run's workers may still put has other names.
     number: str = ""
 
     def named(self, number: int, parts: int, suffix: str) -> str:

@@ -36,32 +36,19 @@ _OPENED = 32  # files at once: a store answers in 50 ms
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one file, and their place in the release. For arrays, rows are values.
+    """Rows of one file, and their place in the release. For arrays, rows are values."""
 
-    Attributes:
-        number: of the part, in the order of the rows.
-        stamp: of the file when it was planned.
-        groups: the range of its row groups; None for a file without any.
-        row: the first row, counted in the file.
-        first: the same row, counted in the whole release; its noise has this index.
-        rows: how many.
-    """
-
-    number: int
+    number: int  # of the part, in the order of the rows
     file: Place
-    stamp: tuple[int, int, str]
-    groups: tuple[int, int] | None
-    row: int
-    first: int
+    stamp: tuple[int, int, str]  # of the file when it was planned
+    groups: tuple[int, int] | None  # the range of its row groups; None for a file without any
+    row: int  # the first row, counted in the file
+    first: int  # the same row, counted in the whole release; its noise has this index
     rows: int
 
     @contextmanager
     def opened(self, layout: Layout) -> Iterator[Source]:
-        """Open the part as a file.
-
-        Raises:
-            ValueError: it has changed since it was planned.
-        """
+        """Open the part as a file; ValueError if that has changed since it was planned."""
         self.check_unchanged()
         with _source(self.file, layout, self.groups) as source:
             yield source
@@ -85,17 +72,13 @@ class Part:
 
 @dataclass(frozen=True)
 class _PlannedFile:
-    """A file before its place in the release is known.
-
-    Attributes:
-        schema: what all files of a dataset have in common: columns, with their types where the format has any.
-        pieces: of each part the range of row groups, None for a file without any, and the number of rows.
-    """
+    """A file before its place in the release is known."""
 
     file: Place
     stamp: tuple[int, int, str]
-    schema: Any
+    schema: Any  # what all files of a dataset have in common: columns, with their types where the format has any
     values_per_row: int
+    # Of each part the range of row groups, None for a file without any, and the number of rows.
     pieces: list[tuple[tuple[int, int] | None, int]]
 
     @classmethod
@@ -206,32 +189,21 @@ class Job:
 
 @dataclass(frozen=True)
 class TaskError:
-    """The failure of a part whose data are unfit. It is no exception: engines write those to logs that many can read.
-
-    Attributes:
-        usage: whether the options are wrong.
-        independent: whether the failure does not depend on the reports.
-    """
+    """The failure of a part whose data are unfit: no exception, because engines write those to logs many can read."""
 
     message: str
-    usage: bool = False
-    independent: bool = False
+    usage: bool = False  # whether the options are wrong
+    independent: bool = False  # whether the failure does not depend on the reports
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished part.
-
-    Attributes:
-        rows: how many (for an array: values) are left.
-        written: its file; None for a check.
-        not_kept: properties of the input that the file does not have.
-    """
+    """A finished part."""
 
     number: int
-    rows: int
-    written: WrittenFile | None = None
-    not_kept: tuple[str, ...] = ()
+    rows: int  # how many (for an array: values) are left
+    written: WrittenFile | None = None  # its file; None for a check
+    not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
 
 
 # A function that engines run, of a part, the release's key and what is the same for all parts, such as a ``Job``.
@@ -239,11 +211,7 @@ Task = Callable[[Any, Secret | None, Any], Any]
 
 
 def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
-    """Run a task. Unfit data are a result, a ``TaskError``.
-
-    Raises:
-        OSError: reading or writing failed; the task may be tried again.
-    """
+    """Run a task. Unfit data are a result, a ``TaskError``; after an OSError the task may be tried again."""
     if job.versions != (own := versions()):
         problem = f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version"
         return TaskError(problem, independent=True)
@@ -258,11 +226,7 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
-    """Read, check, perturb and write a part.
-
-    Raises:
-        ValueError: a value cannot be perturbed, or the file is damaged or has changed since it was planned.
-    """
+    """Read, check, perturb and write a part; ValueError if its values cannot be perturbed, or the file has changed."""
     if secret is None:
         raise TypeError("secret: is missing")
     name = job.folder.named(part.number, job.parts, job.spec.layout.suffix)

@@ -84,12 +84,7 @@ class DatasetPlan(Plan):
 
 
 def plan(request: Request, engine: Engine) -> DatasetPlan:
-    """Check everything of a release of many files that can be checked before a value is read.
-
-    Raises:
-        click.UsageError: a wrong option or argument.
-        ValueError: a file is not readable or not like the others.
-    """
+    """Check everything of a release of many files that can be checked before a value is read."""
     source, target = str(request.source), str(request.target)
     _refuse(request)
     found = find(source)

@@ -19,13 +19,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 class ArrayFile(Source):
-    """A ``.npy`` file; its values in the order of the file, which keeps Fortran arrays as they are.
-
-    Attributes:
-        shape: the shape of the array.
-        dtype: the type of its values, in the machine's byte order.
-        values: the number of values.
-    """
+    """A ``.npy`` file; its values in the order of the file, which keeps Fortran arrays as they are."""
 
     names = ()
 
@@ -39,8 +33,8 @@ class ArrayFile(Source):
         if self._dtype.itemsize > 8:
             raise ValueError(f"{path}: holds {self._dtype}, which float64 rounds; make it float64 first")
         self.droppable = len(self.shape) == 1
-        self.dtype = self._dtype.newbyteorder("=")
-        self.values = int(np.prod(self.shape, dtype=object))
+        self.dtype = self._dtype.newbyteorder("=")  # in the machine's byte order
+        self.values = int(np.prod(self.shape, dtype=object))  # their number
         missing = self._offset + self.values * self._dtype.itemsize - path.stat().st_size
         if missing > 0:
             raise ValueError(f"{path}: is truncated; {missing} bytes are missing")

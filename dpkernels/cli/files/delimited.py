@@ -43,21 +43,13 @@ _OTHER_KINDS = {
 
 @dataclass(frozen=True)
 class Region:
-    """Whole records of a file.
-
-    Attributes:
-        text: their bytes.
-        line: the file's line on which they begin.
-        size: how many of the bytes are in the file: all, or all but a line feed that its last record lacks.
-        ends: positions of the delimiters and line feeds outside quotes.
-        feeds: positions of these line feeds.
-    """
+    """Whole records of a file."""
 
     text: bytes
-    line: int
-    size: int
-    ends: np.ndarray
-    feeds: np.ndarray
+    line: int  # the file's line on which they begin
+    size: int  # how many of the bytes are in the file: all, or all but a line feed that its last record lacks
+    ends: np.ndarray  # positions of the delimiters and line feeds outside quotes
+    feeds: np.ndarray  # positions of these line feeds
 
     @classmethod
     def of(cls, block: bytes, line: int, layout: Layout) -> tuple[Region, bytes]:
@@ -86,11 +78,7 @@ class Region:
         return self.line + self.text.count(LF, 0, at)
 
     def check_grammar(self, layout: Layout) -> None:
-        """Refuse records that are not of the grammar.
-
-        Raises:
-            ValueError: names the first offence of a kind.
-        """
+        """Refuse records that are not of the grammar, and name the first offence of a kind."""
         if (offence := next(self._offences(layout), None)) is not None:
             at, problem = offence
             raise ValueError(f"line {self.line_of(int(at))}: {problem}")
@@ -116,10 +104,7 @@ class Region:
 def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> list[tuple[int, str]]:
     """Return the first quotes that are neither around a cell nor doubled in a quoted one, and what is wrong with them.
 
-    Args:
-        text: the bytes from the beginning of a record on; at least two follow the last quote.
-        quotes: where they are.
-        layout: says what ends a cell.
+    The text begins with a record, and at least two bytes follow the last quote.
     """
     opening, closing = quotes[0::2], quotes[1::2]
     ending = np.array([ord(layout.delimiter), LF, QUOTE], np.uint8)
@@ -143,36 +128,18 @@ def _unended(rest: bytes, line: int, layout: Layout) -> ValueError:
 
 @dataclass(frozen=True)
 class Records:
-    """Whole records and where the chosen columns' cells are in them.
-
-    Attributes:
-        region: the records.
-        first: where each begins.
-        last: where the content of each ends, before its line end.
-        spans: of each chosen column, where its cells begin and end, quotes around them included: whether a cell was
-            quoted may depend on its value.
-        cells: their contents, without these quotes.
-    """
+    """Whole records and where the chosen columns' cells are in them."""
 
     region: Region
-    first: np.ndarray
-    last: np.ndarray
+    first: np.ndarray  # where each begins
+    last: np.ndarray  # where the content of each ends, before its line end
+    # Where each chosen column's cells begin and end, with quotes: whether a cell was quoted may depend on its value.
     spans: dict[Any, tuple[np.ndarray, np.ndarray]]
-    cells: dict[Any, pa.Array]
+    cells: dict[Any, pa.Array]  # their contents, without these quotes
 
     @classmethod
     def of(cls, region: Region, width: int, columns: Mapping[Any, int], start: int = 0) -> Records:
-        """Find the cells of columns, which are given by name and number.
-
-        Args:
-            region: the records.
-            width: the cells that each has.
-            columns: numbers of columns by name.
-            start: the number of the first record.
-
-        Raises:
-            ValueError: a record has more or fewer cells.
-        """
+        """Find the cells of columns, given by name and number, in records of ``width`` cells from row ``start`` on."""
         text = np.frombuffer(region.text, np.uint8)
         first, ends = _grid(region, text, width, start)
         feeds = ends[:, -1]
@@ -214,17 +181,11 @@ def _is_regular(ends: np.ndarray, feeds: np.ndarray, width: int) -> bool:
 
 @dataclass(frozen=True)
 class Lines:
-    """Records of the output.
-
-    Attributes:
-        text: their bytes.
-        first: where each begins.
-        last: where the content of each ends, before its line end.
-    """
+    """Records of the output."""
 
     text: pa.Buffer
-    first: np.ndarray
-    last: np.ndarray
+    first: np.ndarray  # where each begins
+    last: np.ndarray  # where the content of each ends, before its line end
 
     def only(self, rows: np.ndarray) -> Lines:
         """Return those whose mask is true; a line end goes with the record before it."""

@@ -24,17 +24,11 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of a piece of a file.
+    """A column of a piece of a file."""
 
-    Attributes:
-        values: the numbers; arbitrary where they are missing.
-        missing: a mask of the missing ones, or None.
-        rounded: a mask of the whole numbers of the file that floats do not hold, or None.
-    """
-
-    values: np.ndarray
-    missing: np.ndarray | None = None
-    rounded: np.ndarray | None = None
+    values: np.ndarray  # the numbers; arbitrary where they are missing
+    missing: np.ndarray | None = None  # a mask of the missing ones, or None
+    rounded: np.ndarray | None = None  # a mask of the whole numbers of the file that floats do not hold, or None
 
     @classmethod
     def of(cls, values: np.ndarray, missing: np.ndarray | None = None) -> Numbers:
@@ -45,21 +39,13 @@ class Numbers:
 
 
 class Source(abc.ABC):
-    """A file that is read in pieces.
-
-    Attributes:
-        path: the file.
-        names: its columns; empty for an array.
-        values_per_row: how many values of one row each chosen column holds.
-        droppable: whether rows can be left out.
-        also_copied: what is copied besides columns, in words.
-    """
+    """A file that is read in pieces."""
 
     path: Path
-    names: Sequence[str]
-    values_per_row: int = 1
-    droppable: bool = True
-    also_copied: Sequence[str] = ()
+    names: Sequence[str]  # of its columns; empty for an array
+    values_per_row: int = 1  # of each column
+    droppable: bool = True  # whether rows can be left out
+    also_copied: Sequence[str] = ()  # besides columns, in words
 
     @property
     @abc.abstractmethod
@@ -68,10 +54,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, columns: Sequence[str | None]) -> Generator[Any, None, None]:
-        """Yield the file's pieces, of which these columns will be asked for.
-
-        ``len`` of a piece is its number of rows (of values, for an array).
-        """
+        """Yield the file's pieces, of which these columns will be asked for; ``len`` is rows, or an array's values."""
 
     @abc.abstractmethod
     def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:

@@ -19,21 +19,13 @@ DASH, STANDARD_INPUT = Path("-"), Path("/dev/stdin")
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of an input and its output.
+    """The layout of an input and its output."""
 
-    Attributes:
-        kind: one of ``FORMATS``.
-        delimiter: between the cells of a row, where there is one.
-        multiline: whether quoted cells may have line breaks.
-        unpack: whether the input is gzip.
-        pack: whether the output is.
-    """
-
-    kind: str
-    delimiter: str = ","
-    multiline: bool = False
-    unpack: bool = False
-    pack: bool = False
+    kind: str  # one of ``FORMATS``
+    delimiter: str = ","  # between the cells of a row, where there is one
+    multiline: bool = False  # whether quoted cells may have line breaks
+    unpack: bool = False  # whether the input is gzip
+    pack: bool = False  # whether the output is
 
     @property
     def suffix(self) -> str:
@@ -46,11 +38,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Layout:
-        """Return the layout of an output, to read it.
-
-        Raises:
-            ValueError: not what ``to_dict`` makes.
-        """
+        """Return the layout of an output, to read it; ValueError for anything that ``to_dict`` does not make."""
         made = cls(form["kind"], form["delimiter"], form["multiline"], form["unpack"], form["unpack"])
         if made.kind not in FORMATS or not _is_delimiter(made.delimiter):
             raise ValueError(f"layout: {brief(made.kind)} with {brief(made.delimiter)} is not a known format")
@@ -60,11 +48,7 @@ class Layout:
 
 
 def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """Return the layout by the names of IN and OUT, ``--format``, ``--delimiter`` and ``--multiline``.
-
-    Raises:
-        click.UsageError: no known format, or not one.
-    """
+    """Return the layout by the names of IN and OUT, ``--format``, ``--delimiter`` and ``--multiline``."""
     if kind is None:
         kind = known_format(source if source != DASH else target)
         if target != DASH and known_format(target) != kind:
@@ -89,11 +73,7 @@ def _is_delimiter(text: object) -> bool:
 
 
 def known_format(path: Path) -> str:
-    """Return the format that a name's suffix says.
-
-    Raises:
-        click.UsageError: it says none.
-    """
+    """Return the format that a name's suffix says."""
     if path == DASH:
         raise click.UsageError("--format: missing; standard input and output have no suffix")
     plain = path.with_suffix("") if _is_packed(path) else path

@@ -12,9 +12,5 @@ from dpkernels.cli.files.parquet import ParquetFile
 
 
 def open_source(path: Path, layout: Layout) -> Source:
-    """Return a file whose header has been read.
-
-    Raises:
-        ValueError: it is not a readable file of that format.
-    """
+    """Return a file whose header has been read; ValueError if it is not a readable file of that format."""
     return {"parquet": ParquetFile, "npy": ArrayFile}.get(layout.kind, DelimitedFile)(path, layout)

@@ -107,13 +107,9 @@ class ParquetFile(Source):
 
     Args:
         path: the file; on another file system, its name in errors.
-        layout: its layout.
+        layout: not needed, as Parquet has one.
         groups: the range of its row groups that are read. Default: all.
         opened: opens a file of another file system.
-
-    Attributes:
-        schema: names and types of its columns, without what writers add to them.
-        groups: rows and bytes, before compression, of every row group that is read.
     """
 
     def __init__(
@@ -127,7 +123,7 @@ class ParquetFile(Source):
         read = [self._footer.row_group(at) for at in self._group_numbers]
         self.groups = [(group.num_rows, group.total_byte_size) for group in read]
         self._rows = sum(rows for rows, _ in self.groups)
-        self.schema = self._schema.remove_metadata()
+        self.schema = self._schema.remove_metadata()  # without what writers add to names and types
         self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
         self._replaced = set[str]()
         self._plain: list[str] = []  # columns whose dictionaries are not kept

@@ -168,17 +168,11 @@ def _system(uri: str) -> Any:
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a dataset.
+    """The files of a dataset."""
 
-    Attributes:
-        files: in the order of their names, which is that of the rows.
-        folder: the folder that they are all files of; None for a file or a pattern.
-        skipped: the names in the folder that are not data, because they begin with a dot or an underscore; of a
-            pattern, the folders that match it.
-    """
-
-    files: list[Place]
-    folder: Place | None = None
+    files: list[Place]  # in the order of their names, which is that of the rows
+    folder: Place | None = None  # the folder that they are all files of; None for a file or a pattern
+    # Names in the folder that are not data, as they begin with a dot or an underscore; folders that match a pattern.
     skipped: tuple[str, ...] = ()
 
 

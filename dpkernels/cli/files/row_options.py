@@ -21,19 +21,12 @@ _LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Choices of one release.
+    """Choices of one release."""
 
-    Attributes:
-        missing: "error", "keep" or "drop".
-        decimals: to which reports are rounded; None for not.
-        shuffle: whether rows are put into a random order.
-        shuffleable: whether they could be: not the rows of a dataset, which are nowhere held together.
-    """
-
-    missing: str = "error"
-    decimals: int | None = None
-    shuffle: bool = False
-    shuffleable: bool = True
+    missing: str = "error"  # "error", "keep" or "drop"
+    decimals: int | None = None  # to which reports are rounded; None for not
+    shuffle: bool = False  # whether rows are put into a random order
+    shuffleable: bool = True  # whether they could be: not the rows of a dataset, which are nowhere held together
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""

@@ -32,38 +32,25 @@ _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments and options of ``dpkernels perturb``, as they were given.
-
-    Attributes:
-        source: IN.
-        target: OUT.
-        mechanisms: their names, one for all columns or one a column; none for the default.
-        options: the values of the mechanisms' options that were given; see ``mechanisms.options_by_column``.
-        ledger: the options of a ledger that were given.
-        rows: the treatment of rows besides noise.
-        kind: ``--format``.
-    """
+    """The arguments and options of ``dpkernels perturb``, as they were given."""
 
     source: Path | str
     target: Path | str
     columns: Sequence[str]
-    mechanisms: Sequence[str]
+    mechanisms: Sequence[str]  # their names, one for all columns or one a column; none for the default
+    # The values of the mechanisms' options that were given; see ``mechanisms.options_by_column``.
     options: Mapping[str, Sequence[Any]]
     clip: bool
     force: bool
-    ledger: Mapping[str, Any]
-    rows: RowOptions
+    ledger: Mapping[str, Any]  # the options of a ledger that were given
+    rows: RowOptions  # the treatment of rows besides noise
     sidecar: Path | None
-    kind: str | None
+    kind: str | None  # the format
     delimiter: str | None
     multiline: bool
 
     def spec(self, source: Source, layout: Layout, rows: RowOptions) -> ReleaseSpec:
-        """Return the release of a file, or of several like it, with certified mechanisms.
-
-        Raises:
-            click.UsageError: a wrong column, mechanism or option.
-        """
+        """Return the release of a file, or of several like it, with certified mechanisms."""
         rows.check_droppable(source)
         names, mechanisms = self._names(source), self.mechanisms or [DEFAULT]
         check_count("mechanism", len(mechanisms), len(names))
@@ -210,12 +197,7 @@ class FilePlan(Plan):
 
 
 def plan(request: Request) -> FilePlan:
-    """Check everything of a release of one file that can be checked before a value is read.
-
-    Raises:
-        click.UsageError: a wrong option or argument.
-        ValueError: the input is not a readable file of its format.
-    """
+    """Check everything of a release of one file that can be checked before a value is read."""
     path, target, rows = Path(request.source), Path(request.target), request.rows
     layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
     if path != DASH and (what := kind(path)) != FILE:

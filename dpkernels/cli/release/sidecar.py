@@ -41,25 +41,15 @@ _MIXED = "rows whose perturbed values are neighbouring in every column"
 
 @dataclass(frozen=True)
 class StatedGuarantee:
-    """The (epsilon, delta) of one report, or of a row, and which inputs it is for.
+    """The (epsilon, delta) of one report, or of a row, and which inputs it is for."""
 
-    Attributes:
-        epsilon: the budget.
-        realised_epsilon: the epsilon of the integers that are sampled.
-        delta: 0 for bounded mechanisms.
-        realised_delta: the delta of the integers.
-        neighbouring: which values are neighbouring, in words.
-        stated: the claim that the mechanism's own parameters must state.
-        limits: why a value may be refused, if not for an interval of the user's.
-    """
-
-    epsilon: float
-    realised_epsilon: float
-    delta: float
-    realised_delta: float
-    neighbouring: str
-    stated: Mapping[str, float]
-    limits: str = ""
+    epsilon: float  # the budget
+    realised_epsilon: float  # the epsilon of the integers that are sampled
+    delta: float  # 0 for bounded mechanisms
+    realised_delta: float  # the delta of the integers
+    neighbouring: str  # which values are neighbouring, in words
+    stated: Mapping[str, float]  # the claim that the mechanism's own parameters must state
+    limits: str = ""  # why a value may be refused, if not for an interval of the user's
 
     def to_dict(self) -> dict[str, Any]:
         names = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
@@ -67,11 +57,7 @@ class StatedGuarantee:
 
 
 def guarantee(certificate: Any) -> StatedGuarantee:
-    """Return the guarantee of a certificate of single reports.
-
-    Raises:
-        ValueError: a certificate of vectors.
-    """
+    """Return the guarantee of a certificate of single reports; ValueError for one of vectors."""
     if isinstance(certificate, NoiseCertificate):
         epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
         realised = certificate.realised_epsilon, delta, float_at_least(certificate.realised_delta)
@@ -151,25 +137,15 @@ class Column:
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """What is known of a release before a value is read.
+    """What is known of a release before a value is read."""
 
-    Attributes:
-        columns: the perturbed columns with their mechanisms.
-        clip: clip values outside the interval.
-        layout: how the files are written.
-        row_options: the treatment of rows besides noise.
-        names: all columns of each file, perturbed or not, in their order; empty for an array.
-        values_per_row: the number of values that a row holds in each perturbed column.
-        copied: the names of the parts of a file that are not perturbed.
-    """
-
-    columns: tuple[Column, ...]
-    clip: bool
-    layout: Layout
-    row_options: RowOptions
-    names: tuple[str, ...] = ()
-    values_per_row: int = 1
-    copied: tuple[str, ...] = ()
+    columns: tuple[Column, ...]  # the perturbed columns with their mechanisms
+    clip: bool  # clip values outside the interval
+    layout: Layout  # how the files are written
+    row_options: RowOptions  # the treatment of rows besides noise
+    names: tuple[str, ...] = ()  # all columns of each file, perturbed or not, in their order; empty for an array
+    values_per_row: int = 1  # the number of values that a row holds in each perturbed column
+    copied: tuple[str, ...] = ()  # the names of the parts of a file that are not perturbed
 
     def totals(self) -> tuple[Fraction, Fraction]:
         """Return the (epsilon, delta) of a row, exactly."""
@@ -291,11 +267,7 @@ _PART: dict[str, Rule] = {"name": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes
 
 
 def check_fields(form: Any) -> None:
-    """Refuse JSON that is not shaped as the sidecar of a release; ``verify`` checks whether it is true.
-
-    Raises:
-        ValueError: names the field, its value, and what it must be.
-    """
+    """Refuse JSON that is not shaped as the sidecar of a release; ``verify`` checks whether it is true."""
     if type(form) is dict and type(form.get("format")) is int and form["format"] != FORMAT:
         raise ValueError(f"format {brief(form['format'])}; this version reads format {FORMAT}")
     _check("", form, _FIELDS)

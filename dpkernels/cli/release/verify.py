@@ -138,9 +138,7 @@ def _verified_output(
 ) -> str:
     """Check all files of a release, and return a sentence about the result.
 
-    Raises:
-        CertificateError: names all files that differ from the sidecar. For a dataset it also names missing files, and
-            files in the folder that the sidecar does not name.
+    An error names all files that differ from the sidecar, that are missing, or that the sidecar does not name.
     """
     if "parts" not in form["output"] and not files[0][0].is_file():
         return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
@@ -192,11 +190,7 @@ def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Pat
 
 
 def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
-    """Return the number of rows, and the columns whose reports are too coarse to distinguish from other numbers.
-
-    Raises:
-        CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
-    """
+    """Return the number of rows, and the columns whose reports are too coarse to distinguish from other numbers."""
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
