@@ -30,15 +30,12 @@ from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockSecrets:
-    """Two secret keys of 32 bytes, for the noise and for the hashes, as an argument of tasks without a repr."""
+    """Two secret keys of 32 bytes, for the noise and for the hashes, as an argument of tasks that is never printed."""
 
     noise: bytes
     hashes: bytes
-
-    def __repr__(self) -> str:
-        return "BlockSecrets(...)"
 
 
 class _Columns(NamedTuple):

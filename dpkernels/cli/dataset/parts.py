@@ -162,19 +162,11 @@ def _joined(groups: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int] | N
     return [*joined, ((begin, len(groups)), rows)]
 
 
+@dataclass(frozen=True, repr=False)
 class Secret:
     """The release's key, 32 bytes: in memory, and in what an engine sends to its workers. It is never printed."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: bytes) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return "Secret(...)"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Secret, (self.value,)
+    value: bytes
 
 
 @dataclass(frozen=True)
@@ -235,7 +227,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
             source = held.enter_context(part.opened(job.spec.layout))
         file = held.enter_context(job.folder.part(name, part.file.local))
         read = rows = 0
-        pieces = perturbed(job.spec, source, secret.value, _show_nothing, row=part.row, first=part.first)
+        pieces = perturbed(job.spec, source, secret.value, row=part.row, first=part.first)
         with source.sink(path_of(file)) as sink, closing(pieces):
             for piece, before, left in pieces:
                 sink.write(piece)
@@ -249,13 +241,9 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
 def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
     """Read and check a part; refuse what ``perturb_part`` would."""
     with naming(part.file), part.opened(job.spec.layout) as source:
-        read, rows = check_values(job.spec, source, _show_nothing, part.row)
+        read, rows = check_values(job.spec, source, row=part.row)
         part.check_whole(read)
     return Done(part.number, rows)
-
-
-def _show_nothing() -> None:
-    """Progress is shown by parts."""
 
 
 def results(

@@ -22,7 +22,9 @@ from dpkernels.release.inputs import Bounds, InputError, report_type
 T = TypeVar("T")
 
 
-def check_values(spec: ReleaseSpec, source: Source, show: Callable[[], object], row: int = 0) -> tuple[int, int]:
+def check_values(
+    spec: ReleaseSpec, source: Source, show: Callable[[], object] = lambda: None, *, row: int = 0
+) -> tuple[int, int]:
     """Read a file from a row on, as a release would, and refuse what it would refuse; ``show`` follows every piece.
 
     Returns:
@@ -123,7 +125,13 @@ def _column_engine(column: Column, secret: bytes) -> Engine:
 
 
 def perturbed(
-    spec: ReleaseSpec, source: Source, secret: bytes, show: Callable[[], Any], *, row: int = 0, first: int = 0
+    spec: ReleaseSpec,
+    source: Source,
+    secret: bytes,
+    show: Callable[[], object] = lambda: None,
+    *,
+    row: int = 0,
+    first: int = 0,
 ) -> Generator[tuple[Any, int, int], None, None]:
     """Yield the perturbed pieces of a file, and how many rows (of an array: values) each had before and has now.
 

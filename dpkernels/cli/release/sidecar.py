@@ -68,10 +68,11 @@ def guarantee(certificate: Any) -> StatedGuarantee:
         raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
     table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table
     stated = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
-    near = f"any two in [{shortest(table.lower)}, {shortest(table.upper)}]"
+    ends = f"in [{shortest(table.lower)}, {shortest(table.upper)}]"
+    near = f"any two {ends}"
     if isinstance(certificate, RowCertificate) and (D := certificate.sensitivity) is not None:
         stated["sensitivity"] = D
-        near = near.replace("any two in", f"at most {shortest(D)} apart, in")
+        near = f"at most {shortest(D)} apart, {ends}"
     return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, stated)
 
 
