@@ -167,7 +167,7 @@ def path_of(file: IO[bytes]) -> Path:
     return Path(f"/dev/fd/{file.fileno()}")
 
 
-def measured(file: IO[bytes]) -> tuple[str, int]:
+def sha256_and_size(file: IO[bytes]) -> tuple[str, int]:
     """Return the SHA-256 of an open file, in hexadecimal, and how many bytes it has."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

@@ -16,7 +16,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import check_fields, versions
 from dpkernels.progress import bar
-from dpkernels.staging import measured
+from dpkernels.staging import sha256_and_size
 
 
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
@@ -59,7 +59,7 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
         found = tallied(source, job.wanted, part.row)
     if part.row == 0:
         with part.file.opened() as file:
-            if measured(file)[0] != job.hashes[part.file]:
+            if sha256_and_size(file)[0] != job.hashes[part.file]:
                 raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
     return found

@@ -119,8 +119,8 @@ class StoreFolder:
         with TemporaryFile() as file:  # without a name: it goes with the worker, however that ends
             yield file
             file.seek(0)
-            with self.target.child(name).write() as there:
-                shutil.copyfileobj(file, there, 1 << 22)
+            with self.target.child(name).write() as stored:
+                shutil.copyfileobj(file, stored, 1 << 22)
 
     def sizes(self) -> dict[str, int]:
         selected = fs.FileSelector(self.target.path, allow_not_found=True)
@@ -157,11 +157,11 @@ class StoreFolder:
 
     def _clear(self) -> None:
         """Remove what a run that was killed has left, after making sure that all is of such a run."""
-        there = self.sizes()
-        strange = [name for name in there if not _OURS.fullmatch(name)]
-        if strange or (there and NOTE not in there):
-            raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or list(there))[0]}")
-        for name in sorted(there, key=NOTE.__eq__):  # the note must go last
+        names = list(self.sizes())
+        strange = [name for name in names if not _OURS.fullmatch(name)]
+        if strange or (names and NOTE not in names):
+            raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or names)[0]}")
+        for name in sorted(names, key=NOTE.__eq__):  # the note must go last
             self._delete(name)
 
 

@@ -27,7 +27,7 @@ from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.release.rows import check_values, perturbed
 from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
-from dpkernels.staging import measured, naming, path_of
+from dpkernels.staging import naming, path_of, sha256_and_size
 
 # Bytes before compression up to which row groups form a part: 2^23 values of a column, a second's work.
 PART_BYTES = 1 << 26
@@ -234,7 +234,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
                 read, rows = read + before, rows + left
         not_kept = tuple(source.not_kept(path_of(file)))
         part.check_whole(read)
-        written = WrittenFile(*measured(file), name, rows // source.values_per_row)
+        written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
     return Done(part.number, rows, written, not_kept)
 
 

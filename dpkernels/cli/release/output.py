@@ -34,7 +34,7 @@ import click
 
 from dpkernels.bounded_json import parse_json
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.staging import Staged, Swept, claimed, measured, naming, path_of, staged, sweep, to_disk
+from dpkernels.staging import Staged, Swept, claimed, naming, path_of, sha256_and_size, staged, sweep, to_disk
 
 # A double sidecar begins with this, and no other does.
 _REPLACING = '{"replacing": '
@@ -122,7 +122,7 @@ class _ClaimedOutput(abc.ABC):
 
     def digest(self) -> tuple[str, int]:
         """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
-        return measured(self._file)
+        return sha256_and_size(self._file)
 
     @abc.abstractmethod
     def withdraw(self) -> bool:
@@ -250,7 +250,7 @@ def digest(target: Path) -> str | None:
     """Return the SHA-256 of a file in hexadecimal; None if there is none."""
     try:
         with target.open("rb") as file:
-            return measured(file)[0]
+            return sha256_and_size(file)[0]
     except FileNotFoundError:
         return None
 

@@ -38,7 +38,7 @@ def check_values(
     with closing(source.pieces([column.name for column in spec.columns])) as pieces:
         for piece in pieces:
             found = [
-                _numbers_and(spec, source, column, own, piece, start, partial(own.check, first=start))[0]
+                _with_numbers(spec, source, column, own, piece, start, partial(own.check, first=start))[0]
                 for column, own in zip(spec.columns, bounds, strict=True)
             ]
             whole = _complete(spec, found)
@@ -61,7 +61,7 @@ def _complete(spec: ReleaseSpec, columns: Iterable[Numbers]) -> np.ndarray | Non
     return ~np.logical_or.reduce(masks) if masks and spec.row_options.missing == "drop" else None
 
 
-def _numbers_and(
+def _with_numbers(
     spec: ReleaseSpec,
     source: Source,
     column: Column,
@@ -169,7 +169,7 @@ def _reports(
 ) -> Numbers:
     bounds = Bounds.of(column.sampler, spec.clip)
     reported = partial(in_chunks, engine, bounds, start=first, row=row)
-    found, reports = _numbers_and(spec, source, column, bounds, piece, row, reported)
+    found, reports = _with_numbers(spec, source, column, bounds, piece, row, reported)
     if reports is None:  # all are missing
         reports = np.zeros(len(found.values), report_type(found.values.dtype))
     return Numbers(spec.row_options.rounded(reports), found.missing)
