@@ -94,9 +94,8 @@ class ArrayFile(Source):
             npy.write_array_header_1_0(file, header)
             sink = _ArraySink(file)
             yield sink
-            if (
-                sink.values < self.values
-            ):  # only a vector has rows that may be dropped; a header has room for any number
+            # Only a vector has rows that may be dropped; a header has room for any number.
+            if sink.values < self.values:
                 file.seek(0)
                 npy.write_array_header_1_0(file, {**header, "shape": (sink.values,)})
 

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ _MOST_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
 _VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout"}
 # The solver of the default parameters may stop at others elsewhere; two mechanisms differ by more.
-_SAME_MECHANISM = 1e-6
+_is_same = partial(math.isclose, rel_tol=1e-6)
 
 
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
@@ -126,11 +127,10 @@ def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any
 def _check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
     """Refuse a statement of a sidecar that differs from the fact."""
     if type(stated) is not type(found) or stated != found:
-        raise CertificateError(f"{word}: the file says {_short(stated)}, {where} {_short(found)}")
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) and len(value) <= _LONGEST else brief(value)
+        texts = [
+            value if isinstance(value, str) and len(value) <= _LONGEST else brief(value) for value in (stated, found)
+        ]
+        raise CertificateError(f"{word}: the file says {texts[0]}, {where} {texts[1]}")
 
 
 def _verified_output(
@@ -303,10 +303,6 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
     ):
         return " has another table"
     return ""
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return math.isclose(one, other, rel_tol=_SAME_MECHANISM)
 
 
 def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> None:
