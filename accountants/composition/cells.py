@@ -338,7 +338,8 @@ def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.n
     panels = pieces.panels()
     cuts = np.concatenate([panels.start, pieces.inverse(offset + level * (step / 2), piece)])
     start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
-    panels = pieces.refined(Panels(start, end, piece), _EXACT)
+    some = end > start  # At the end of a piece a density may jump.
+    panels = pieces.refined(Panels(start[some], end[some], piece[some]), _EXACT)
     middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
     half = np.floor((pieces.loss(middle, panels.piece) - offset) / (step / 2)).astype(np.int64)
     x, piece = panels.nodes, panels.piece[:, None]

@@ -21,6 +21,7 @@ from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 
 
@@ -342,3 +343,11 @@ def test_a_window_at_two_inputs_of_the_users_own_is_composed_both_ways():
     assert ways[0] == ways[1] == made.delta(eps)
     with pytest.raises(ValueError, match=r"^adjacency: "):
         made.subsample(0.5, "replace")
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(0.9), Laplace(0.9)])
+def test_a_bracket_of_noise_whose_density_jumps(kernel):
+    """Panels without width at a knot would be evaluated on its other side."""
+    made = guarantee(Additive(Reweighted(kernel, -2.6, 2.6, 0.3), 1.0)).subsample(0.5, "replace")
+    low, high = made.bracket(epsilon=0.3)
+    assert low <= made.delta(0.3) <= high < 1.001 * low
