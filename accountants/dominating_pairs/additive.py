@@ -140,18 +140,14 @@ def _periods(noise: Distribution) -> int:
 class NoiseFormulas:
     """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points.
 
-    Attributes:
-        noise: the distribution with density f.
-        source: the distribution without weights.
-        D: the shift.
-        periods: those of the pair.
-        rounds_up: whether the computed hockey-stick divergence is an upper bound.
-        is_smooth: whether the profiles of the pair and its mirror cross in few places, see ``larger_profile``.
-        beyond_reach: the mass of the distribution without weights that is not integrated.
+    f is the density of ``noise``, ``source`` the noise without weights, and D the shift.
     """
 
+    # Whether the computed hockey-stick divergence is an upper bound.
     rounds_up: ClassVar[bool] = False
+    # Whether the profiles of the pair and its mirror cross in few places, see ``larger_profile``.
     is_smooth: ClassVar[bool] = True
+    # The mass of the source that is not integrated.
     beyond_reach: ClassVar[float] = 2 * _TAIL
 
     def __init__(self, pair: AdditivePair) -> None:
@@ -171,10 +167,7 @@ class NoiseFormulas:
         return self._vectors(*self.source.turning_points(self.D))
 
     def _cuts(self) -> tuple[Any, ...]:
-        """Return (left, right, weight of p, weight of q, both are positive, log ratio of the weights) of pieces.
-
-        Their loss is monotone. The first and the last one are infinite.
-        """
+        """Return (left, right, weight of p, weight of q, both are positive, log ratio of the weights) of the pieces."""
         own = self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
         left, right = _with_infinity(self.xp.sort(self.xp.concatenate([own, own + self.D, *self._turning_points])))
         inner = inside(left, right, self.D)

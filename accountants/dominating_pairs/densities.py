@@ -43,14 +43,9 @@ _COEFFICIENTS = (2 * np.arange(_SIZE)[:, None] + 1) * np.polynomial.legendre.leg
 
 @dataclass(frozen=True)
 class Piece:
-    """An interval as the image of 0 < t < 1.
+    """An interval as the image of 0 < t < 1; arrays make many intervals, one for each entry of t.
 
     A finite interval is affine in t. A half line is  y = end -/+ scale s/(1 - s)  with s = 1 - t or t.
-
-    Attributes:
-        left: the lower end; may be -inf.
-        right: the upper end; may be inf if left is finite.
-        scale: a length. Arrays make many intervals, one for each entry of t.
     """
 
     left: Any
@@ -156,19 +151,12 @@ def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, 
 @partial(pytree, static=("log_p", "log_q", "pieces"))
 @dataclass(frozen=True, eq=False)
 class Densities(DominatingPair):
-    """Two distributions by their log densities, which are smooth between knots; made by ``densities``.
-
-    Attributes:
-        log_p: the log density under one input.
-        log_q: the log density under the other input.
-        pieces: the pieces between knots, with the panels that quadrature cuts them into.
-        nodes: the nodes of the panels.
-    """
+    """Two distributions by their log densities, which are smooth between knots; made by ``densities``."""
 
     log_p: LogDensity
     log_q: LogDensity
-    pieces: tuple[tuple[Piece, tuple[float, ...]], ...]
-    nodes: PrivacyLossDistribution
+    pieces: tuple[tuple[Piece, tuple[float, ...]], ...]  # Between knots, with the ends of the panels of each.
+    nodes: PrivacyLossDistribution  # The nodes of the panels.
 
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True

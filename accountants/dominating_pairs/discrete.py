@@ -271,11 +271,15 @@ def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms,
     if not certificate.table.is_unimodal:
         raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
     weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
-    none = np.zeros(certificate.shift)
-    near, far = np.concatenate([weights, none]), np.concatenate([none, weights])
-    if (weights == weights[::-1]).all():
-        return (Atoms(near, far, certificate.shift),)
-    return Atoms(near, far), Atoms(far, near)
+    pair = shifted_pair(weights, certificate.shift)
+    return (pair,) if (weights == weights[::-1]).all() else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
+
+
+def shifted_pair(weights: Any, n: int) -> Atoms:
+    """Return the pair of the weights of even noise on a lattice and the same weights n points further on."""
+    xp = namespace(weights)
+    none = xp.zeros(n)
+    return Atoms(xp.concatenate([weights, none]), xp.concatenate([none, weights]), n)
 
 
 def window_pair(form: ExactWindow) -> Atoms:

@@ -121,9 +121,7 @@ def _lattice_pair(noise: Lattice, sensitivity: Real) -> Atoms:
         raise TypeError("sensitivity: is traced; on a lattice it decides how many points there are")
     if D.ndim or step.ndim:
         raise ValueError(f"sensitivity: {sensitivity}; on a lattice it is one number, as the step is")
-    n = math.ceil(Fraction(float(D)) / Fraction(float(step)))
-    weights, xp = noise.probabilities, namespace(noise.probabilities)
-    return Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights]), n)
+    return discrete.shifted_pair(noise.probabilities, math.ceil(Fraction(float(D)) / Fraction(float(step))))
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
