@@ -45,9 +45,6 @@ _ENDS = (-_FARTHEST, _FARTHEST)
 _TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # For the last Newton step in the logarithm of a budget, or of a scale.
 
 
-# Scales
-
-
 def composed_scale(
     noise: Distribution,
     *,
@@ -66,7 +63,7 @@ def composed_scale(
         delta: delta of all releases, in (0, 1).
         sensitivity: D, in the unit of c Z.
         count: the number of releases.
-        rate: the rate of the Poisson sample of each release; neighbours are those of ``Guarantee.subsample``.
+        rate: the rate of the Poisson sample of each release.
         adjacency: the neighbours of samples; see ``Guarantee.subsample``.
 
     Returns:
@@ -178,13 +175,10 @@ def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
 def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
     factor = math.exp(t) if isinstance(t, float) else jnp.exp(t)
 
-    def one(term: Any) -> Any:
+    def scaled(term: Any) -> Any:
         return dataclasses.replace(term, pairs=tuple(pair.with_noise_scaled(factor) for pair in term.pairs))
 
-    return Guarantee(tuple(one(term) for term in made.terms))
-
-
-# Budgets
+    return Guarantee(tuple(map(scaled, made.terms)))
 
 
 def composed_budget(
@@ -227,14 +221,12 @@ def composed_budget(
     member, numbers = split_arguments(constructor, arguments)
     guess = gaussian_ratio(epsilon, delta, count, rate) if initial_guess is None else initial_guess
     if namespace(epsilon, delta, count, rate, *jax.tree.leaves(numbers)) is jnp:
-        samples = {"count": count, "rate": rate}
-        traced = {name: value for name, value in samples.items() if isinstance(value, jax.Array)}
-        fixed = {name: value for name, value in samples.items() if name not in traced}
+        samples, fixed = _split({"count": count, "rate": rate, "adjacency": adjacency})
 
         def at_budget(level: Any, given: Any) -> Guarantee:
-            return _releases(member(level, given[0]), adjacency=adjacency, **fixed, **given[1])
+            return _releases(member(level, given[0]), **fixed, **given[1])
 
-        return member(largest_budget(at_budget, (numbers, traced), epsilon, delta, guess), numbers)
+        return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     start = min(max(math.log(guess), least), most)
 
@@ -279,16 +271,8 @@ def largest_budget(
     xp = namespace(epsilon, delta, guess)
     least, most = (xp.log(xp.asarray(end)) for end in checks.EPSILON_RANGE)
     start = -without_derivative(xp.clip(xp.log(xp.asarray(guess)), least, most))
-    t = precise_parameter(
-        partial(_at_log_budget, releases),
-        parameters,
-        epsilon,
-        delta,
-        initial_guess=start,
-        ends=(-most, -least),
-        tolerance=tolerance,
-        clip=True,
-    )
+    at, search = partial(_at_log_budget, releases), {"initial_guess": start, "ends": (-most, -least), "clip": True}
+    t = precise_parameter(at, parameters, epsilon, delta, tolerance=tolerance, **search)
     level = xp.minimum(xp.exp(-xp.asarray(t)), checks.EPSILON_RANGE[1])
     return xp.where(t < -least, level, xp.nan)[()]
 
@@ -304,13 +288,14 @@ def split_arguments(
 
     The function captures no tracer, as ``solve`` requires.
     """
-
-    def is_traced(value: Any) -> bool:
-        return namespace(*jax.tree.leaves(value)) is jnp
-
-    numbers = {name: value for name, value in arguments.items() if is_traced(value)}
-    fixed = {name: value for name, value in arguments.items() if name not in numbers}
+    numbers, fixed = _split(arguments)
     return lambda level, given: constructor(epsilon=level, **fixed, **given), numbers
+
+
+def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (the arguments that contain JAX numbers, the others)."""
+    numbers = {name: value for name, value in arguments.items() if namespace(*jax.tree.leaves(value)) is jnp}
+    return numbers, {name: value for name, value in arguments.items() if name not in numbers}
 
 
 def _check_releases(epsilon: Real, count: int, rate: Any) -> None:
@@ -324,9 +309,6 @@ def _check_releases(epsilon: Real, count: int, rate: Any) -> None:
 def _releases(mechanism: Mechanism, count: Any, rate: Any, adjacency: str) -> Guarantee:
     one = guarantee(mechanism)
     return (one if rate is None else one.subsample(rate, adjacency)).repeat(count)
-
-
-# Initial guesses and roots
 
 
 def log_mu(delta: Any, epsilon: Real) -> Real:
@@ -365,18 +347,8 @@ def precise_parameter(
 ) -> Any:
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
-    Args:
-        releases: a function from (t, parameters) to a guarantee whose delta falls with t, without captured tracers.
-        parameters: a pytree of numbers.
-        epsilon: eps of all releases.
-        delta: delta of all releases.
-        initial_guess: the initial guess of t.
-        ends: the least and the largest t.
-        tolerance: see ``solve.newton``.
-        clip: see ``solve.newton``.
-
-    Returns:
-        t: a float for plain numbers, else a JAX scalar, differentiable in the parameters and the budget.
+    The parameters are a pytree of numbers. ``releases`` is a function from (t, parameters) to a guarantee whose delta
+    falls with t, without captured tracers. For the other arguments see ``solve.newton``.
     """
     xp = namespace(epsilon, delta)
     given = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)
@@ -393,13 +365,9 @@ def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, given: tuple[Any
 def conservative_parameter(
     releases: Callable[[float], Guarantee], epsilon: float, delta: float, *, is_known: bool = False
 ) -> float:
-    """Return the least t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
+    """Return the least plain t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
 
-    Args:
-        releases: a function from t, a plain number, to a guarantee whose delta falls with t.
-        epsilon: eps of all releases.
-        delta: delta of all releases.
-        is_known: whether the precise root is known to be t = 0. Then it is solved for only if the bracket disagrees.
+    Their delta falls with t. If the precise root is known to be t = 0, it is solved for only if the bracket disagrees.
 
     Raises:
         ConvergenceError: no t was found.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -47,18 +46,18 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
     check_target(epsilon, delta)
     member, numbers = split_arguments(constructor, arguments)
     numbers, epsilon, delta = promote(numbers, epsilon, delta)
-    given, excess, largest = (numbers, epsilon, delta), partial(_excess, member), checks.EPSILON_RANGE[1]
+
+    def excess(budget: Any, given: tuple[Any, Real, Real]) -> Any:
+        numbers, epsilon, delta = given
+        return realised(member(budget, numbers), epsilon) - delta
+
+    given, largest = (numbers, epsilon, delta), checks.EPSILON_RANGE[1]
     if namespace(epsilon) is np:
         budget = largest if excess(largest, given) <= 0 else root(excess, given, epsilon, largest, rtol=1e-12)
         return member(budget, numbers)
     most = jnp.full_like(epsilon, largest)
     budget = root(excess, given, epsilon, most, rtol=1e-12)
     return member(jnp.where(excess(most, given) <= 0, most, budget), numbers)
-
-
-def _excess(member: Callable[[Any, Any], Any], budget: Any, given: tuple[Any, Real, Real]) -> Any:
-    numbers, epsilon, delta = given
-    return realised(member(budget, numbers), epsilon) - delta
 
 
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
@@ -80,15 +79,15 @@ def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0,
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or step
             is not positive, or too small for the noise.
     """
-    return _narrowest(lambda sigma: DiscreteGaussian(sigma, step), Gaussian(1.0), epsilon, delta, sensitivity, step)
+    return _narrowest(DiscreteGaussian, Gaussian(1.0), epsilon, delta, sensitivity, step)
 
 
 def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
     """Return Laplace noise on multiples of ``step`` with the smallest scale; see ``discrete_gaussian``."""
-    return _narrowest(lambda scale: DiscreteLaplace(scale, step), Laplace(1.0), epsilon, delta, sensitivity, step)
+    return _narrowest(DiscreteLaplace, Laplace(1.0), epsilon, delta, sensitivity, step)
 
 
-def _narrowest(noise: Callable[[float], Lattice], unit: Any, *target: Any) -> Additive:
+def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any) -> Additive:
     epsilon, delta, sensitivity, step = target
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
@@ -100,7 +99,7 @@ def _narrowest(noise: Callable[[float], Lattice], unit: Any, *target: Any) -> Ad
     apart = math.ceil(Fraction(sensitivity) / Fraction(step))
 
     def excess(scale: Any, _: Any) -> Any:
-        p = noise(scale).probabilities
+        p = noise(scale, step).probabilities
         other = np.concatenate([np.zeros(apart), p])[: len(p)]
         return float(np.maximum(p - math.exp(epsilon) * other, 0.0).sum()) - delta
 
@@ -112,5 +111,5 @@ def _narrowest(noise: Callable[[float], Lattice], unit: Any, *target: Any) -> Ad
         high, low = low, low / 2
     found = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may change the last bits.
-    wider = (Additive(noise(found * (1 + margin)), sensitivity, epsilon, delta) for margin in MARGINS)
+    wider = (Additive(noise(found * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
     return first_feasible(wider, lambda made: realised(made, epsilon) <= delta)

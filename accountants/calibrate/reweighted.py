@@ -11,8 +11,8 @@ is convex in u. The noise meets its budget where h(u) <= 0, and the least feasib
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import singledispatch
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -23,13 +23,13 @@ from accountants.dominating_pairs.base import curve, profile
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.scale import check_target, infeasible_shift, rescaled, smallest_scale
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution, Symmetric
+from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.numerics import Real, namespace, without_derivative
 from dpkernels.solve import (
     MARGINS,
     NotPrivateError,
@@ -59,42 +59,34 @@ _TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 LEAST_WEIGHT = 2.0**-53  # The least weight of the outside: q is at most the float before 1.
 
 
-def convex_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
+def weighted_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
     """Return h(u) = Z(u) (delta(eps) - delta), which is convex in u."""
     gain, total = weighted_profile(kernel, u, theta, D, epsilon)
     return gain - delta * total
 
 
-def profile_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
-    """Return delta(eps) - delta."""
-    gain, total = weighted_profile(kernel, u, theta, D, epsilon)
-    return gain / total - delta
-
-
-@singledispatch
 def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
-    """Return (Z(u) delta(eps), Z(u)) of an even kernel, by its exact profile."""
-    reweighted, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
+    """Return (Z(u) delta(eps), Z(u)) of an even kernel, in closed pieces if its cut is known, else by its profile."""
+    xp = namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
+    if type(kernel) in _CUTS:
+        return _summed_pieces(kernel, u, theta, D, epsilon, xp)
+    reweighted = Reweighted(kernel, -theta, theta, u)
     pairs = (additive_pair(reweighted, D),)
     return reweighted.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), reweighted.total
 
 
-@weighted_profile.register(Gaussian)
-@weighted_profile.register(Laplace)
-def _(kernel: Symmetric, u: Real, theta: Real, D: RealArray, epsilon: Real) -> tuple[Any, Any]:
+def _summed_pieces(kernel: Any, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType) -> tuple[Any, Any]:
     """Sum pieces between the steps of w(x) and w(x - D); in each the loss exceeds eps up to a cut.
 
     The integrand is 0 at a cut, so derivatives do not need the derivative of the cut. This compiles faster than the
     general profile.
     """
-    xp = namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
     near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
     steps = xp.stack([-theta, near, far, D + theta])
     left, right = xp.append(-xp.inf, steps), xp.append(steps, xp.inf)
     inside = xp.concatenate([steps[:1] - D, (steps[1:] + steps[:-1]) / 2, steps[-1:] + D])
     w_p, w_q = (xp.where(xp.abs(at) < theta, 1.0, u) for at in (inside, inside - D))
-    cut = _cut(kernel, D, _threshold(epsilon, w_p, w_q))
-    cut = without_derivative(cut)
+    cut = without_derivative(_CUTS[type(kernel)](kernel, D, _threshold(epsilon, w_p, w_q)))
     # The last column is the mass within theta.
     low, high = xp.append(left, -theta), xp.append(xp.clip(cut, left, right), theta)
     p, q = kernel.mass(xp.stack([low, low - D]), xp.stack([high, high - D]))
@@ -110,24 +102,19 @@ def _threshold(epsilon: Real, w_p: Any, w_q: Any) -> Real:
     return xp.where(some_p, xp.where(some_q, both, -xp.inf), xp.inf)
 
 
-@singledispatch
-def _cut(kernel: Any, D: Real, loss: Any) -> Any:
-    """Return the x below which log K(x) - log K(x - D) exceeds the loss."""
-    raise TypeError(f"kernel: {type(kernel).__name__} has no closed cut")
-
-
-@_cut.register
-def _(kernel: Gaussian, D: Real, loss: Real) -> Any:
+def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> Any:
     return D / 2 - loss * kernel.sigma**2 / D
 
 
-@_cut.register
-def _(kernel: Laplace, D: Real, loss: Real) -> Any:
+def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> Any:
     """Use that the loss falls from D/b to -D/b between 0 and D, and is constant outside."""
     xp = namespace(kernel.scale, D, loss)
     most = D / kernel.scale
-    cut = (D - kernel.scale * loss) / 2
-    return xp.where(loss >= most, -xp.inf, xp.where(loss < -most, xp.inf, cut))
+    return xp.where(loss >= most, -xp.inf, xp.where(loss < -most, xp.inf, (D - kernel.scale * loss) / 2))
+
+
+# The x below which log K(x) - log K(x - D) exceeds a loss.
+_CUTS: dict[type, Callable[[Any, Real, Real], Any]] = {Gaussian: _gaussian_cut, Laplace: _laplace_cut}
 
 
 def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: Any, rtol: float = 0.0) -> Any:
@@ -139,7 +126,7 @@ def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: 
 
 
 def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) -> Any:
-    return convex_excess(given[0], u, *given[1:])
+    return weighted_excess(given[0], u, *given[1:])
 
 
 def shape_shift(kernel: Distribution, theta: Any, u: Any, epsilon: Any, delta: Any, most: Any) -> Any:
@@ -152,10 +139,7 @@ def shape_shift(kernel: Distribution, theta: Any, u: Any, epsilon: Any, delta: A
 
 def _shift_excess(shift: Any, given: tuple[Distribution, Real, Real, Real, Real]) -> Any:
     kernel, theta, u, epsilon, delta = given
-    return convex_excess(kernel, u, theta, shift, epsilon, delta)
-
-
-# Recycled noise
+    return weighted_excess(kernel, u, theta, shift, epsilon, delta)
 
 
 def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
@@ -229,7 +213,7 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
 
 def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
     kernel, theta, q, eps, delta, D = parameters
-    return profile_excess(rescaled(kernel, scale), 1 - q, theta, D, eps, delta)
+    return weighted_excess(rescaled(kernel, scale), 1 - q, theta, D, eps, delta)
 
 
 def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
@@ -302,9 +286,6 @@ def budget_recycled(
     return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
-# Truncated noise
-
-
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
     """Return Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020), in closed form.
 
@@ -374,7 +355,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
 
 def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
     T, eps, delta, D = parameters
-    return profile_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
+    return weighted_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
 
 
 def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:

@@ -122,8 +122,7 @@ def published_budget(
     """Return the choice of Jiang 2024, Algorithm 2, with q by Algorithm 1; **not sound**.
 
     It searches the share of eps for the kernel with the largest acceptance, by golden section where the source's is
-    ternary. A Gaussian kernel is the
-    analytic one for (eps_kernel, delta), a Laplace kernel has b = D/eps_kernel.
+    ternary. A Gaussian kernel is the analytic one for (eps_kernel, delta), a Laplace kernel has b = D/eps_kernel.
 
     **Unsound, and wasteful**, as Algorithm 1 is: with Laplace kernels and delta 1e-5 its choice exceeds delta, most
     often twice, and more the larger D/theta and eps are.
@@ -166,8 +165,8 @@ def published_composition(
 ) -> float:
     """Return delta(eps) of T recycled reports by Jiang 2024, Algorithm 3; **not sound** where the profile is not.
 
-    sum_j C(T,j) W^j (1-W)^(T-j) delta_T(eps - j Lq): T independent kernel losses, and a
-    binomial number of recycling losses Lq = -ln(1 - q). The losses of one report are not independent.
+    sum_j C(T,j) W^j (1-W)^(T-j) delta_T(eps - j Lq): T independent kernel losses, and a binomial number of recycling
+    losses Lq = -ln(1 - q). The losses of one report are not independent.
 
     Args:
         kernel_profile: delta_T, of T kernel reports composed; for a Gaussian kernel

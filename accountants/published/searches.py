@@ -7,7 +7,7 @@ it. Families and objectives are those of ``accountants.tune``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,6 @@ class Enumerated:
     """The result of a published search.
 
     Attributes:
-        source: whose it is.
-        mechanism: its choice.
         parameters: by the family's names.
         value: its objective, in its natural direction.
         evaluations: how often the objective, or for recycling the privacy profile, was computed.
@@ -70,36 +68,32 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     """
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
-    window, base = family.window, family.base
-    ends: Any = ((0.0, 1.0), (0.0, 1.0), (0.0, 2.0))
+    ends = [(0.0, 1.0), (0.0, 1.0), (0.0, 2.0)]
     chosen: Any = None
+    least = np.inf
     rounds: list[float] = []
     count = 0
     for step in _STEPS:
-        points = _feasible(np.stack([part.ravel() for part in _grid(ends, step)], -1), family)
+        axes = [np.arange(round(low / step), round(high / step) + 1) * step for low, high in ends]
+        points = _feasible(np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1), family)
         if len(points) == 0:
             continue
         values = objective.sign * _values(objective, family, points)
         count += len(points)
         at = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
-        if chosen is None or values[at] < chosen[0]:
-            chosen = values[at], points[at]
-        rounds.append(objective.sign * float(chosen[0]))
-        if stop_at is not None and chosen[0] <= objective.sign * stop_at:
+        if chosen is None or values[at] < least:
+            least, chosen = values[at], points[at]
+        rounds.append(objective.sign * float(least))
+        if stop_at is not None and least <= objective.sign * stop_at:
             break
-        ends = tuple((max(value - step, 0.0), value + step) for value in chosen[1][:3])
+        ends = [(max(value - step, 0.0), value + step) for value in chosen]
     if chosen is None:
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
-    shape, m, relative = (np.asarray(part).item() for part in _scaled(chosen[1], base, window, family.epsilon))
-    made_base = Quartic(shape) if base is None else base
-    made = Windowed(window, made_base, m, relative, family.given["lower"], family.given["upper"], family.epsilon)
-    parameters = {"width": m} if base is not None else {"width": m, "edge": shape}
+    edge, width, relative = (np.asarray(part).item() for part in _on_unit_interval(chosen, family))
+    parameters = {"width": width} if family.base is not None else {"width": width, "edge": edge}
+    interval = family.given["lower"], family.given["upper"], family.epsilon
+    made = Windowed(family.window, Quartic(edge) if family.base is None else family.base, width, relative, *interval)
     return Enumerated("Zhang 2024", made, parameters, rounds[-1], count, rounds)
-
-
-def _grid(ends: tuple[tuple[float, float], tuple[float, float], tuple[float, float]], step: float) -> list[np.ndarray]:
-    axes = [np.arange(round(low / step), round(high / step) + 1) * step for low, high in ends]
-    return list(np.meshgrid(*axes, indexing="ij"))
 
 
 def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
@@ -107,45 +101,35 @@ def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
     mass = family.window.area * k * m
     good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
     points = points[good]
-    _, width, _ = _scaled(points.T, family.base, family.window, family.epsilon)
-    return points[width < 2]
+    return points[_on_unit_interval(points.T, family)[1] < 2]
 
 
-def _scaled(point: RealArray, base: Base | None, window: Window, epsilon: float) -> tuple[Any, Any, Any]:
+def _on_unit_interval(point: RealArray, family: Any) -> tuple[Any, Any, Any]:
     """Return (edge r = t/y of the quartic base, m, k/y) on the interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
-    r = np.minimum((y + k) / y * np.exp(-epsilon), 1.0) if base is None else np.ones_like(y)
-    area = (r + 4) / 5 if base is None else 1.0
-    L = (1 - window.area * k * m) / (2 * y * area)
+    quartic = family.base is None
+    r = np.minimum((y + k) / y * np.exp(-family.epsilon), 1.0) if quartic else np.ones_like(y)
+    L = (1 - family.window.area * k * m) / (2 * y * ((r + 4) / 5 if quartic else 1.0))
     return r, m / L, k / y
 
 
 def _values(objective: Any, family: Any, points: np.ndarray) -> np.ndarray:
     """Return the objective at every point, in batches of one shape, so that it is compiled once."""
-    r, m, relative = _scaled(points.T, family.base, family.window, family.epsilon)
+    rows = np.stack(_on_unit_interval(points.T, family), -1)
+    rows = np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _BATCH, 0)])
     interval = np.array([family.given["lower"], family.given["upper"], family.epsilon], np.float64)
-    values = []
+    known = (family.window, family.base), as_float64(objective), interval
     with jax.enable_x64(True):
-        for rows in _batches(np.stack([r, m, relative], -1)):
-            shape = family.window, family.base
-            values.append(np.asarray(_objective_at(shape, as_float64(objective), interval, rows)))
+        values = [np.asarray(_objective_at(*known, some)) for some in np.split(rows, len(rows) // _BATCH)]
     return np.concatenate(values)[: len(points)]
-
-
-def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), _BATCH):
-        piece = rows[start : start + _BATCH]
-        yield np.concatenate([piece, np.repeat(piece[:1], _BATCH - len(piece), 0)])
 
 
 @jax.jit
 def _objective_at(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
     window, base = shape
-    lower, upper, epsilon = interval
 
     def one(row: Any) -> Any:
-        made = Quartic(row[0]) if base is None else base
-        return objective(Windowed(window, made, row[1], row[2], lower, upper, epsilon))
+        return objective(Windowed(window, Quartic(row[0]) if base is None else base, row[1], row[2], *interval))
 
     return jax.vmap(one)(rows)
 
@@ -160,8 +144,7 @@ def recycled_search(family: Any, objective: Any) -> Enumerated:
         ValueError: an objective other than an acceptance at the family's theta.
     """
     _check_acceptance(family, objective)
-    budget = family.epsilon, family.delta, family.sensitivity
-    best, count = published_recycling(family.kernel, family.theta, *budget)
+    best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
     made = Additive(best, family.sensitivity, family.epsilon, family.delta)
     return Enumerated("Jiang 2024", made, {}, float(best.acceptance), count, [float(best.acceptance)])
 
@@ -178,22 +161,23 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
         ValueError: an objective other than an acceptance at the family's theta.
     """
     _check_acceptance(family, objective)
-    found: list[tuple[float, float, Any]] = []
-    counts = []
+    found: list[tuple[float, float, Any, int]] = []
 
     def acceptance(p: float) -> float:
         noise, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
         value = float(recycling.acceptance(noise, family.theta, float(family.rate.error(p))))
-        found.append((value, p, noise))
-        counts.append(count)
+        found.append((value, p, noise, count))
         return value
 
-    acceptance(ternary(acceptance, _sparsest(family), 1.0, _RATE_WIDTH))
-    value, p, noise = max(found, key=lambda one: one[0])
+    # The least rate tried: delta/p is a probability, and eps on the sample at most a mechanism's largest.
+    densest = np.expm1(float(family.epsilon)) / np.expm1(checks.EPSILON_RANGE[1])
+    sparsest = max(2 * float(family.delta), float(densest) * (1 + 1e-9))
+    acceptance(ternary(acceptance, sparsest, 1.0, _RATE_WIDTH))
+    value, p, noise, _ = max(found, key=lambda one: one[0])
     eps, delta, D = family.on_sample(p)
     made = recycling.Subsampled(Additive(noise, D, eps, delta), p, float(family.rate.error(p)), value)
     rounds = np.maximum.accumulate([one[0] for one in found]).tolist()
-    return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(counts), rounds)
+    return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(one[3] for one in found), rounds)
 
 
 def ternary(function: Callable[[float], float], low: float, high: float, width: float) -> float:
@@ -205,12 +189,6 @@ def ternary(function: Callable[[float], float], low: float, high: float, width: 
         else:
             high = second
     return (low + high) / 2
-
-
-def _sparsest(family: Any) -> float:
-    """Return the least rate tried: delta/p is a probability, and eps on the sample at most a mechanism's largest."""
-    densest = np.expm1(float(family.epsilon)) / np.expm1(checks.EPSILON_RANGE[1])
-    return max(2 * float(family.delta), float(densest) * (1 + 1e-9))
 
 
 def _check_acceptance(family: Any, objective: Any) -> None:

@@ -36,8 +36,16 @@ class Domain(abc.ABC):
         The map of a vector may join its numbers.
         """
 
+    @property
+    def size(self) -> int:
+        """Return the number of real numbers that it maps."""
+        return max(self.count, 1)
 
-@partial(pytree, static=("span", "count"))
+
+_domain = partial(pytree, static=("span", "count"))
+
+
+@_domain
 @dataclass(frozen=True)
 class Above(Domain):
     """The numbers above ``low``: x = low + unit e^z."""
@@ -51,52 +59,44 @@ class Above(Domain):
         return self.low + self.unit * namespace(z).exp(z)
 
 
-@partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
-class Inside(Domain):
-    """An open interval: x = low + (high - low)/(1 + e^-z)."""
-
+class _Interval(Domain):
     low: Any
     high: Any
-    span: tuple[float, float] = (-4.0, 3.0)
+    span: tuple[float, float] = (-1.3, 1.3)
     count: int = 0
+
+
+@_domain
+@dataclass(frozen=True)
+class Inside(_Interval):
+    """An open interval: x = low + (high - low)/(1 + e^-z)."""
+
+    span: tuple[float, float] = (-4.0, 3.0)
 
     def at(self, z: Real) -> Real:
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
 
-@partial(pytree, static=("span", "count"))
-@dataclass(frozen=True)
-class Between(Domain):
+@_domain
+class Between(_Interval):
     """A closed interval: x = (low + high)/2 + (high - low)/2 sin z, one to one for |z| <= pi/2."""
-
-    low: Any
-    high: Any
-    span: tuple[float, float] = (-1.3, 1.3)
-    count: int = 0
 
     def at(self, z: Real) -> Real:
         # sin^2 of the half angle keeps the digits of the distance from an end.
-        share = namespace(z).sin(z / 2 + np.pi / 4) ** 2
-        return self.low + (self.high - self.low) * share
+        return self.low + (self.high - self.low) * namespace(z).sin(z / 2 + np.pi / 4) ** 2
 
 
-@partial(pytree, static=("span", "count"))
-@dataclass(frozen=True)
-class LogBetween(Domain):
+@_domain
+class LogBetween(_Interval):
     """A closed interval of positive numbers: log x is ``Between`` the logarithms of its ends."""
-
-    low: Any
-    high: Any
-    span: tuple[float, float] = (-1.3, 1.3)
-    count: int = 0
 
     def at(self, z: Real) -> Real:
         xp = namespace(z, self.low)
         return xp.exp(Between(xp.log(self.low), xp.log(self.high)).at(z))
 
 
-@partial(pytree, static=("span", "count"))
+@_domain
 @dataclass(frozen=True)
 class Ordered(Domain):
     """Vectors 0 < x_1 < ... < x_n, each gap x_i - x_(i-1) in ``LogBetween(low, high)``.
@@ -113,16 +113,11 @@ class Ordered(Domain):
         return namespace(z, self.low).cumsum(LogBetween(self.low, self.high).at(z), axis=-1)
 
 
-def size(domains: dict[str, Domain]) -> int:
-    """Return the number of real numbers that all parameters have together."""
-    return sum(max(domain.count, 1) for domain in domains.values())
-
-
 def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
     """Return the parameters at z, of shape (..., n)."""
     found, start = {}, 0
     for name, domain in domains.items():
-        end = start + max(domain.count, 1)
+        end = start + domain.size
         found[name] = domain.at(z[..., start:end] if domain.count else z[..., start])
         start = end
     return found
@@ -134,14 +129,10 @@ def starts(domains: dict[str, Domain], count: int) -> np.ndarray:
     One dimension is divided evenly. More dimensions are filled by the additive recurrence with the generalised golden
     ratio, the root of g^(n+1) = g + 1, whose points are far apart for any count (Roberts 2018).
     """
-    n = size(domains)
-    if n == 0:
-        return np.zeros((count, 0))
+    spans = np.array([domain.span for domain in domains.values() for _ in range(domain.size)]).reshape(-1, 2)
+    n, steps = len(spans), np.arange(count)[:, None]
     ratio = 2.0
     for _ in range(40):
         ratio = (1 + ratio) ** (1 / (n + 1))
-    shares = (0.5 + np.arange(count)[:, None] / ratio ** np.arange(1, n + 1)) % 1.0
-    if n == 1:
-        shares = (np.arange(count)[:, None] + 0.5) / count
-    spans = np.array([domain.span for domain in domains.values() for _ in range(max(domain.count, 1))]).reshape(n, 2)
+    shares = (steps + 0.5) / count if n == 1 else (0.5 + steps / ratio ** np.arange(1, n + 1)) % 1.0
     return spans[:, 0] + (spans[:, 1] - spans[:, 0]) * shares

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -43,17 +43,6 @@ _INPUTS = np.linspace(0.0, 1.0, 33)
 _BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
 
 
-# Errors of a mechanism
-
-
-def _inputs(mechanism: Any) -> Any:
-    """Return the inputs among which the worst is taken, a 1-D array; for additive noise one, as all are alike."""
-    if not isinstance(mechanism, Local):
-        return np.zeros(1)
-    low, high = mechanism.input_interval
-    return low + (high - low) * namespace(low, high).asarray(_INPUTS)
-
-
 def probability_within(mechanism: Any, x: Any, theta: Any) -> Any:
     """Return P(|release - x| <= theta), NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, mechanism.probability_within(x, theta))
@@ -69,14 +58,6 @@ def largest_variance(mechanism: Any) -> Real:
     return _unbiased(mechanism).worst_variance
 
 
-def _unbiased(mechanism: Any) -> Any:
-    if isinstance(mechanism, Local) and not isinstance(mechanism, Bounded):
-        raise TypeError(
-            f"mechanism: {type(mechanism).__name__} is biased, so its variance is not its error; use tune.distribution"
-        )
-    return mechanism
-
-
 def mean_absolute_error(mechanism: Any, x: Real) -> Real:
     """Return E|release - x|, NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, mechanism.absolute_error(x))
@@ -86,12 +67,8 @@ def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     """Return the least t with P(|release - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
     still, place, share = without_derivative((mechanism, x, beta))
     most = still.error_bound(place)
-    t = bisect(
-        lambda t: probability_within(still, place, t) < 1 - share,
-        namespace(most).zeros_like(floating(most)),
-        most,
-        _BISECTIONS,
-    )[1]
+    least = namespace(most).zeros_like(floating(most))
+    t = bisect(lambda t: probability_within(still, place, t) < 1 - share, least, most, _BISECTIONS)[1]
     if namespace(t, *jax.tree.leaves(mechanism)) is np:
         return t
     _, slope = jax.jvp(partial(probability_within, still, place), (t,), (jnp.ones_like(t),))
@@ -101,6 +78,14 @@ def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     return t - jnp.where(slope > 0, rise / jnp.where(slope > 0, slope, 1.0), 0.0)
 
 
+def _unbiased(mechanism: Any) -> Any:
+    if isinstance(mechanism, Local) and not isinstance(mechanism, Bounded):
+        raise TypeError(
+            f"mechanism: {type(mechanism).__name__} is biased, so its variance is not its error; use tune.distribution"
+        )
+    return mechanism
+
+
 def _at_valid_input(mechanism: Member, x: Real, error: Real) -> Real:
     """Return the error where x is a valid input, else NaN: the formulas hold for valid inputs only."""
     if not isinstance(mechanism, Local):
@@ -108,9 +93,6 @@ def _at_valid_input(mechanism: Member, x: Real, error: Real) -> Real:
     low, high = mechanism.input_interval
     rounding = 1e-9 * (high - low)
     return namespace(x, low, error).where((x >= low - rounding) & (x <= high + rounding), error, np.nan)[()]
-
-
-# Objectives
 
 
 @partial(pytree, static=("function", "name", "sign", "power", "places"))
@@ -156,7 +138,7 @@ worst_variance = Objective(largest_variance, "worst variance", power=2)
 
 
 def variance_at(x: Real) -> Objective:
-    """Var(release | x), in squared data units.
+    """Return Var(release | x), in squared data units.
 
     Raises:
         ValueError: x is not finite.
@@ -166,7 +148,7 @@ def variance_at(x: Real) -> Objective:
 
 
 def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
-    """The mean variance under a histogram of the inputs that are expected, uniform in each bin.
+    """Return the mean variance under a histogram of the inputs that are expected, uniform in each bin.
 
     Args:
         edges: of the bins, increasing, one more than weights; None for equal bins over the input interval.
@@ -181,7 +163,7 @@ def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
     if w.ndim != 1 or not 0 < w.sum() < np.inf:
         raise ValueError(f"weights: total {w.sum():g}, of shape {w.shape}; a 1-D array of positive total is needed")
     if edges is None:
-        return Objective(_average_on_equal_bins, "average variance", numbers=(w / w.sum(),), power=2)
+        return Objective(_average_variance, "average variance", numbers=(None, w / w.sum()), power=2)
     ends = np.asarray(edges, np.float64)
     checks.within("edges", ends, -np.inf, np.inf, open_ends=True)
     if ends.shape != (len(w) + 1,) or not (np.diff(ends) > 0).all():
@@ -189,25 +171,22 @@ def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
     return Objective(_average_variance, "average variance", numbers=(ends, w / w.sum()), power=2, places=1)
 
 
-def _average_on_equal_bins(mechanism: Any, weights: Any) -> Any:
-    low, high = mechanism.input_interval
-    shares = namespace(low, high, weights).linspace(0.0, 1.0, weights.size + 1)
-    return _average_variance(mechanism, low + (high - low) * shares, weights)
-
-
-def _average_variance(mechanism: Member, edges: RealArray, weights: RealArray) -> Real:
+def _average_variance(mechanism: Any, edges: RealArray | None, weights: RealArray) -> Real:
     """Return the mean by two Gauss-Legendre nodes a bin: exact, since every variance is a quadratic in x."""
+    if edges is None:
+        low, high = mechanism.input_interval
+        edges = low + (high - low) * namespace(low, high, weights).linspace(0.0, 1.0, weights.size + 1)
     x = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * _NODES
     return ((variance_given(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
 
 
 def absolute_error(x: Any = None) -> Objective:
-    """E|release - x|."""
+    """Return E|release - x|, by default at the worst input."""
     return _of_inputs(mean_absolute_error, "absolute error", 1, x, power=1)
 
 
 def acceptance(theta: Real, x: Any = None) -> Objective:
-    """P(|release - x| <= theta), which is maximised.
+    """Return P(|release - x| <= theta), which is maximised.
 
     Args:
         theta: tolerated error, in data units. A family with budget recycling recycles beyond it too, unless it has a
@@ -218,12 +197,11 @@ def acceptance(theta: Real, x: Any = None) -> Objective:
         ValueError: theta is not positive.
     """
     checks.positive("theta", theta)
-    made = _of_inputs(probability_within, "acceptance", -1, x, power=0)
-    return dataclasses.replace(made, theta=theta)
+    return dataclasses.replace(_of_inputs(probability_within, "acceptance", -1, x, power=0), theta=theta)
 
 
 def quantile(beta: Real, x: Real | None = None) -> Objective:
-    """The (1 - beta) quantile of |release - x|: the error exceeded with probability beta.
+    """Return the (1 - beta) quantile of |release - x|: the error exceeded with probability beta.
 
     Raises:
         ValueError: beta is not in (0, 1).
@@ -253,16 +231,12 @@ Aim = Objective | Callable[[Any], Real]
 
 
 def maximise(function: Callable[[Any], Real]) -> Objective:
-    """A function of the mechanism, in JAX, that is maximised; a plain callable given as an objective is minimised."""
+    """Return the objective of a function, in JAX, that is maximised; a plain callable as an objective is minimised."""
     return Objective(function, getattr(function, "__name__", "objective"), -1)
 
 
 def as_objective(objective: Aim) -> Objective:
-    """Return the objective itself, or that of a callable.
-
-    Raises:
-        TypeError: neither.
-    """
+    """Return the objective itself, or that of a callable; raise a TypeError if it is neither."""
     if isinstance(objective, Objective):
         return objective
     if not callable(objective):
@@ -274,13 +248,22 @@ def _of_inputs(
     function: Callable[..., Any], name: str, sign: int, x: Real | None, *numbers: Real, power: int
 ) -> Objective:
     if x is None:
-        return Objective(_AT_WORST[function], f"{name} at the worst input", sign, numbers, power=power)
+        return Objective(_at_worst(function, sign), f"{name} at the worst input", sign, numbers, power=power)
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
     return Objective(function, name, sign, (x, *numbers), power=power, places=1)
 
 
-def _worst_of(function: Callable[..., Any], sign: int, mechanism: Member, *numbers: Real) -> Real:
-    inputs = _inputs(mechanism)
+@cache  # One object for each, so that equal objectives compile once.
+def _at_worst(function: Callable[..., Any], sign: int) -> Callable[..., Any]:
+    return partial(_worst_of, function, sign)
+
+
+def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers: Real) -> Real:
+    """Return the function of the worst input; for additive noise of 0, as all inputs are alike."""
+    inputs: Any = np.zeros(1)
+    if isinstance(mechanism, Local):
+        low, high = mechanism.input_interval
+        inputs = low + (high - low) * namespace(low, high).asarray(_INPUTS)
     if namespace(*jax.tree.leaves((mechanism, numbers))) is np:
         values = np.array([function(mechanism, x, *numbers) for x in inputs])
     else:
@@ -288,25 +271,11 @@ def _worst_of(function: Callable[..., Any], sign: int, mechanism: Member, *numbe
     return values.max() if sign > 0 else values.min()
 
 
-# One object for each, so that equal objectives compile once.
-_AT_WORST: dict[Any, Callable[..., Any]] = {
-    mean_absolute_error: partial(_worst_of, mean_absolute_error, 1),
-    probability_within: partial(_worst_of, probability_within, -1),
-    error_quantile: partial(_worst_of, error_quantile, 1),
-}
-
-
-# Without data units, so that what a search finds does not depend on them
-
-
 def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objective, Any]:
-    """Return the same search without data units: the input interval is [-1, 1], or the sensitivity 1.
+    """Return the same search without data units, and the factor from its values to those in data units.
 
-    A user-defined function gets mechanisms in data units, so for it the search is returned unchanged.
-
-    Returns:
-        The family, the objective, and the factor from its values to those in data units. A point of the search is the
-        same member of both families.
+    The input interval is [-1, 1], or the sensitivity 1. A user-defined function gets mechanisms in data units, so for
+    it the search is returned unchanged. A point of the search is the same member of both families.
     """
     found = None if objective.power is None else family.on_unit()
     if found is None:
@@ -317,11 +286,8 @@ def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objec
 
 def evaluate(objective: Objective, mechanism: Member) -> Real:
     """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
-    compiled = objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np
-    return (jax.jit(_evaluate) if compiled else _evaluate)(objective, mechanism)
-
-
-def _evaluate(objective: Objective, mechanism: Any) -> Any:
+    if objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np:
+        return jax.jit(Objective.__call__)(objective, mechanism)
     if objective.power is None or not isinstance(mechanism, Local):
         return objective(mechanism)
     lower, upper = mechanism.input_interval

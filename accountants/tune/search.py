@@ -22,12 +22,11 @@ from accountants.tune.family import Family
 from accountants.tune.objectives import Objective, search_in_units
 from dpkernels.numerics import Real, RealArray
 
-NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
-_ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
-TRACES: list[str] = []  # Names of families, one each time a search is compiled.
-
-
 Optimizer: TypeAlias = optax.GradientTransformation
+
+TRACES: list[str] = []  # Names of families, one each time a search is compiled.
+_NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
+_ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 
 
 class Found(NamedTuple):
@@ -52,18 +51,17 @@ class Found(NamedTuple):
     spent: Any = np.nan
 
 
-class _Descent(NamedTuple):
+class _Start(NamedTuple):
     """The state of one start: its place, the value, gradient and what is spent there, and the trial step from there.
 
-    The value is inf until a point is feasible. ``best`` is (z, value, spent) of the best point, for an optimizer whose
-    steps may lead up; None for one whose steps do not.
+    The value is inf until a point is feasible. ``best`` is (z, value, spent) of the best point so far.
     """
 
     z: Any
     value: Any
     gradient: Any
     spent: Any
-    optimiser: Any
+    memory: Any
     step: Any
     share: Any
     best: Any
@@ -134,102 +132,6 @@ def _search(family: Family, objective: Objective, starts: Real, turns: int, opti
     return found._replace(value=found.value * factor, path_values=found.path_values * factor)
 
 
-def descend(
-    function: Callable[[Any, Any], Any],
-    sign: int,
-    starts: Any,
-    turns: int,
-    patience: tuple[int, float] = Family.patience,
-    optimizer: Optimizer | None = None,
-) -> Found:
-    """Run the loop of ``search`` for a function of (z, what is spent nearby), and report ``sign`` times its values."""
-    most_stale, gain = patience
-    points, count, n = starts.shape
-    rule = _Rule(optax.with_extra_args_support(optimizer or bfgs()), only_down=optimizer is None)
-    turn = jax.vmap(partial(_turn, function, rule), in_axes=(0, 0, None))
-    state = jax.vmap(partial(_begin, rule))(starts[0])
-    log = jnp.zeros((turns, count, n + 1), starts.dtype)
-
-    def unfinished(carry: Any) -> Any:
-        number, active, *_, stale = carry
-        return (number < turns) & active.any() & (stale < most_stale)
-
-    def body(carry: Any) -> Any:
-        number, active, state, log, evaluations, mark, stale = carry
-        state, more = turn(state, starts[jnp.minimum(number, points - 1)], number < points)
-        entry = jnp.concatenate([state.z, state.value[:, None]], -1)
-        log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
-        best = _best_of(state)[1].min()
-        gained = (number < points) | (best < mark - gain * jnp.abs(best))
-        mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
-        active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
-        return number + 1, active, state, log, evaluations, mark, stale
-
-    carry = 0, jnp.ones(count, bool), state, log, 0, state.value.min(), 0
-    number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
-    z, value, spends = _best_of(state)
-    winner = jnp.argmin(value)
-    path = log[:, winner]
-    return Found(z[winner], sign * value[winner], path[:, :-1], sign * path[:, -1], number, evaluations, spends[winner])
-
-
-class _Rule(NamedTuple):
-    """An optimizer, and whether only steps that lead down are taken."""
-
-    optimizer: Any
-    only_down: bool
-
-
-def _best_of(state: _Descent) -> tuple[Any, Any, Any]:
-    return (state.z, state.value, state.spent) if state.best is None else state.best
-
-
-def _begin(rule: _Rule, z: RealArray) -> _Descent:
-    zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
-    best = None if rule.only_down else (z, zero + jnp.inf, zero)
-    return _Descent(z, zero + jnp.inf, none, zero, rule.optimizer.init(z), none, zero + 1.0, best)
-
-
-def _turn(
-    function: Callable[[Any, Any], Any], rule: _Rule, state: _Descent, point: Any, begins: Any
-) -> tuple[_Descent, RealArray]:
-    """Return (the state after one trial, whether there is more to do).
-
-    The trial is the point where the search begins, or the end of a step. If that is infeasible, or leads up where only
-    steps down are taken, the step is shortened.
-    """
-    move = jnp.where(begins, 0.0, state.share * state.step)
-    trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
-    value, gradient, spends = value_and_gradient(lambda z: function(z, state.spent), trial)
-    slope: Any = (state.gradient * move).sum()
-    accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
-    if rule.only_down:
-        accepted &= value <= state.value + _ARMIJO * slope
-    else:
-        accepted &= ~begins | (value <= state.value)
-    memory = jax.tree.map(partial(jnp.where, begins), rule.optimizer.init(trial), state.optimiser)
-    known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z, state.spent)[0]}
-    step, memory = rule.optimizer.update(gradient, memory, trial, **known)
-    there = _Descent(trial, value, gradient, spends, memory, step, jnp.ones_like(value), state.best)
-    shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))
-    here = state._replace(share=state.share * shorter)
-    following = jax.tree.map(partial(jnp.where, accepted), there, here)
-    if not rule.only_down:
-        better = following.value < state.best[1]
-        place = following.z, following.value, following.spent
-        following = following._replace(best=jax.tree.map(partial(jnp.where, better), place, state.best))
-        return following, following.value < jnp.inf
-    promised = -(following.gradient * following.share * following.step).sum()
-    return following, (following.value < jnp.inf) & (promised > NEGLIGIBLE * jnp.abs(following.value))
-
-
-def _shorter(slope: Real, rise: Real) -> Real:
-    """The share of the step where a parabola through the value, the slope and the rise is lowest, in [0.1, 0.5]."""
-    bend = 2 * (rise - slope)
-    share = -slope / jnp.where(bend > 0, bend, 1.0)
-    return jnp.where((bend > 0) & (bend < jnp.inf), jnp.clip(share, 0.1, 0.5), 0.25)
-
-
 @partial(jax.jit, static_argnames=("turns", "optimizer"))
 def search_many(
     families: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None
@@ -243,6 +145,95 @@ def search_many(
         return found._replace(path=None, path_values=None), family.parameters(free, family.build(free))
 
     return jax.vmap(one)(families)
+
+
+# The loop
+
+
+def descend(
+    function: Callable[[Any, Any], Any],
+    sign: int,
+    starts: Any,
+    turns: int,
+    patience: tuple[int, float] = Family.patience,
+    optimizer: Optimizer | None = None,
+) -> Found:
+    """Run the loop of ``search`` for a function of (z, what is spent nearby), and report ``sign`` times its values."""
+    most_stale, gain = patience
+    points, count, n = starts.shape
+    rule = optax.with_extra_args_support(optimizer or bfgs())
+    turn = jax.vmap(partial(_turn, function, rule, optimizer is None), in_axes=(0, 0, None))
+    state = jax.vmap(partial(_begin, rule))(starts[0])
+    log = jnp.zeros((turns, count, n + 1), starts.dtype)
+
+    def unfinished(carry: Any) -> Any:
+        number, active, *_, stale = carry
+        return (number < turns) & active.any() & (stale < most_stale)
+
+    def body(carry: Any) -> Any:
+        number, active, state, log, evaluations, mark, stale = carry
+        begins = number < points
+        state, more = turn(state, starts[jnp.minimum(number, points - 1)], begins)
+        entry = jnp.concatenate([state.z, state.value[:, None]], -1)
+        log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
+        best = state.best[1].min()
+        gained = begins | (best < mark - gain * jnp.abs(best))
+        mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
+        active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
+        return number + 1, active, state, log, evaluations, mark, stale
+
+    carry = 0, jnp.ones(count, bool), state, log, 0, state.value.min(), 0
+    number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
+    z, value, spends = state.best
+    winner = jnp.argmin(value)
+    path = log[:, winner]
+    return Found(z[winner], sign * value[winner], path[:, :-1], sign * path[:, -1], number, evaluations, spends[winner])
+
+
+def _begin(rule: Any, z: RealArray) -> _Start:
+    zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
+    infinite = zero + jnp.inf
+    return _Start(z, infinite, none, zero, rule.init(z), none, zero + 1.0, (z, infinite, zero))
+
+
+def _turn(
+    function: Callable[[Any, Any], Any], rule: Any, only_down: bool, state: _Start, point: Any, begins: Any
+) -> tuple[_Start, RealArray]:
+    """Return (the state after one trial, whether there is more to do).
+
+    The trial is the point where the search begins, or the end of a step. If that is infeasible, or leads up where only
+    steps down are taken, the step is shortened.
+    """
+    move = jnp.where(begins, 0.0, state.share * state.step)
+    trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
+    value, gradient, spends = value_and_gradient(lambda z: function(z, state.spent), trial)
+    slope: Any = (state.gradient * move).sum()
+    accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
+    if only_down:
+        accepted &= value <= state.value + _ARMIJO * slope
+    else:
+        accepted &= ~begins | (value <= state.value)
+    memory = jax.tree.map(partial(jnp.where, begins), rule.init(trial), state.memory)
+    known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z, state.spent)[0]}
+    step, memory = rule.update(gradient, memory, trial, **known)
+    there = _Start(trial, value, gradient, spends, memory, step, jnp.ones_like(value), state.best)
+    shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))
+    here = state._replace(share=state.share * shorter)
+    following: Any = jax.tree.map(partial(jnp.where, accepted), there, here)
+    place = following.z, following.value, following.spent
+    best = jax.tree.map(partial(jnp.where, following.value <= state.best[1]), place, state.best)
+    more = following.value < jnp.inf
+    if only_down:
+        promised = -(following.gradient * following.share * following.step).sum()
+        more &= promised > _NEGLIGIBLE * jnp.abs(following.value)
+    return following._replace(best=best), more
+
+
+def _shorter(slope: Real, rise: Real) -> Real:
+    """The share of the step where a parabola through the value, the slope and the rise is lowest, in [0.1, 0.5]."""
+    bend = 2 * (rise - slope)
+    share = -slope / jnp.where(bend > 0, bend, 1.0)
+    return jnp.where((bend > 0) & (bend < jnp.inf), jnp.clip(share, 0.1, 0.5), 0.25)
 
 
 # The default optimizer: BFGS with its matrix in full, for a handful of parameters
@@ -267,10 +258,7 @@ def bfgs() -> optax.GradientTransformation:
     ``optax.scale_by_lbfgs`` keeps a memory of differences instead, made for thousands of parameters: compiling it takes
     three times as long as compiling this.
     """
-    return optax.chain(_scale_by_bfgs(), optax.scale(-1.0))
 
-
-def _scale_by_bfgs() -> optax.GradientTransformation:
     def init(params: RealArray) -> BfgsState:
         return BfgsState(params, jnp.zeros_like(params), jnp.zeros((params.size, params.size), params.dtype))
 
@@ -285,6 +273,6 @@ def _scale_by_bfgs() -> optax.GradientTransformation:
         length = jnp.sqrt((gradient * gradient).sum())
         first = jnp.eye(params.size, dtype=params.dtype) / jnp.maximum(length, 1e-300)
         H = jnp.where(H[0, 0] == 0, first, jnp.where(convex, better, 2 * H))
-        return (H * gradient).sum(-1), BfgsState(params, gradient, H)
+        return -(H * gradient).sum(-1), BfgsState(params, gradient, H)
 
     return optax.GradientTransformation(init, update)

@@ -21,14 +21,12 @@ from dpkernels import checks
 
 __all__ = ["Many", "Result", "best", "compare", "many"]
 
-# A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
-TURNS = 200
+TURNS = 200  # A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
 # How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
 _NEAR = 1 / 6
-METHODS = ("gradient", "enumeration")
 
 
 class Many(NamedTuple):
@@ -141,14 +139,16 @@ def best(
         >>> round(found.value, 3)
         5.066
     """
-    checks.one_of("method", method, METHODS)
+    checks.one_of("method", method, ("gradient", "enumeration"))
     chosen = as_objective(objective)
-    family = _one(family)
+    for number in jax.tree.leaves(checked(family)):
+        if np.ndim(number):
+            raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
     if method == "gradient":
         search_with = partial(search, turns=_counted("turns", turns), optimizer=_optimizer(optimizer))
         result = _by_gradient(family.for_error(chosen.theta), chosen, starts, search_with)
     else:
-        result = _by_enumeration(family, chosen)
+        result = _by_enumeration(family if chosen.theta is None else family.for_error(chosen.theta), chosen)
     _check_reached(result, at_least, at_most)
     return result
 
@@ -201,23 +201,14 @@ def many(
             results = [_determined(jax.tree.unflatten(tree, row), chosen) for row in zip(*columns, strict=True)]
         return Many({}, np.reshape([result.value for result in results], shape), len(results))
     flat = jax.tree.unflatten(tree, columns)
+    limits = _counted("turns", turns), _optimizer(optimizer)
     with jax.enable_x64(True):
-        found, every = jax.tree.map(
-            np.asarray,
-            search_many(flat, as_float64(chosen), points, _counted("turns", turns), _optimizer(optimizer)),
-        )
+        found, every = jax.tree.map(np.asarray, search_many(flat, as_float64(chosen), points, *limits))
     if not np.isfinite(found.value).all():
         at = int(np.argmin(np.isfinite(found.value)))
         raise ValueError(f"family: at budget number {at} no member of {family.name} is feasible")
     parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in every.items()}
     return Many(parameters, found.value.reshape(shape), int(found.evaluations.sum()))
-
-
-def _one(family: Family) -> Family:
-    for number in jax.tree.leaves(checked(family)):
-        if np.ndim(number):
-            raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
-    return family
 
 
 def _counted(name: str, value: int) -> int:
@@ -232,7 +223,7 @@ def _optimizer(optimizer: Any) -> Optimizer | None:
 
 def starting_points(family: Family, count: int | None) -> np.ndarray:
     """Return the points of each start, neighbours where one number is free: of shape (points, starts, free)."""
-    free = domains.size(family.domains)
+    free = sum(domain.size for domain in family.domains.values())
     further = max(free - 1, 0)
     chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
     points = min(_POINTS * 2 ** (further + family.has_dips), _MOST_POINTS)
@@ -241,12 +232,16 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
 
 def _by_gradient(family: Family, objective: Objective, starts: int | None, search_with: Callable[..., Any]) -> Result:
     points = starting_points(family, starts)
+
+    def find(points: np.ndarray) -> Found:
+        return jax.tree.map(np.asarray, search_with(as_float64(family), as_float64(objective), points))
+
     with jax.enable_x64(True):
         if not points.size:
             return _determined(family, objective)
-        found = _found(family, objective, points, search_with)
+        found = find(points)
         if family.has_dips and np.isfinite(found.value):
-            again = _found(family, objective, found.z + _NEAR * (points - points.mean((0, 1))), search_with)
+            again = find(found.z + _NEAR * (points - points.mean((0, 1))))
             both = found.evaluations + again.evaluations
             found = min(found, again, key=lambda one: objective.sign * one.value)._replace(evaluations=both)
     if not np.isfinite(found.value):
@@ -258,66 +253,62 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, searc
     return _result(family, objective, free, family.release_from(_plain(free), float(found.spent)), found)
 
 
-def _found(family: Family, objective: Objective, points: np.ndarray, search_with: Callable[..., Any]) -> Found:
-    return jax.tree.map(np.asarray, search_with(as_float64(family), as_float64(objective), points))
-
-
 def _determined(family: Family, objective: Objective) -> Result:
     """Return the result of a family without free parameters."""
     mechanism = family.release({})
     value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
-    found = Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1)
-    return _result(family, objective, {}, mechanism, found)
+    return _result(family, objective, {}, mechanism, Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1))
 
 
-def _result(family: Family, objective: Objective, parameters: Any, mechanism: Any, found: Found) -> Result:
-    epsilon, delta = family.verify(mechanism)
+def _result(family: Family, objective: Objective, free: dict[str, Any], mechanism: Any, found: Found) -> Result:
     value = float(found.value)
     if family.is_estimated:
         with jax.enable_x64(True):
             value = float(evaluate(as_float64(objective), as_float64(mechanism)))
-    if not np.isfinite(value):
-        raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
     points, values = found.path[: found.turns], found.path_values[: found.turns]
-    named = _plain(family.parameters(parameters, mechanism))
     moved = np.append(True, values[1:] != values[:-1]) & np.isfinite(values)
-    return Result(
-        family=family.name,
-        objective=objective.name,
-        mechanism=mechanism,
-        value=value,
-        parameters=named,
-        path={**domains.values(family.domains, points[moved]), "objective": values[moved]},
-        steps=int(moved.sum()) - 1,
-        evaluations=int(found.evaluations),
-        epsilon=epsilon,
-        delta=delta,
-        python=family.python(mechanism, named),
-    )
+    path = {**domains.values(family.domains, points[moved]), "objective": values[moved]}
+    return _certified(family, objective, free, mechanism, value, path, found.evaluations)
 
 
 def _by_enumeration(family: Family, objective: Objective) -> Result:
-    family = family if objective.theta is None else family.for_error(objective.theta)
-    chosen = family.published_search(objective)
-    epsilon, delta = family.verify(chosen.mechanism)
-    named = _plain(family.parameters(chosen.parameters, chosen.mechanism))
+    found = family.published_search(objective)
+    path = {"objective": np.asarray(found.rounds)}
+    member = found.parameters, found.mechanism, found.value
+    return _certified(family, objective, *member, path, found.evaluations, source=found.source)
+
+
+def _certified(
+    family: Family,
+    objective: Objective,
+    free: dict[str, Any],
+    mechanism: Any,
+    value: float,
+    path: dict[str, np.ndarray],
+    evaluations: Any,
+    source: str = "",
+) -> Result:
+    epsilon, delta = family.verify(mechanism)
+    if not np.isfinite(value):
+        raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
+    parameters = _plain(family.parameters(free, mechanism))
     return Result(
-        family=f"{family.name}, {chosen.source}",
+        family=f"{family.name}, {source}" if source else family.name,
         objective=objective.name,
-        mechanism=chosen.mechanism,
-        value=chosen.value,
-        parameters=named,
-        path={"objective": np.asarray(chosen.rounds)},
-        steps=len(chosen.rounds) - 1,
-        evaluations=chosen.evaluations,
+        mechanism=mechanism,
+        value=value,
+        parameters=parameters,
+        path=path,
+        steps=len(path["objective"]) - 1,
+        evaluations=int(evaluations),
         epsilon=epsilon,
         delta=delta,
-        python=expression(chosen.mechanism),
+        python=expression(mechanism) if source else family.python(mechanism, parameters),
     )
 
 
 def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Floats, and tuples of floats for vectors."""
+    """Return floats, and tuples of floats for vectors."""
     return {
         name: float(value) if np.ndim(value) == 0 else tuple(map(float, value)) for name, value in parameters.items()
     }

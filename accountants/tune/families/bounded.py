@@ -13,7 +13,6 @@ from accountants.tune.domains import Above, Domain, Inside, LogBetween
 from accountants.tune.families.constructed import Constructed
 from dpkernels import checks
 from dpkernels.mechanisms import named
-from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Windowed
@@ -30,16 +29,10 @@ _WIDTHS = (0.0, 2.0)
 @partial(pytree, static=("constructor", "free", "is_free_of_units", "condition"))
 @dataclass(frozen=True)
 class Composite(Constructed):
-    """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``.
-
-    Attributes:
-        window: the window.
-        base: the base; None for the quartic one, whose edge is then free.
-        condition: "pointwise" or "sup_inf".
-    """
+    """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``."""
 
     window: Any = None
-    base: Any = None
+    base: Any = None  # None for the quartic one, whose edge is free.
     condition: str = "pointwise"
 
     @property
@@ -49,10 +42,10 @@ class Composite(Constructed):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        width: dict[str, Domain] = {"width": Inside(*_WIDTHS)}
-        if self.base is not None:
-            return width
-        return {**width, "edge": LogBetween(heights.lowest_edge(self.epsilon, self.condition), 1.0)}
+        free: dict[str, Domain] = {"width": Inside(*_WIDTHS)}
+        if self.base is None:
+            free["edge"] = LogBetween(heights.lowest_edge(self.epsilon, self.condition), 1.0)
+        return free
 
     def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
         base = Quartic(free["edge"]) if self.base is None else self.base
@@ -68,7 +61,6 @@ class Composite(Constructed):
 
 
 @partial(pytree, static=("constructor", "free", "is_free_of_units"))
-@dataclass(frozen=True)
 class Piecewise(Constructed):
     """Piecewise transformations (Ma 2021) of type I or II, with eta = 2/m free."""
 
@@ -133,18 +125,18 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
 
     See ``piecewise`` for errors.
     """
-    half_width = Above(0.0, 0.3, span=(-5.0, 1.5))
-    return Constructed(dpk.square_wave, _given(epsilon, lower, upper), (("half_width", half_width),))
+    free = (("half_width", Above(0.0, 0.3, span=(-5.0, 1.5))),)
+    return Constructed(dpk.square_wave, _given(epsilon, lower, upper), free)
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
     """Return the family of Duchi's two-point mechanism, which has no free parameter; see ``piecewise`` for errors."""
-    return _determined(dpk.duchi, epsilon, lower, upper)
+    return Constructed(dpk.duchi, _given(epsilon, lower, upper))
 
 
 def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
     """Return the family of Wang 2019's hybrid mechanism, which has no free parameter; see ``piecewise`` for errors."""
-    return _determined(dpk.hybrid, epsilon, lower, upper)
+    return Constructed(dpk.hybrid, _given(epsilon, lower, upper))
 
 
 def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
@@ -152,11 +144,7 @@ def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
 
     See ``piecewise`` for errors.
     """
-    return _determined(dpk.optimal, epsilon, lower, upper)
-
-
-def _determined(constructor: Callable[..., Mechanism], *given: Real) -> Constructed:
-    return Constructed(constructor, _given(*given))
+    return Constructed(dpk.optimal, _given(epsilon, lower, upper))
 
 
 def _given(epsilon: Real, lower: Real, upper: Real) -> dict[str, Any]:

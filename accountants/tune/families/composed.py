@@ -5,37 +5,139 @@ What a release may spend is solved for from the budget of all of them.
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from accountants import calibrate
+from accountants import calibrate, recycling
+from accountants.calibrate.composed import gaussian_ratio, largest_budget
 from accountants.calibrate.shuffled import log_budget, upper_delta
 from accountants.composition.bounds import Bracket
-from accountants.guarantee import Guarantee
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.guarantee import Guarantee, guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.families.constructed import Constructed
-from accountants.tune.families.recycled import FreeRate
-from accountants.tune.family import (
-    ROUNDING,
-    ComposableFamily,
-    CompositionTarget,
-    Family,
-    Member,
-    checked,
-    member_of,
-)
+from accountants.tune.family import ROUNDING, Family, Member, checked
 from dpkernels import checks
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
-__all__ = ["composed", "shuffled"]
+__all__ = ["composed", "free_rate", "shuffled"]
 
+# The last Newton step of the logarithm of a budget that several releases allow to each.
+_TOLERANCE = 1e-8
 # The least tuned rate, and the least one relative to delta. At smaller rates a release needs no noise at all.
 _LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
+
+_SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "count": recycling.sampling_noise_count,
+    "sum": recycling.sampling_noise_sum,
+    "average": recycling.sampling_noise_mean,
+}
+
+
+class ComposableFamily(Family):
+    """A family whose members may be one of several releases; the budget that it holds does not count then."""
+
+    solves_epsilon: ClassVar[bool] = False  # Whether what is solved for is the pure epsilon of a release.
+
+    def composed_domains(self, target: Composed) -> dict[str, Domain]:
+        return self.domains
+
+    @abc.abstractmethod
+    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
+        """Return one of the releases that meet the target together, as ``build_near``."""
+
+    @abc.abstractmethod
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
+        """Return the same as ``release_from`` does; 0 spent is not known."""
+
+    def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return self.parameters(free, mechanism)
+
+    def with_sensitivity(self, factor: Any) -> Any:
+        """Return the family at this multiple of its sensitivity, if it has one."""
+        sensitivity = getattr(self, "sensitivity", None)
+        return self if sensitivity is None else replace(self, sensitivity=factor * sensitivity)  # type: ignore[type-var]
+
+
+class PureDPFamily(ComposableFamily):
+    """A family of a pure budget. Of several releases, each has the largest one that they together allow."""
+
+    solves_epsilon = True
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, 0.0
+
+    def with_budget(self, epsilon: Any) -> Any:
+        return replace(self, epsilon=epsilon)  # type: ignore[type-var]
+
+    def member(self, epsilon: Any, free: dict[str, Any]) -> Any:
+        """Return the member with another budget; traceable."""
+        return self.with_budget(epsilon).build(free)
+
+    def released(self, free: dict[str, Any]) -> Callable[..., Any]:
+        """Return the function from ``epsilon`` to what is released at that budget."""
+        return lambda *, epsilon: self.with_budget(epsilon).release(free)
+
+    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Any:
+        return self.member(target.largest_budget(free, spent), free)
+
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
+        return calibrate.composed_budget(self.released(free), **target.options, initial_guess=spent or None)
+
+    def spent(self, member: Any) -> Any:
+        return member.epsilon
+
+
+@partial(pytree, static=("query",))
+@dataclass(frozen=True)
+class FreeRate:
+    """A sampling rate p that is tuned with the other parameters; see ``free_rate``."""
+
+    query: str | None
+    spread: Any
+    size: Any
+
+    def error(self, p: Any) -> Any:
+        """Return the standard deviation of the sample's estimate."""
+        return 0.0 * p if self.query is None else _SAMPLING_ERRORS[self.query](self.spread, self.size, p)
+
+    def in_units(self, unit: Any) -> FreeRate:
+        """Return the same in units of a length: counts have the size's root, others a multiple of the spread."""
+        if self.query == "count":
+            return replace(self, size=self.size / unit**2)
+        return replace(self, spread=self.spread / unit)
+
+
+def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
+    """Return the rate p of ``composed``'s samples as one more free parameter.
+
+    The objective sees ``Subsampled`` reports: estimates from a sample rescaled by 1/p, so that noise is for the
+    sensitivity D/p; of a named query with the error of sampling. Without one the rate goes where the noise is least.
+
+    Args:
+        query: "count", "sum" or "average", whose error of sampling counts; None for none.
+        spread: standard deviation of the records; for counts the share that is counted.
+        size: the number of records.
+
+    Raises:
+        ValueError: spread not positive, size not in [1, 1e300], an unknown query.
+    """
+    checks.positive("spread", spread)
+    checks.within("size", size, 1.0, 1e300)
+    if query is not None:
+        checks.one_of("query", query, _SAMPLING_ERRORS)
+    return FreeRate(query, spread, size)
 
 
 @pytree
@@ -45,11 +147,14 @@ class Composed(Family):
 
     Attributes:
         inner: the family of one release; its own budget does not count.
-        target: the number of releases, and their budget.
+        rate: of the Poisson sample that each is on, or None; or the ``FreeRate`` that is tuned.
     """
 
     inner: Any
-    target: CompositionTarget
+    count: Any
+    epsilon: Any
+    delta: Any
+    rate: Any
 
     # What is solved for is known to 1e-8, and a turn is thousands of times as long as of one release.
     patience = (10, 1e-6)
@@ -57,30 +162,35 @@ class Composed(Family):
 
     @property
     def name(self) -> str:
-        count = checks.concrete(self.target.count)
+        count = checks.concrete(self.count)
         return f"reports, {self.inner.name}" if count is None else f"{count:g} reports, {self.inner.name}"
 
     @property
     def domains(self) -> dict[str, Domain]:
-        if not isinstance(self.target.rate, FreeRate):
-            return self.inner.composed_domains(self.target)
-        delta = self.target.delta
-        xp = namespace(delta)
-        lowest = xp.maximum(_LEAST_RATE, xp.minimum(_SHARE_OF_DELTA * delta, 0.5))
+        if not isinstance(self.rate, FreeRate):
+            return self.inner.composed_domains(self)
+        xp = namespace(self.delta)
+        lowest = xp.maximum(_LEAST_RATE, xp.minimum(_SHARE_OF_DELTA * self.delta, 0.5))
         return {**self.at(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.target.epsilon, self.target.delta
+    def options(self) -> dict[str, Any]:
+        """Return what ``calibrate.composed`` takes."""
+        return {"count": self.count, "epsilon": self.epsilon, "delta": self.delta, "rate": self.rate}
+
+    @property
+    def gaussian_ratio(self) -> Any:
+        """Return about the ratio of D and sigma that each of T Gaussian releases may have."""
+        return gaussian_ratio(self.epsilon, self.delta, self.count, self.rate)
 
     @property
     def has_dips(self) -> bool:
         """Return whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
-        return self.target.rate is None and self.inner.solves_epsilon
+        return self.rate is None and self.inner.solves_epsilon
 
     def at(self, p: Any) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
-        return Composed(self.inner.with_sensitivity(1 / p), replace(self.target, rate=p))
+        return replace(self, inner=self.inner.with_sensitivity(1 / p), rate=p)
 
     def for_error(self, theta: Any) -> Family:
         return self if theta is None else replace(self, inner=self.inner.for_error(theta))
@@ -90,35 +200,53 @@ class Composed(Family):
         if found is None:
             return None
         inner, lower, upper = found
-        rate = self.target.rate
-        rate = rate.in_units((upper - lower) / 2) if isinstance(rate, FreeRate) else rate
-        return Composed(inner, replace(self.target, rate=rate)), lower, upper
+        rate = self.rate.in_units((upper - lower) / 2) if isinstance(self.rate, FreeRate) else self.rate
+        return replace(self, inner=inner, rate=rate), lower, upper
 
     def build(self, free: dict[str, Any]) -> Member:
         return self.build_near(free, 0.0)
 
     def build_near(self, free: dict[str, Any], spent: Any) -> Member:
-        if isinstance(self.target.rate, FreeRate):
-            return self._on_sample(free["rate"], self.at(free["rate"]).build_near(_without_rate(free), spent))
-        return self.inner.composed_build(self.target, free, spent)
+        return self._one(free, lambda target, free: target.inner.composed_build(target, free, spent))
 
     def release(self, free: dict[str, Any]) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
         return self.release_from(free, 0.0)
 
     def release_from(self, free: dict[str, Any], spent: float) -> Member:
-        if isinstance(self.target.rate, FreeRate):
-            return self._on_sample(free["rate"], self.at(free["rate"]).release_from(_without_rate(free), spent))
-        return self.inner.composed_release(self.target, free, spent or None)
+        return self._one(free, lambda target, free: target.inner.composed_release(target, free, spent))
 
-    def _on_sample(self, p: Any, made: Any) -> Subsampled:
-        return Subsampled(made, p, self.target.rate.error(p), None)
+    def _one(self, free: dict[str, Any], make: Callable[[Composed, dict[str, Any]], Any]) -> Member:
+        """Return the release that is made at a known rate, on a sample if the rate is free."""
+        if not isinstance(self.rate, FreeRate):
+            return make(self, free)
+        p = free["rate"]
+        others = {name: value for name, value in free.items() if name != "rate"}
+        return Subsampled(make(self.at(p), others), p, self.rate.error(p), None)
 
     def guarantee(self, mechanism: Any) -> Guarantee:
         """Return the guarantee of T releases of a mechanism."""
         if isinstance(mechanism, Subsampled):
             return self.at(mechanism.rate).guarantee(mechanism.mechanism)
-        return self.target.guarantee(mechanism)
+        one = guarantee(mechanism)
+        return (one if self.rate is None else one.subsample(self.rate)).repeat(self.count)
+
+    def estimated(self, mechanism: Any) -> Guarantee:
+        """Return the same at a known rate, traceable."""
+        # All additive noise here is even, which is not seen while its ends are traced.
+        even = isinstance(mechanism, Additive)
+        pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
+        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
+
+    def largest_budget(self, free: dict[str, Any], near: Any) -> Any:
+        """Return the largest level of a release of ``inner.member(level, free)``; NaN if there is none, traceable.
+
+        The search starts at ``near``, if that is positive.
+        """
+        ratio = self.gaussian_ratio
+        xp = namespace(ratio, near)
+        guess = xp.where(near > 0, near, xp.minimum(2 * ratio, self.epsilon))
+        return largest_budget(_releases, (self, free), self.epsilon, self.delta, guess, _TOLERANCE)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         if isinstance(mechanism, Subsampled):
@@ -140,8 +268,9 @@ class Composed(Family):
         return epsilon, found
 
 
-def _without_rate(free: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in free.items() if name != "rate"}
+def _releases(level: Any, given: tuple[Composed, dict[str, Any]]) -> Guarantee:
+    target, free = given
+    return target.estimated(target.inner.member(level, free))
 
 
 def composed(
@@ -175,20 +304,13 @@ def composed(
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     if rate is not None and not isinstance(rate, FreeRate):
         checks.within("rate", rate, 1e-9, 1.0)
-    return Composed(family, CompositionTarget(checks.whole("count", count, 1, 1_000_000), epsilon, delta, rate))
+    return Composed(family, checks.whole("count", count, 1, 1_000_000), epsilon, delta, rate)
 
 
 @partial(pytree, static=("n",))
 @dataclass(frozen=True)
 class ShuffledFamily(Family):
-    """The family of n reports of one member that are (eps, delta)-DP together once shuffled; see ``shuffled``.
-
-    Attributes:
-        inner: the family of one report; its own budget does not count.
-        n: how many honest reports.
-        epsilon: central eps.
-        delta: central delta.
-    """
+    """The family of n reports of one member that are (eps, delta)-DP together once shuffled; see ``shuffled``."""
 
     inner: Any
     n: int
@@ -205,27 +327,19 @@ class ShuffledFamily(Family):
     def domains(self) -> dict[str, Domain]:
         return self.inner.domains
 
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, self.delta
-
     def on_unit(self) -> tuple[Any, Any, Any] | None:
         found = self.inner.on_unit()
         return None if found is None else (replace(self, inner=found[0]), *found[1:])
 
     def build(self, free: dict[str, Any]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
-        given = self.inner, free
-        t = log_budget(member_of, given, n=self.n, epsilon=self.epsilon, delta=self.delta)
-        return member_of(namespace(t).exp(t), given)
+        t = log_budget(_member, (self.inner, free), n=self.n, epsilon=self.epsilon, delta=self.delta)
+        return self.inner.member(namespace(t).exp(t), free)
 
     def release(self, free: dict[str, Any]) -> Member:
         """Return the member, private by the upper end of the rigorous bracket of the integers."""
-
-        def constructor(*, epsilon: float) -> Any:
-            return self.inner.with_budget(epsilon).release(free)
-
-        return calibrate.shuffled(constructor, epsilon=float(self.epsilon), delta=float(self.delta), n=self.n)
+        epsilon, delta = map(float, self.budget)
+        return calibrate.shuffled(self.inner.released(free), epsilon=epsilon, delta=delta, n=self.n)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {**self.inner.parameters(free, mechanism), "epsilon of a report": mechanism.epsilon}
@@ -235,9 +349,15 @@ class ShuffledFamily(Family):
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify all reports together, by the upper end of the rigorous bracket of the integers."""
-        found = upper_delta(mechanism, self.n, float(self.epsilon))
-        self.check_allowed("delta", found, float(self.delta))
-        return float(self.epsilon), found
+        epsilon, delta = map(float, self.budget)
+        found = upper_delta(mechanism, self.n, epsilon)
+        self.check_allowed("delta", found, delta)
+        return epsilon, found
+
+
+def _member(level: Any, given: tuple[Any, dict[str, Any]]) -> Any:
+    family, free = given
+    return family.member(level, free)
 
 
 def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> ShuffledFamily:
@@ -256,7 +376,7 @@ def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffle
         ValueError: an argument is out of range.
         TypeError: the family is not supported.
     """
-    if not isinstance(family, Constructed) or "lower" not in family.given:
+    if not isinstance(family, PureDPFamily) or "lower" not in getattr(family, "given", {}):
         raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)

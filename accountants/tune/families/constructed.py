@@ -17,7 +17,8 @@ from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
 from accountants.calibrate.reweighted import shape_shift
 from accountants.scale import largest_shift, rescaled
 from accountants.tune.domains import Domain
-from accountants.tune.family import ComposableFamily, CompositionTarget, PureDPFamily, expression
+from accountants.tune.families.composed import ComposableFamily, Composed, PureDPFamily
+from accountants.tune.family import expression
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -32,19 +33,12 @@ __all__ = ["constructed"]
 @partial(pytree, static=("constructor", "free", "is_free_of_units"))
 @dataclass(frozen=True)
 class Constructed(PureDPFamily):
-    """The mechanisms that a constructor makes from a budget, data units and free parameters; see ``constructed``.
-
-    Attributes:
-        constructor: the constructor.
-        given: the arguments that are fixed: the budget, and the ends of the input interval or the sensitivity.
-        free: the names and domains of the arguments that are tuned.
-        is_free_of_units: whether no free argument is a length.
-    """
+    """The mechanisms that a constructor makes from given and free arguments; see ``constructed``."""
 
     constructor: Callable[..., Any]
     given: dict[str, Any]
     free: tuple[tuple[str, Domain], ...] = ()
-    is_free_of_units: bool = True
+    is_free_of_units: bool = True  # Whether no free argument is a length.
 
     @property
     def epsilon(self) -> Any:  # type: ignore[override]
@@ -82,7 +76,6 @@ class Constructed(PureDPFamily):
         return unit._given(lower=-1.0, upper=1.0), lower, upper
 
     def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
-        """Return all arguments of the constructor."""
         return {**self.given, **free}
 
     def build(self, free: dict[str, Any]) -> Any:
@@ -92,9 +85,8 @@ class Constructed(PureDPFamily):
         constructor = getattr(self.constructor, "__name__", "")
         if getattr(dpk, constructor, None) is not self.constructor:
             return super().python(mechanism, parameters)
-        free = {name: parameters[name] for name in self.domains}
-        given = [f"{name}={expression(value)}" for name, value in self.arguments(free).items()]
-        return f"dpk.{constructor}({', '.join(given)})"
+        arguments = self.arguments({name: parameters[name] for name in self.domains})
+        return f"dpk.{constructor}({', '.join(f'{name}={expression(value)}' for name, value in arguments.items())})"
 
 
 @pytree
@@ -103,13 +95,7 @@ class Scaled(ComposableFamily):
     """Additive noise of a shape that the free parameters determine, with the least scale that meets the budget.
 
     Delta falls as noise is scaled up as a whole, so every shape has one scale, and every point of a search is feasible.
-    This class has no free parameter: its shape is the kernel.
-
-    Attributes:
-        kernel: a distribution at unit scale.
-        epsilon: eps.
-        delta: delta.
-        sensitivity: D.
+    This class has no free parameter: its shape is the kernel, a distribution at unit scale.
     """
 
     kernel: Any
@@ -126,8 +112,9 @@ class Scaled(ComposableFamily):
         return {}
 
     @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, self.delta
+    def target(self) -> dict[str, Any]:
+        """Return the budget as ``calibrate`` takes it."""
+        return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
     def on_unit(self) -> tuple[Any, Any, Any]:
         return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
@@ -151,25 +138,22 @@ class Scaled(ComposableFamily):
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def release(self, free: dict[str, Any]) -> Additive:
-        return calibrate.scaled(self.shape(free), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
+        return calibrate.scaled(self.shape(free), **self.target)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return scale_of(mechanism.noise, self.kernel)
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Additive:
+    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
         shape, D = self.shape(free), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         made = target.estimated(Additive(rescaled(shape, start), D))
         return Additive(rescaled(shape, start * precise_scale_factor(made, target.epsilon, target.delta)), D)
 
-    def composed_release(
-        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
-    ) -> Additive:
-        return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **vars(target))
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
+        return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **target.options)
 
 
 @partial(pytree, static=("constructor", "free", "is_free_of_units"))
-@dataclass(frozen=True)
 class ConstructedNoise(Constructed):
     """Additive noise that its budget determines. Of several releases, the scale is solved for."""
 
@@ -179,13 +163,11 @@ class ConstructedNoise(Constructed):
         one = self.build({})
         return Scaled(one.noise, *self.budget, one.sensitivity)
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Additive:
-        return self._scaled().composed_build(target, free)
+    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
+        return self._scaled().composed_build(target, free, spent)
 
-    def composed_release(
-        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
-    ) -> Additive:
-        return self._scaled().composed_release(target, free, initial_guess)
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
+        return self._scaled().composed_release(target, free, spent)
 
     def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         noise = getattr(mechanism.noise, "kernel", mechanism.noise)
@@ -212,10 +194,12 @@ def constructed(
         free: the domains (``accountants.tune.domains``) of the arguments that are tuned, by name. Lengths among them
             are in data units, so they are tuned as they are.
         epsilon: eps.
-        **given: the other arguments that are fixed: lower and upper, or sensitivity; delta if the mechanism has one.
+        **given: the other arguments that are fixed, numbers: lower and upper, or sensitivity; delta if the mechanism
+            has one. Bind arguments of other types with ``functools.partial``.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20].
+        ValueError: epsilon is not in [0.01, 20], or neither an interval nor a sensitivity is given.
+        TypeError: a given argument or an end of a domain is not a number.
 
     Example:
         >>> from accountants import tune
@@ -226,6 +210,26 @@ def constructed(
     checks.epsilon(epsilon)
     if not {"lower", "upper"} <= given.keys() and "sensitivity" not in given:
         raise ValueError("given: needs lower and upper, or sensitivity")
+    for name, value in given.items():
+        _check_numbers(name, value)
+    arguments = {"epsilon": epsilon, **given}
     if free:
-        return Constructed(constructor, {"epsilon": epsilon, **given}, tuple(free.items()), is_free_of_units=False)
-    return (Constructed if "lower" in given else ConstructedNoise)(constructor, {"epsilon": epsilon, **given})
+        domains = tuple((name, _with_plain_ends(name, domain)) for name, domain in free.items())
+        return Constructed(constructor, arguments, domains, is_free_of_units=False)
+    return (Constructed if "lower" in given else ConstructedNoise)(constructor, arguments)
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    """Refuse what cannot be a number of a compiled search, such as text."""
+    for leaf in jax.tree.leaves(value):
+        if not isinstance(leaf, jax.core.Tracer) and np.asarray(leaf).dtype.kind not in "biuf":
+            raise TypeError(
+                f"given: {name} = {value!r} is not a number; bind it with functools.partial(constructor, {name}=...)"
+            )
+
+
+def _with_plain_ends(name: str, domain: Any) -> Domain:
+    """Return the domain with floats as ends, which can be compared where a search is compiled."""
+    if not isinstance(domain, Domain):
+        raise TypeError(f"free: {name} = {domain!r} is no Domain, such as Between(0.0, 1.0)")
+    return jax.tree.map(partial(checks.number, f"free: an end of {name}"), domain)

@@ -15,8 +15,9 @@ from accountants import calibrate
 from accountants.profile import epsilon as realised_epsilon
 from accountants.scale import rescaled
 from accountants.tune.domains import Between, Domain, LogBetween, Ordered
+from accountants.tune.families.composed import Composed, PureDPFamily
 from accountants.tune.families.constructed import Constructed, Scaled, constructed, scale_of
-from accountants.tune.family import CompositionTarget, Family, PureDPFamily
+from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -41,13 +42,10 @@ _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
 
 
 def check_budget(epsilon: Real, delta: Real, sensitivity: Real) -> None:
-    """Refuse budgets out of range."""
+    """Refuse a budget that is out of range."""
     checks.epsilon(epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     checks.sensitivity(sensitivity)
-
-
-# Noise without free parameters
 
 
 def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
@@ -70,9 +68,6 @@ def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Scaled:
     return Scaled(Gaussian(1.0), epsilon, delta, sensitivity)
 
 
-# Merged Laplace and staircase noise
-
-
 @partial(pytree, static=("segments",))
 @dataclass(frozen=True)
 class MergedLaplaces(PureDPFamily):
@@ -81,11 +76,6 @@ class MergedLaplaces(PureDPFamily):
     Free are the breaks c_i and the falls f_i = r_i (c_i - c_(i-1)) of the log density between them, in the unit of its
     fall over D beyond the last break; then all rates are scaled until the largest fall over a window of length D is
     eps. That fall is linear in the rates, so this is closed.
-
-    Attributes:
-        epsilon: eps.
-        sensitivity: D.
-        segments: n, how many rates.
     """
 
     epsilon: Any
@@ -114,21 +104,17 @@ class MergedLaplaces(PureDPFamily):
         c, D = free["breaks"], self.sensitivity
         xp = namespace(c, D)
         c = xp.asarray(c)
-        widths = xp.diff(c, prepend=0.0)
-        rates = xp.append(xp.asarray(free["falls"]) / widths, 1 / D)
+        rates = xp.append(xp.asarray(free["falls"]) / xp.diff(c, prepend=0.0), 1 / D)
         return rates * self.epsilon / _steepest_window(rates, c, D, xp)
 
     def release(self, free: dict[str, Any]) -> Additive:
-        """Rates lowered by rounding errors until the pure level, as computed, is at most eps."""
-        rates = self._rates(free)
+        """Return noise of rates that are lowered until the pure level, as computed, is at most eps."""
+        rates, breaks = self._rates(free), tuple(free["breaks"])
+        claim = {"sensitivity": self.sensitivity, "epsilon": self.epsilon, "delta": named.TABLE_DELTA}
 
         def lower(margin: float) -> Additive:
             return named.merged_laplace(
-                rates=tuple(float(rate) * (1 - margin) for rate in rates),
-                breaks=tuple(free["breaks"]),
-                sensitivity=self.sensitivity,
-                epsilon=self.epsilon,
-                delta=named.TABLE_DELTA,
+                rates=tuple(float(rate) * (1 - margin) for rate in rates), breaks=breaks, **claim
             )
 
         return first_feasible(map(lower, MARGINS), lambda made: realised_epsilon(made) <= self.epsilon)
@@ -139,7 +125,7 @@ class MergedLaplaces(PureDPFamily):
 
 
 def _steepest_window(rates: Real, c: Real, D: Real, xp: ModuleType) -> Real:
-    """The largest integral of the slope over a window of length D, which starts at 0, at a break or D before one."""
+    """Return the largest integral of the slope over a window of length D: from 0, from a break or to a break."""
     starts = xp.concatenate([xp.zeros(1), c, xp.maximum(c - D, 0.0)])[:, None]
     left, right = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
     inside = xp.minimum(starts + D, right) - xp.maximum(starts, left)
@@ -147,7 +133,7 @@ def _steepest_window(rates: Real, c: Real, D: Real, xp: ModuleType) -> Real:
 
 
 def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3) -> MergedLaplaces:
-    """Merged Laplace noise (Mugunthan 2020), pure eps-DP, its rates and breaks free.
+    """Return the family of merged Laplace noise (Mugunthan 2020), pure eps-DP, with free rates and breaks.
 
     There are many local optima: with more ``starts``, see ``best``, a better one may be found.
 
@@ -159,7 +145,7 @@ def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3)
 
 
 def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
-    """Staircase noise (Geng and Viswanath 2014), pure eps-DP, with the share gamma of the high steps free.
+    """Return the family of staircase noise (Geng and Viswanath 2014), pure eps-DP, with free share gamma of high steps.
 
     For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink.
 
@@ -167,15 +153,11 @@ def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
         ValueError: epsilon not in [0.01, 20], sensitivity not in [1e-100, 1e100].
     """
     check_budget(epsilon, 0.5, sensitivity)
-    given = {"epsilon": epsilon, "sensitivity": sensitivity}
-    return Constructed(named.staircase, given, (("gamma", Between(0.0, 1.0)),))
-
-
-# Truncated noise
+    free = (("gamma", Between(0.0, 1.0)),)
+    return Constructed(named.staircase, {"epsilon": epsilon, "sensitivity": sensitivity}, free)
 
 
 @pytree
-@dataclass(frozen=True)
 class Truncated(Scaled):
     """Noise truncated to [-T, T] with a free ratio of the kernel's scale and T; see ``truncated_gaussian``."""
 
@@ -185,31 +167,23 @@ class Truncated(Scaled):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        """Return the range of shapes, from noise without visible truncation to almost uniform noise."""
-        return {self._width: _WIDTHS}
-
-    @property
-    def _width(self) -> str:
-        return f"{self.kernel.lengths[0]}/bound"
+        return {f"{self.kernel.lengths[0]}/bound": _WIDTHS}
 
     @property
     def most_shift(self) -> Any:
         return 2.0
 
     def shape(self, free: dict[str, Any]) -> Reweighted:
-        return Reweighted(rescaled(self.kernel, free[self._width]), -1.0, 1.0, 0.0)
+        (width,) = free.values()
+        return Reweighted(rescaled(self.kernel, width), -1.0, 1.0, 0.0)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {**scale_of(mechanism.noise.kernel, self.kernel), "bound": mechanism.noise.high}
 
 
 @pytree
-@dataclass(frozen=True)
 class TruncatedLaplace(Truncated):
-    """Laplace noise of scale D/eps on [A, B] (Mugunthan 2020) with free B; see ``truncated_laplace``.
-
-    One of several releases is on [-T, T], and its scale is free.
-    """
+    """Laplace noise of scale D/eps on [A, B] with free B; one of several releases is on [-T, T], and its scale free."""
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -217,32 +191,26 @@ class TruncatedLaplace(Truncated):
         xp = namespace(self.epsilon, self.delta, self.sensitivity)
         odds = (xp.expm1(self.epsilon) + self.delta) / (2 * self.delta)
         lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
-        return {"upper": Between(lowest, named.symmetric_bound(self.epsilon, self.delta, self.sensitivity))}
+        return {"upper": Between(lowest, named.symmetric_bound(**self.target))}
 
     def build(self, free: dict[str, Any]) -> Additive:
         """Return the symmetric case next to B*: there A loses half of its digits, and all where eps is large."""
-        B, (highest, symmetric) = free["upper"], self._next_to_symmetric(free)
-        made = named.truncated_laplace(epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=B)
-        noise: Any = made.noise
-        xp = namespace(B, noise.low)
-        low, high = xp.where(symmetric, -highest, noise.low), xp.where(symmetric, highest, B)
+        made = named.truncated_laplace(**self.target, upper=free["upper"])
+        noise, highest = made.noise, named.symmetric_bound(**self.target)
+        where = partial(namespace(noise.low, noise.high).where, self._is_symmetric(free))
+        low, high = where(-highest, noise.low), where(highest, noise.high)
         return dataclasses.replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))
 
-    def _next_to_symmetric(self, free: dict[str, Any]) -> tuple[Real, Real]:
-        """Return (B*, whether B is next to it)."""
-        highest = named.symmetric_bound(self.epsilon, self.delta, self.sensitivity)
-        return highest, highest * (1 - 1e-9) <= free["upper"]
+    def _is_symmetric(self, free: dict[str, Any]) -> Any:
+        return named.symmetric_bound(**self.target) * (1 - 1e-9) <= free["upper"]
 
     def release(self, free: dict[str, Any]) -> Additive:
-        upper = None if self._next_to_symmetric(free)[1] else free["upper"]
-        return calibrate.truncated_laplace(
-            epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=upper
-        )
+        return calibrate.truncated_laplace(**self.target, upper=None if self._is_symmetric(free) else free["upper"])
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
-    def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
+    def composed_domains(self, target: Composed) -> dict[str, Domain]:
         return super().domains
 
     def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
@@ -250,7 +218,7 @@ class TruncatedLaplace(Truncated):
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
-    """Laplace noise of scale D/eps truncated to [A, B] (Mugunthan 2020), B free and A solved.
+    """Return the family of Laplace noise of scale D/eps on [A, B] (Mugunthan 2020), with B free and A solved for.
 
     Raises:
         ValueError: epsilon not in [0.01, 20], delta not in (0, 1), sensitivity not in [1e-100, 1e100].
@@ -260,7 +228,7 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> 
 
 
 def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Truncated:
-    """Gaussian noise truncated to [-T, T] (Cesar and Rogers 2021), sigma/bound free; delta covers all.
+    """Return the family of Gaussian noise on [-T, T] (Cesar and Rogers 2021) with free sigma/bound; delta covers all.
 
     Raises:
         ValueError: epsilon not in [0.01, 20], delta not in (0, 1), sensitivity not in [1e-100, 1e100].

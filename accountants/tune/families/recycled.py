@@ -20,9 +20,10 @@ from accountants.published.searches import Enumerated, recycled_search, sampled_
 from accountants.recycling import Subsampled
 from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Above, Domain, LogBetween
+from accountants.tune.families.composed import Composed, FreeRate, free_rate
 from accountants.tune.families.constructed import Scaled, scale_of
 from accountants.tune.families.noise import KERNELS, check_budget
-from accountants.tune.family import ROUNDING, CompositionTarget, Family
+from accountants.tune.family import ROUNDING, Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -32,7 +33,7 @@ from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import NotPrivateError, first_feasible
 
-__all__ = ["budget_recycled", "free_rate", "sampled_recycled"]
+__all__ = ["budget_recycled", "sampled_recycled"]
 
 # Deltas next to 1e-12 are known to some percent only, in floats.
 _WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
@@ -47,26 +48,13 @@ _LEAST_RATE = 100.0
 # A best rate so close to 1 is 1: sampling noise is a kink there.
 _WHOLE = 1 - 1e-6
 
-_SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "count": recycling.sampling_noise_count,
-    "sum": recycling.sampling_noise_sum,
-    "average": recycling.sampling_noise_mean,
-}
-
-
-# At a tolerated error: the kernel's scale is free, q solved for
-
 
 @pytree
 @dataclass(frozen=True)
 class Recycled(Scaled):
-    """Budget-recycled noise; see ``budget_recycled``. The kernel's scale is free.
+    """Budget-recycled noise with a free scale of the kernel, and q solved for; see ``budget_recycled``."""
 
-    Attributes:
-        theta: the tolerated error; None where it is free.
-    """
-
-    theta: Any = None
+    theta: Any = None  # None where it is free.
 
     # The member that was found may be next to where no q is feasible.
     is_estimated = True
@@ -77,14 +65,13 @@ class Recycled(Scaled):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        least = self.sensitivity / infeasible_shift(self.kernel, self.epsilon, self.delta)
-        scale: dict[str, Domain] = {self.kernel.lengths[0]: Above(0.0, least, span=(0.0, _SPAN))}
-        return scale if self.theta is not None else {**scale, "theta": self._thetas}
-
-    @property
-    def _thetas(self) -> Domain:
-        """Return a wide and closed domain: far out recycling has no effect. Starts are at 0.1 to 2000 D."""
-        return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.93))
+        D = self.sensitivity
+        least = D / infeasible_shift(self.kernel, self.epsilon, self.delta)
+        free: dict[str, Domain] = {self.kernel.lengths[0]: Above(0.0, least, span=(0.0, _SPAN))}
+        if self.theta is None:
+            # Wide and closed: far out recycling has no effect. Starts are at 0.1 to 2000 D.
+            free["theta"] = LogBetween(1e-3 * D, 1e4 * D, span=(-0.4, 0.93))
+        return free
 
     def on_unit(self) -> tuple[Any, Any, Any]:
         D, theta = self.sensitivity, self.theta
@@ -98,27 +85,26 @@ class Recycled(Scaled):
     def release(self, free: dict[str, Any]) -> Additive:
         """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
         kernel, theta = self.drawn(free)
-        target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
         def wider(margin: float) -> tuple[Distribution, float]:
             noise = rescaled(kernel, 1 + margin)
-            return noise, float(calibrate.recycling_rate(noise, theta, **target))
+            return noise, float(calibrate.recycling_rate(noise, theta, **self.target))
 
         try:
             noise, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
         except NotPrivateError:
-            return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
-        return named.budget_recycled(noise, theta=theta, q=q, **target)
+            return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
+        return named.budget_recycled(noise, theta=theta, q=q, **self.target)
 
     def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
-        """Return the kernel, and theta."""
+        """Return the kernel and theta."""
         kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
         return kernel, free["theta"] if self.theta is None else self.theta
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return _recycled_parameters(self.kernel, mechanism.noise)
 
-    def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
+    def composed_domains(self, target: Composed) -> dict[str, Domain]:
         """Return the domains, the scale in units of about what releases without recycling need."""
         xp = namespace(target.gaussian_ratio, *jax.tree.leaves(self))
         need = self.sensitivity / target.gaussian_ratio / xp.sqrt(self.kernel.variance)
@@ -129,28 +115,24 @@ class Recycled(Scaled):
         kernel, theta = self.drawn(free)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Additive:
-        return self.member(target.largest_budget(_member_of, (self, free), near), free)
+    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
+        return self.member(target.largest_budget(free, spent), free)
 
     def spent(self, member: Any) -> Any:
         return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def composed_release(
-        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
-    ) -> Additive:
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
         """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release.
 
         The width is rounded, not q: delta varies more with it.
         """
-        loss = target.largest_budget(_member_of, (self, free)) if initial_guess is None else initial_guess
+        loss = spent or target.largest_budget(free, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
 
-        t = conservative_parameter(
-            lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=initial_guess is not None
-        )
+        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(spent))
         return with_own_claim(wider(t), delta / target.count)
 
     def for_error(self, theta: Any) -> Family:
@@ -167,11 +149,6 @@ class Recycled(Scaled):
         return replace(found, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
 
 
-def _member_of(loss: Any, given: tuple[Recycled, dict[str, Any]]) -> Additive:
-    family, free = given
-    return family.member(loss, free)
-
-
 def _recycled_parameters(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
     """Return the parameters of recycled noise whose kernel is a multiple of the unit one."""
     return {**scale_of(noise.kernel, unit), "theta": noise.high, "q": 1 - noise.outside}
@@ -180,7 +157,7 @@ def _recycled_parameters(unit: Distribution, noise: Reweighted) -> dict[str, Any
 def budget_recycled(
     kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Any = 1.0, theta: Any = None
 ) -> Recycled:
-    """Budget-recycled noise (Jiang 2024) under exact accounting.
+    """Return the family of budget-recycled noise (Jiang 2024) under exact accounting.
 
     At a tolerated error sigma (or b) is free, and q the largest for it. Without one theta/sigma and q are, and sigma is
     the least for them; deltas below 1e-15, which floats do not resolve, give wider noise than there might be, or none.
@@ -214,13 +191,9 @@ def kernel_of(kernel: str | Distribution) -> Distribution:
     return kernel
 
 
-# At no error in particular: the shape is free, its scale solved for
-
-
 @pytree
-@dataclass(frozen=True)
 class RecycledShape(Scaled):
-    """Budget-recycled noise with free theta; see ``budget_recycled``. Its shape is theta/scale and q."""
+    """Budget-recycled noise of a free shape, theta/scale and q, with its scale solved for; see ``budget_recycled``."""
 
     is_estimated = True
 
@@ -249,43 +222,10 @@ class RecycledShape(Scaled):
         return _recycled_parameters(self.kernel, mechanism.noise)
 
 
-# On a sample: the kernel's scale, q and the sampling rate p together
-
-
-@partial(pytree, static=("query",))
-@dataclass(frozen=True)
-class FreeRate:
-    """A sampling rate p that is tuned with the other parameters; see ``free_rate``."""
-
-    query: str | None
-    spread: Any
-    size: Any
-
-    def error(self, p: Any) -> Any:
-        """Return the standard deviation of the sample's estimate."""
-        return 0.0 * p if self.query is None else _SAMPLING_ERRORS[self.query](self.spread, self.size, p)
-
-    def in_units(self, unit: Any) -> FreeRate:
-        """Return the same in units of a length: counts have the size's root, others a multiple of the spread."""
-        if self.query == "count":
-            return replace(self, size=self.size / unit**2)
-        return replace(self, spread=self.spread / unit)
-
-
 @partial(pytree, static=("sensitivity_at",))
 @dataclass(frozen=True)
 class SampledRecycled(Family):
-    """Budget-recycled noise on a sample of free rate; see ``sampled_recycled``.
-
-    Attributes:
-        kernel: the distribution of a draw at unit scale.
-        epsilon: eps on the whole data.
-        delta: delta on the whole data.
-        sensitivity: D of the estimate from all the data.
-        theta: tolerated error.
-        rate: what is known of the error of sampling.
-        sensitivity_at: the sensitivity of the estimate from D and p.
-    """
+    """Budget-recycled noise on a sample of free rate; see ``sampled_recycled``."""
 
     kernel: Distribution
     epsilon: Any
@@ -307,10 +247,6 @@ class SampledRecycled(Family):
         densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
         lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
         return {"scale": Above(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, self.delta
 
     def on_unit(self) -> tuple[Any, Any, Any] | None:
         """Return None unless the sensitivity is a known multiple of D."""
@@ -365,27 +301,6 @@ class SampledRecycled(Family):
 
     def published_search(self, objective: Any) -> Enumerated:
         return sampled_search(self, objective)
-
-
-def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
-    """The rate p of ``composed``'s samples as one more free parameter.
-
-    The objective sees ``Subsampled`` reports: estimates from a sample rescaled by 1/p, so that noise is for the
-    sensitivity D/p; of a named query with the error of sampling. Without one the rate goes where the noise is least.
-
-    Args:
-        query: "count", "sum" or "average", whose error of sampling counts; None for none.
-        spread: standard deviation of the records; for counts the share that is counted.
-        size: how many records there are.
-
-    Raises:
-        ValueError: spread not positive, size not in [1, 1e300], an unknown query.
-    """
-    checks.positive("spread", spread)
-    checks.within("size", size, 1.0, 1e300)
-    if query is not None:
-        checks.one_of("query", query, _SAMPLING_ERRORS)
-    return FreeRate(query, spread, size)
 
 
 def sampled_recycled(
