@@ -27,7 +27,7 @@ _BINS, _CELLS, _INPUTS = 48, 192, 4  # Inputs a bin: evenly spaced, for their av
 
 @lru_cache(maxsize=1)
 def _prior() -> np.ndarray:
-    """L, of shape (d, d - 1): a square root of the prior's covariance, of probabilities that sum to 1."""
+    """Return L, of shape (d, d - 1): a square root of the prior's covariance, of probabilities that sum to 1."""
     x = (np.arange(_BINS) + 0.5) / _BINS
     centred = np.eye(_BINS) - 1 / _BINS
     r = np.sqrt(3) * np.abs(x[:, None] - x)
@@ -36,7 +36,7 @@ def _prior() -> np.ndarray:
 
 
 def channel(mechanism: Mechanism) -> RealArray:
-    """A, of shape (K, d): P(report in cell | bin), cells evenly spaced over the output interval."""
+    """Return A, of shape (K, d): P(report in cell | bin), cells evenly spaced over the output interval."""
     (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
     x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS) + 0.5) / (_BINS * _INPUTS)
     inner = low + (high - low) * np.linspace(0, 1, _CELLS + 1)[1:-1, None]
@@ -47,7 +47,7 @@ def channel(mechanism: Mechanism) -> RealArray:
 
 
 def cdf_error(mechanism: Any, reports: Real) -> Real:
-    """The expected absolute error of the cdf, averaged over the interval, in data units; see the module."""
+    """Return the expected absolute error of the cdf, averaged over the interval, in data units; see the module."""
     lower, upper = mechanism.input_interval
     A, L = channel(mechanism), _prior()
     xp = namespace(A)

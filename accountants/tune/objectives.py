@@ -216,9 +216,6 @@ def distribution(reports: float = 1e5) -> Objective:
     It applies to bounded mechanisms, and uses the Fisher information of their reports; see ``tune/fisher.py``. A
     narrower window gives a better distribution than the window of least variance, in particular with many reports.
 
-    Args:
-        reports: n, the number of reports.
-
     Raises:
         ValueError: reports is not in [1, 1e15].
     """

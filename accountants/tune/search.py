@@ -52,9 +52,9 @@ class Found(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """The state of one start: its place, the value, gradient and what is spent there, and the trial step from there.
+    """The state of one start: its place, what is known there, the trial step, and (z, value, spent) of the best point.
 
-    The value is inf until a point is feasible. ``best`` is (z, value, spent) of the best point so far.
+    The value is inf until a point is feasible.
     """
 
     z: Any
@@ -80,7 +80,7 @@ def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tup
 
 
 def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
-    """(value, gradient by forward derivatives along each axis, what is spent), from (value, what is spent)."""
+    """Return (value, gradient by forward derivatives along each axis, what is spent) of (value, what is spent)."""
     axes = jnp.eye(z.size, dtype=z.dtype)
     return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,), has_aux=True), out_axes=(None, 0, None))(axes)
 
@@ -106,15 +106,10 @@ def _compiler_options() -> dict[str, Any]:
 
 
 def search(family: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None) -> Found:
-    """Return the best of all starts after at most ``turns`` turns; each begins at the best of its points.
+    """Return the best of all starts, of shape (points, starts, n), after at most ``turns`` turns.
 
-    Args:
-        family: the family.
-        objective: the objective.
-        starts: of shape (points, starts, n).
-        turns: static.
-        optimizer: an optax transformation, whose steps are taken as they are; static. By default BFGS, whose steps are
-            shortened until they lead down.
+    Each start begins at the best of its points. The steps of an optax transformation are taken as they are. By default
+    those of BFGS are shortened until they lead down.
     """
     return _compiled_search()(family, objective, starts, turns=turns, optimizer=optimizer)
 
@@ -136,7 +131,7 @@ def _search(family: Family, objective: Objective, starts: Real, turns: int, opti
 def search_many(
     families: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None
 ) -> tuple[Found, dict[str, Real]]:
-    """``search`` of each of a batch of families, every number of which has one leading axis; and their parameters."""
+    """Return ``search`` of each family of a batch, whose numbers have one leading axis, and their parameters."""
 
     def one(family: Family) -> tuple[Found, dict[str, Any]]:
         found = _search(family, objective, starts, turns, optimizer)
@@ -145,9 +140,6 @@ def search_many(
         return found._replace(path=None, path_values=None), family.parameters(free, family.build(free))
 
     return jax.vmap(one)(families)
-
-
-# The loop
 
 
 def descend(
@@ -230,13 +222,10 @@ def _turn(
 
 
 def _shorter(slope: Real, rise: Real) -> Real:
-    """The share of the step where a parabola through the value, the slope and the rise is lowest, in [0.1, 0.5]."""
+    """Return the share of the step where a parabola of this slope and rise is lowest, in [0.1, 0.5]."""
     bend = 2 * (rise - slope)
     share = -slope / jnp.where(bend > 0, bend, 1.0)
     return jnp.where((bend > 0) & (bend < jnp.inf), jnp.clip(share, 0.1, 0.5), 0.25)
-
-
-# The default optimizer: BFGS with its matrix in full, for a handful of parameters
 
 
 class BfgsState(NamedTuple):

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,27 +32,21 @@ from dpkernels.solve import MARGINS, first_feasible
 __all__ = ["gaussian", "laplace", "merged_laplace", "staircase", "truncated_gaussian", "truncated_laplace"]
 
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
-# Deeper falls of merged Laplace noise between breaks, in units of eps, are no optimum.
-_DEEPEST = 1.5
-# Gaps between its breaks, in units of D: a window of length D sees no two sides of a wider one.
-_GAPS = (1e-4, 2.0)
+_DEEPEST = 1.5  # Deeper falls of merged Laplace noise between breaks, in units of eps, are no optimum.
+_GAPS = (1e-4, 2.0)  # Between its breaks, in units of D: a window of length D sees no two sides of a wider one.
 # Scales of truncated noise on [-1, 1], from noise without visible truncation to nearly uniform noise.
 _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
 
 
 def check_budget(epsilon: Real, delta: Real, sensitivity: Real) -> None:
-    """Refuse a budget that is out of range."""
+    """Refuse a budget or a sensitivity that is out of range."""
     checks.epsilon(epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     checks.sensitivity(sensitivity)
 
 
 def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
-    """Return the family of Laplace noise of scale D/eps, which has no free parameter.
-
-    Raises:
-        ValueError: epsilon is not in [0.01, 20], or sensitivity is not in [1e-100, 1e100].
-    """
+    """Return the family of Laplace noise of scale D/eps, which has no free parameter; see ``gaussian`` for errors."""
     check_budget(epsilon, 0.5, sensitivity)
     return constructed(named.laplace, epsilon=epsilon, sensitivity=sensitivity)
 
@@ -101,11 +94,15 @@ class MergedLaplaces(PureDPFamily):
         return Additive(noise, self.sensitivity, self.epsilon, named.TABLE_DELTA)
 
     def _rates(self, free: dict[str, Any]) -> RealArray:
-        c, D = free["breaks"], self.sensitivity
-        xp = namespace(c, D)
-        c = xp.asarray(c)
+        D = self.sensitivity
+        xp = namespace(free["breaks"], D)
+        c = xp.asarray(free["breaks"])
         rates = xp.append(xp.asarray(free["falls"]) / xp.diff(c, prepend=0.0), 1 / D)
-        return rates * self.epsilon / _steepest_window(rates, c, D, xp)
+        # The steepest window of length D starts at 0, at a break or D before one.
+        starts = xp.concatenate([xp.zeros(1), c, xp.maximum(c - D, 0.0)])[:, None]
+        left, right = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
+        inside = xp.minimum(starts + D, right) - xp.maximum(starts, left)
+        return rates * self.epsilon / (xp.maximum(inside, 0.0) * rates).sum(-1).max()
 
     def release(self, free: dict[str, Any]) -> Additive:
         """Return noise of rates that are lowered until the pure level, as computed, is at most eps."""
@@ -124,21 +121,11 @@ class MergedLaplaces(PureDPFamily):
         return {"rates": xp.stack(mechanism.noise.rates), "breaks": xp.stack(mechanism.noise.breaks)}
 
 
-def _steepest_window(rates: Real, c: Real, D: Real, xp: ModuleType) -> Real:
-    """Return the largest integral of the slope over a window of length D: from 0, from a break or to a break."""
-    starts = xp.concatenate([xp.zeros(1), c, xp.maximum(c - D, 0.0)])[:, None]
-    left, right = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
-    inside = xp.minimum(starts + D, right) - xp.maximum(starts, left)
-    return (xp.maximum(inside, 0.0) * rates).sum(-1).max()
-
-
 def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3) -> MergedLaplaces:
     """Return the family of merged Laplace noise (Mugunthan 2020), pure eps-DP, with free rates and breaks.
 
-    There are many local optima: with more ``starts``, see ``best``, a better one may be found.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20], sensitivity not in [1e-100, 1e100], segments not in 2..8.
+    There are many local optima: with more ``starts``, see ``best``, a better one may be found. See ``gaussian`` for
+    errors; segments is in 2..8.
     """
     check_budget(epsilon, 0.5, sensitivity)
     return MergedLaplaces(epsilon, sensitivity, checks.whole("segments", segments, 2, 8))
@@ -147,10 +134,8 @@ def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3)
 def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
     """Return the family of staircase noise (Geng and Viswanath 2014), pure eps-DP, with free share gamma of high steps.
 
-    For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20], sensitivity not in [1e-100, 1e100].
+    For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink. See
+    ``gaussian`` for errors.
     """
     check_budget(epsilon, 0.5, sensitivity)
     free = (("gamma", Between(0.0, 1.0)),)
@@ -220,8 +205,7 @@ class TruncatedLaplace(Truncated):
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
     """Return the family of Laplace noise of scale D/eps on [A, B] (Mugunthan 2020), with B free and A solved for.
 
-    Raises:
-        ValueError: epsilon not in [0.01, 20], delta not in (0, 1), sensitivity not in [1e-100, 1e100].
+    See ``gaussian`` for errors.
     """
     check_budget(epsilon, delta, sensitivity)
     return TruncatedLaplace(Laplace(1.0), epsilon, delta, sensitivity)
@@ -230,8 +214,7 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> 
 def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Truncated:
     """Return the family of Gaussian noise on [-T, T] (Cesar and Rogers 2021) with free sigma/bound; delta covers all.
 
-    Raises:
-        ValueError: epsilon not in [0.01, 20], delta not in (0, 1), sensitivity not in [1e-100, 1e100].
+    See ``gaussian`` for errors.
     """
     check_budget(epsilon, delta, sensitivity)
     return Truncated(Gaussian(1.0), epsilon, delta, sensitivity)

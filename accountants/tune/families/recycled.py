@@ -35,18 +35,14 @@ from dpkernels.solve import NotPrivateError, first_feasible
 
 __all__ = ["budget_recycled", "sampled_recycled"]
 
-# Deltas next to 1e-12 are known to some percent only, in floats.
-_WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
-# ln of the widest scale where a search starts, in units of the least one that may do.
-_SPAN = 7.5
+_WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))  # Deltas next to 1e-12 are known to some percent only, in floats.
+_SPAN = 7.5  # ln of the widest scale where a search starts, in units of the least one that may do.
 # The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
 _SPIKE, _THINNEST = 1e-2, 1e-8
 # The step of the log density at theta: the least in units of eps, and the most, which is all but truncation.
 _LEAST_STEP, _MOST_STEP = 1e-2, 28.0
-# Of a sampling rate, relative to delta: below p = delta there is no budget.
-_LEAST_RATE = 100.0
-# A best rate so close to 1 is 1: sampling noise is a kink there.
-_WHOLE = 1 - 1e-6
+_LEAST_RATE = 100.0  # Of a sampling rate, relative to delta: below p = delta there is no budget.
+_WHOLE = 1 - 1e-6  # A best rate so close to 1 is 1: sampling noise is a kink there.
 
 
 @pytree
@@ -97,7 +93,6 @@ class Recycled(Scaled):
         return named.budget_recycled(noise, theta=theta, q=q, **self.target)
 
     def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
-        """Return the kernel and theta."""
         kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
         return kernel, free["theta"] if self.theta is None else self.theta
 
