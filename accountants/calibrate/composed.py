@@ -41,7 +41,6 @@ __all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor"
 # The allowed relative difference of the bracket's upper end from the precise eps, and the least eps that is used.
 _NEAR, _LEAST_EPSILON = 1e-3, 1e-300
 _FARTHEST = 40.0
-_ENDS = (-_FARTHEST, _FARTHEST)
 _TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # For the last Newton step in the logarithm of a budget, or of a scale.
 
 
@@ -271,8 +270,8 @@ def largest_budget(
     xp = namespace(epsilon, delta, guess)
     least, most = (xp.log(xp.asarray(end)) for end in checks.EPSILON_RANGE)
     start = -without_derivative(xp.clip(xp.log(xp.asarray(guess)), least, most))
-    at, search = partial(_at_log_budget, releases), {"initial_guess": start, "ends": (-most, -least), "clip": True}
-    t = precise_parameter(at, parameters, epsilon, delta, tolerance=tolerance, **search)
+    search = {"initial_guess": start, "ends": (-most, -least), "tolerance": tolerance, "clip": True}
+    t = precise_parameter(partial(_at_log_budget, releases), parameters, epsilon, delta, **search)
     level = xp.minimum(xp.exp(-xp.asarray(t)), checks.EPSILON_RANGE[1])
     return xp.where(t < -least, level, xp.nan)[()]
 
@@ -341,7 +340,7 @@ def precise_parameter(
     delta: Real,
     *,
     initial_guess: Real = 0.0,
-    ends: tuple[Real, Real] = _ENDS,
+    ends: tuple[Real, Real] = (-_FARTHEST, _FARTHEST),
     tolerance: float = _TOLERANCE,
     clip: bool = False,
 ) -> Any:

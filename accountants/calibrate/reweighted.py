@@ -165,7 +165,7 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
         return 1 - u
 
     def is_private(q: float) -> bool:
-        return bool(additive_profile(Reweighted(kernel, -theta, theta, 1 - q), sensitivity, epsilon) <= delta)
+        return _is_private(Reweighted(kernel, -theta, theta, 1 - q), epsilon, delta, sensitivity)
 
     rates = [] if math.isnan(u) else [1 - min(u * (1 + margin), 1.0) for margin in _RECYCLED_MARGINS]
     try:
@@ -205,8 +205,7 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
         return found
 
     def is_private(scale: float) -> bool:
-        noise = Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q)
-        return bool(additive_profile(noise, sensitivity, epsilon) <= delta)
+        return _is_private(Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q), epsilon, delta, sensitivity)
 
     return first_feasible((found * (1 + margin) for margin in _RECYCLED_MARGINS), is_private)
 
@@ -267,15 +266,13 @@ def budget_recycled(
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     target = epsilon, delta, sensitivity
-    drawn: Any = kernel
     if isinstance(kernel, type):
         unit = kernel(1.0)
         scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
-        drawn = rescaled(unit, scale)
-        q = recycling_rate(drawn, theta, *target) if q is None else q
+        kernel = rescaled(unit, scale)
     elif q is not None:
         raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
-    else:
+    if q is None:
         q = recycling_rate(kernel, theta, *target)
         if checks.concrete(q) is not None and math.isnan(q):
             wider = smallest_scale(kernel, *target)
@@ -283,7 +280,7 @@ def budget_recycled(
                 f"kernel: {kernel} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
                 f"no q; from {wider:.6g} times as wide on it does at q = 0"
             )
-    return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+    return named.budget_recycled(kernel, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
@@ -309,18 +306,19 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upp
         low, high = noise.low * (1 + margin), noise.high * (1 + margin)
         return Reweighted(Laplace(noise.kernel.scale * (1 + margin)), low, high, noise.outside)
 
-    return _first_private(map(wider, _TRUNCATED_MARGINS), mechanism.sensitivity, mechanism.epsilon, mechanism.delta)
+    return _first_private(map(wider, _TRUNCATED_MARGINS), epsilon, delta, sensitivity)
 
 
-def _first_private(noises: Iterator[Reweighted], sensitivity: Any, epsilon: Any, delta: Any) -> Additive:
-    """Return the first noise whose computed exact profile meets the claim; traced noise is not checked."""
+def _first_private(noises: Iterator[Reweighted], *target: Any) -> Additive:
+    epsilon, delta, sensitivity = target
+    noise = first_feasible(noises, lambda noise: _is_private(noise, *target))
+    return Additive(noise, sensitivity, epsilon, delta)
 
-    def meets_claim(made: Additive) -> Any:
-        noise: Any = made.noise
-        over = checks.concrete(additive_profile(noise, sensitivity, epsilon) - delta)
-        return over is None or over <= 0
 
-    return first_feasible((Additive(noise, sensitivity, epsilon, delta) for noise in noises), meets_claim)
+def _is_private(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any) -> bool:
+    """Return whether the computed exact profile meets the target; traced noise is not checked."""
+    over = checks.concrete(additive_profile(noise, sensitivity, epsilon) - delta)
+    return over is None or bool(over <= 0)
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
@@ -350,7 +348,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
         least = least_bound(epsilon, delta, sensitivity)
         raise ValueError(f"bound: {T:g} is too short for epsilon, delta = {epsilon:g}, {delta:g}; from {least:.9g} on")
     noises = (Reweighted(Gaussian(sigma * (1 + margin)), -T, T, 0.0) for margin in _TRUNCATED_MARGINS)
-    return _first_private(noises, sensitivity, epsilon, delta)
+    return _first_private(noises, epsilon, delta, sensitivity)
 
 
 def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:

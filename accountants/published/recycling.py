@@ -56,14 +56,8 @@ def published_weight(kernel: Distribution, theta: Real, sensitivity: Real) -> Re
 def published_profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsilon: Real) -> Real:
     """Return Jiang 2024's profile of Theorem 1; **not sound**, see the module.
 
-    (1 - W) delta_K(eps) + W delta_K(eps - Lq), Lq = -ln(1 - q), delta_K the kernel's. ``recycling.profile`` is exact.
-
-    Args:
-        kernel: the distribution of a draw.
-        theta: tolerated error.
-        q: probability of a redraw, in [0, 1).
-        sensitivity: D.
-        epsilon: eps; any shape.
+    (1 - W) delta_K(eps) + W delta_K(eps - Lq), Lq = -ln(1 - q), delta_K the kernel's; eps has any shape. The exact one
+    is ``recycling.profile``.
     """
     Lq, W = -namespace(q).log1p(-q), published_weight(kernel, theta, sensitivity)
     of_kernel = partial(additive_profile, kernel, sensitivity)
@@ -101,14 +95,7 @@ def published_excess(q: Any, parameters: tuple[Any, ...]) -> Any:
 
 
 class PublishedChoice(NamedTuple):
-    """The choice of ``published_budget``, which is **not sound**.
-
-    Attributes:
-        kernel_epsilon: the share of eps for the kernel.
-        kernel: the kernel for it.
-        q: probability of a redraw.
-        acceptance: P(|Z| <= theta).
-    """
+    """The choice of ``published_budget``, **not sound**: the kernel and its share of eps, q, and P(|Z| <= theta)."""
 
     kernel_epsilon: float
     kernel: Distribution
@@ -195,11 +182,6 @@ def published_advanced_composition(epsilon: Real, count: Real, delta: Real) -> R
     T mechanisms that each print their input with probability delta, and otherwise a constant, have 1 - (1 - delta)^T at
     every eps. ``closed_forms.approximate.advanced_composition`` is sound, at T delta and a slack.
 
-    Args:
-        epsilon: eps >= 0 of each mechanism.
-        count: T, positive.
-        delta: of each mechanism, and what is claimed for all; in (0, 1).
-
     Raises:
         ValueError: epsilon negative, count not positive, delta not in (0, 1).
     """
@@ -224,12 +206,6 @@ def published_acceptance_rate(sigma: Real, theta: Real, q: Real, sampling_noise:
 
     O B is accepted where the noise decides once whether to be redrawn until it is within theta. With sampling noise
     neither is the truth: recycling acts on the kernel's noise alone. ``recycling.acceptance`` is exact.
-
-    Args:
-        sigma: of the Gaussian kernel, positive.
-        theta: tolerated error, positive.
-        q: probability of a redraw, in [0, 1].
-        sampling_noise: standard deviation of the error of sampling, at least 0.
 
     Raises:
         ValueError: sigma or theta not positive, q not in [0, 1], sampling_noise negative.

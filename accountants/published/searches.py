@@ -222,11 +222,8 @@ def published_eta(epsilon: Real) -> Real:
     **not the optimum**. The worst-case variance at eta_0 is 21 % above the least at eps = 0.5 and 15 % at eps = 2
     (``python -m benchmarks.literature``).
 
-    Args:
-        epsilon: positive; any shape.
-
     Raises:
-        ValueError: epsilon not in [0.01, 20].
+        ValueError: epsilon, of any shape, not in [0.01, 20].
     """
     checks.epsilon(epsilon)
     xp = namespace(epsilon)

@@ -78,14 +78,8 @@ def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = 
     Hoeffding's inequality gives B^2/(4 a) exp(-2 m a^2/B^2), Bennett's b/ln(1 + u) exp(-m v/b^2 h(u)), u = a b/v,
     h(u) = (1 + u) ln(1 + u) - u.
 
-    Args:
-        mechanism: see ``accountants.shuffled``.
-        n: the number of reports.
-        epsilon: eps > 0.
-        inequality: "hoeffding" or "bennett".
-
     Raises:
-        ValueError: another inequality, or eps that is not positive.
+        ValueError: another inequality than "hoeffding" and "bennett", or eps that is not positive.
     """
     checks.one_of("inequality", inequality, ("hoeffding", "bennett"))
     checks.positive("epsilon", epsilon)
