@@ -253,18 +253,10 @@ def largest_budget(
 ) -> Any:
     """Return the largest eps0 in [0.01, 20] at which releases are (eps, delta)-DP by the precise composition.
 
-    Args:
-        releases: a function from (eps0, parameters) to a guarantee whose delta grows with eps0, without captured
-            tracers.
-        parameters: a pytree of numbers.
-        epsilon: eps of all releases.
-        delta: delta of all releases.
-        guess: an initial guess of eps0.
-        tolerance: the last Newton step of log eps0, for JAX numbers. A step from a guess that is almost right may be
-            short where the derivative jumps, and not at the root, so that good guesses need a smaller tolerance.
-
-    Returns:
-        eps0: a float for plain numbers, else a JAX scalar, differentiable; NaN if 0.01 is infeasible.
+    It is NaN if 0.01 is infeasible, and differentiable for JAX numbers. The parameters are a pytree of numbers.
+    ``releases`` is a function from (eps0, parameters) to a guarantee whose delta grows with eps0, without captured
+    tracers. The tolerance is the last Newton step of log eps0, for JAX numbers: a step from a guess that is almost
+    right may be short where the derivative jumps, and not at the root, so that good guesses need a smaller one.
     """
     parameters, epsilon, delta, guess = promote(parameters, epsilon, delta, guess)
     xp = namespace(epsilon, delta, guess)

@@ -40,7 +40,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
         The mechanism; its ``epsilon`` is eps0.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20], or delta is not in (0, 1).
+        ValueError: epsilon or delta is out of range.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta)
@@ -63,17 +63,9 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
     """Return Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020) with the smallest sigma.
 
-    Arguments are plain numbers, because they decide the number of points of the noise, which JAX must know.
-
-    Args:
-        epsilon: eps, in [0.01, 20].
-        delta: in (0, 1).
-        sensitivity: D; neighbours are at most n = ceil(D/step) grid points apart.
-        step: the distance of grid points, in data units.
-
-    Returns:
-        The mechanism, with its claim. It is not proven that delta falls with sigma, in particular for n > 1: sigma
-        meets the target, and a slightly smaller one does not.
+    Arguments are plain numbers, because they decide the number of points of the noise, which JAX must know. Neighbours
+    are at most n = ceil(D/step) grid points apart. It is not proven that delta falls with sigma, in particular for
+    n > 1: sigma meets the target, and a slightly smaller one does not.
 
     Raises:
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or step

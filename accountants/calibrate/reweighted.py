@@ -146,14 +146,8 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
     """Return the largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
 
     delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
-    theta. The feasible q still form one interval, whose upper end has the largest acceptance.
-
-    Args:
-        kernel: the distribution of a draw.
-        theta: the tolerated error, in the kernel's unit.
-        epsilon: eps >= 0.
-        delta: in (0, 1).
-        sensitivity: D, in the kernel's unit.
+    theta. The feasible q still form one interval, whose upper end has the largest acceptance. The tolerated error theta
+    and the sensitivity D are in the kernel's unit.
 
     Returns:
         q in [0, 1), whose computed delta(eps) is at most delta; NaN if no q is feasible.
@@ -178,15 +172,8 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
 def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return the first c from below at which c times the kernel, recycled beyond theta with q, is (eps, delta)-DP.
 
-    For q < 1 there is one: the mass of a wide kernel within theta is small, recycled or not.
-
-    Args:
-        kernel: the shape of the distribution of a draw.
-        theta: the tolerated error, in the unit of c times the kernel's.
-        q: in [0, 1).
-        epsilon: eps >= 0.
-        delta: in (0, 1).
-        sensitivity: D.
+    For q < 1 there is one: the mass of a wide kernel within theta is small, recycled or not. The tolerated error theta
+    and the sensitivity D are in the unit of c times the kernel's.
 
     Returns:
         c, whose computed delta(eps) is at most delta.
@@ -248,7 +235,7 @@ def budget_recycled(
     Args:
         kernel: a distribution, which is kept and gets the largest q; or a type with one parameter, ``Gaussian`` or
             ``Laplace``, which gets the smallest scale for q, or without q the scale with the largest P(|Z| <= theta).
-        theta: the tolerated error, in data units.
+        theta: the tolerated error, positive, in data units.
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
@@ -258,9 +245,8 @@ def budget_recycled(
         The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], theta
-            is not positive, q is not in [0, 1), no q makes the kernel private enough, with the scale that it needs, or
-            q is given together with a distribution.
+        ValueError: an argument is out of range, sensitivity is not in [1e-100, 1e100], no q makes the kernel private
+            enough, with the scale that it needs, or q is given together with a distribution.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
@@ -287,13 +273,8 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upp
     """Return Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020), in closed form.
 
     The scale and the ends are increased by rounding errors until the computed profile meets the claim: at D/eps most of
-    the mass has a loss of eps, and delta is rounded upwards next to it.
-
-    Args:
-        epsilon: eps, in [0.01, 20].
-        delta: in (0, 1).
-        sensitivity: D, in data units.
-        upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels.truncated_laplace``.
+    the mass has a loss of eps, and delta is rounded upwards next to it. ``upper`` is B, by default B*, the symmetric
+    case; see ``dpkernels.truncated_laplace``.
 
     Raises:
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or B is
@@ -325,13 +306,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
     """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) with the smallest sigma.
 
     As sigma grows delta(eps) falls, and then rises to the D/(2T) of uniform noise. So each T has a least delta, and
-    each delta a least T.
-
-    Args:
-        epsilon: eps, in [0.01, 20].
-        delta: in (0, 1), the total, which includes the infinity mass.
-        sensitivity: D, in data units.
-        bound: T, by default ``best_bound``, with the least variance.
+    each delta a least T. Delta includes the infinity mass. T is ``bound``, by default ``best_bound`` of least variance.
 
     Raises:
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or

@@ -161,12 +161,11 @@ def budget_recycled(
         kernel: "gaussian", "laplace", or any even distribution at unit scale.
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
-        sensitivity: D; neighbouring: true values differ by at most D.
+        sensitivity: D, in [1e-100, 1e100]; neighbouring: true values differ by at most D.
         theta: tolerated error; by default that of an ``acceptance`` objective, for other objectives it is free.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20], delta not in (0, 1), sensitivity not in [1e-100, 1e100], theta not
-            positive, an unknown kernel.
+        ValueError: an argument is out of range, or an unknown kernel.
         TypeError: a distribution that cannot be rescaled.
     """
     check_budget(epsilon, delta, sensitivity)
@@ -323,8 +322,8 @@ def sampled_recycled(
             ``published.recycling.published_sensitivity``, is unsound for rescaled estimates.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], theta
-            or spread is not positive, size is not in [1, 1e300], or the kernel or query is unknown.
+        ValueError: an argument is out of range, or the kernel or query is unknown; see ``budget_recycled`` and
+            ``free_rate``.
     """
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
