@@ -983,6 +983,23 @@ def test_nothing_feasible_is_an_error():
         (lambda: tune.constructed(dpk.laplace, epsilon=1.0), ValueError, "given: needs lower and upper"),
         (lambda: tune.constructed(dpk.laplace, epsilon=0.0, sensitivity=1.0), ValueError, "epsilon: 0"),
         (
+            lambda: tune.constructed(dpk.laplace, epsilon=1.0, sensitivity="one"),
+            TypeError,
+            "given: sensitivity = 'one' is not a number; bind it with functools.partial",
+        ),
+        (
+            lambda: tune.constructed(
+                dpk.staircase, {"gamma": domains.Between(np.zeros(2), 1.0)}, epsilon=1.0, sensitivity=1.0
+            ),
+            TypeError,
+            "free: an end of gamma: array.* is not a number",
+        ),
+        (
+            lambda: tune.constructed(dpk.staircase, {"gamma": 0.5}, epsilon=1.0, sensitivity=1.0),
+            TypeError,
+            "free: gamma = 0.5 is no Domain",
+        ),
+        (
             lambda: tune.best(tune.truncated_gaussian(epsilon=1.0, delta=0.1), CENTRAL, method="enumeration"),
             TypeError,
             "no search of truncated gaussian is published",
@@ -1078,6 +1095,13 @@ def test_a_constructor_with_an_interval_and_a_sensitivity_scales_both():
     assert (unit.given["sensitivity"], unit.given["lower"], unit.given["upper"]) == (0.2, -1.0, 1.0)
     assert (lower, upper) == (0.0, 10.0)
     assert not hasattr(family, "_scaled")
+
+
+def test_ends_of_a_domain_may_be_arrays_of_one_number():
+    """They become floats: a search compares the domains of its family."""
+    for end in (1, np.float64(1.0), jnp.asarray(1.0)):
+        family = tune.constructed(dpk.staircase, {"gamma": domains.Between(0.0, end)}, epsilon=1.0, sensitivity=1.0)
+        assert hash(family.free) == hash((("gamma", domains.Between(0.0, 1.0)),))
 
 
 def test_plain_noise_is_built():
