@@ -35,8 +35,8 @@ def with_the_slip(rates: tuple[float, ...], breaks: tuple[float, ...]) -> tuple[
     """
     noise, c2 = dpk.MergedLaplace(rates, breaks), breaks[-1]
     slip = np.exp(-2 * c2 * rates[-1])
-    inner = noise.mass(-c2, c2), 2 * noise.first_moment(0.0, c2), 2 * noise.second_moment(0.0, c2)
-    outer = 2 * noise.sf(c2), 2 * noise.first_moment(c2, np.inf), 2 * noise.second_moment(c2, np.inf)
+    inner = noise.mass(-c2, c2), 2 * noise.moment(1, 0.0, c2), 2 * noise.moment(2, 0.0, c2)
+    outer = 2 * noise.sf(c2), 2 * noise.moment(1, c2, np.inf), 2 * noise.moment(2, c2, np.inf)
     mass, first, second = (float(i + slip * o) for i, o in zip(inner, outer, strict=True))
     return mass, first, second
 

@@ -156,6 +156,13 @@ def interval(lower: Real, upper: Real) -> None:
         raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)} are too close to be told apart")
 
 
+def budget(value: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
+    """Return an epsilon and the ends of an input interval as single numbers, or refuse them."""
+    epsilon(value)
+    interval(lower, upper)
+    return number("epsilon", value), number("lower", lower), number("upper", upper)
+
+
 def unbiased_for_any_two(name: str, mechanism: Any) -> None:
     """Refuse a part of a mechanism that is biased, or private only for inputs within a sensitivity.
 

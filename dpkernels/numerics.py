@@ -1,4 +1,4 @@
-"""Numerical helpers: types, guarded functions and special functions that keep formulas close to the papers."""
+"""Types, guarded functions and special functions that keep formulas close to the papers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ GAUSS_LEGENDRE = gauss_legendre(16)
 def namespace(*values: object) -> ModuleType:
     """Return jax.numpy if any value is a JAX array or tracer, else numpy.
 
-    A formula of NumPy arrays is thus evaluated in float64, independently of JAX's x64 flag, as constructors and tables
-    require. Inside jit the same formula is evaluated by JAX.
+    A formula of NumPy arrays is thus evaluated in float64, as constructors and tables require.
     """
     return jnp if any(type(value) not in _HOST_TYPES and isinstance(value, jax.Array) for value in values) else np
 
@@ -70,7 +69,7 @@ def without_derivative(values: Any) -> Any:
 
 
 def map_over(function: Callable[[Any], Any], values: Any) -> Any:
-    """Return the function of every entry along the first axis, one after the other; stacked."""
+    """Return the function of every entry along the first axis, stacked."""
     if namespace(values) is jnp:
         return jax.lax.map(function, values)
     return np.stack([function(value) for value in values]) if len(values) else np.zeros(np.shape(values))
@@ -79,10 +78,7 @@ def map_over(function: Callable[[Any], Any], values: Any) -> Any:
 def add_at(size: int, index: Any, values: Any) -> Any:
     """Return sums of values by index: row i of the result is the sum of the values whose index is i.
 
-    Args:
-        size: how many rows the result has.
-        index: whole numbers from 0 to size - 1.
-        values: numbers of the index's shape, or with one axis more, of which every entry is summed by itself.
+    With one axis more than ``index``, every entry of the last axis is summed by itself.
     """
     if namespace(index, values) is jnp:
         return jnp.zeros((size, *values.shape[index.ndim :]), values.dtype).at[index].add(values)
@@ -135,8 +131,7 @@ _NDTRI_CENTRAL, _NDTRI_TAIL = np.array(
 def _ndtri_float32(u: Real) -> Real:
     """Return (u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w).
 
-    As Giles 2010, "Approximating the erfinv function": h is smooth in w and grows like sqrt(8 w). Of u rather than
-    2 u - 1, w keeps its digits in the lower tail; the upper one mirrors it where 1 - u is exact.
+    As Giles 2010, "Approximating the erfinv function". Of u rather than 2 u - 1, w keeps its digits in the lower tail.
     """
     w = -jnp.log(4 * u * (1 - u))
     root, central = jnp.sqrt(w), w < 6.5
@@ -181,7 +176,7 @@ def _polynomial(coefficients: dict[str, tuple[float, ...]], z: Any) -> Any:
 
 
 def sin_pi(z: Any) -> Any:
-    """Return sin(pi z) for z in [-1/2, 1]. XLA's sine takes 15 ns a value on CPUs, since it serves every angle."""
+    """Return sin(pi z) for z in [-1/2, 1], faster than XLA's sine on CPUs, which serves every angle."""
     return np.sin(np.pi * z) if namespace(z) is np else _sin_pi(floating(z))
 
 
@@ -198,10 +193,7 @@ def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
 
 
 def arcsine_cdf(w: Any) -> Any:
-    """Return 2/pi arcsin(sqrt(w)) for w in [0, 1], the cdf of the arcsine distribution.
-
-    XLA's arcsine takes tens of ns a value on CPUs, since it is not vectorised.
-    """
+    """Return 2/pi arcsin(sqrt(w)) for w in [0, 1], faster than XLA's arcsine, which is not vectorised on CPUs."""
     if namespace(w) is np:
         return 2 / np.pi * np.arcsin(root_or_zero(w))
     return _arcsine_cdf(floating(w))
@@ -236,11 +228,6 @@ def half_precision(x: Any) -> Any:
         return jax.lax.reduce_precision(x, jnp.finfo(x.dtype).nexp, bits // 2)
     above = x * x.dtype.type(2.0 ** (bits - bits // 2) + 1)
     return above - (above - x)
-
-
-def erfc(z: Real) -> Real:
-    """Return the complementary error function; in JAX a fifth of the time of ``ndtr``."""
-    return special_functions(z).erfc(z)
 
 
 def special_functions(value: Real) -> ModuleType:
@@ -291,11 +278,7 @@ def exponential_moments(rate: Real, width: Real) -> tuple[Real, Real, Real]:
     endless = xp.isinf(w)
     w = xp.where(endless, 1.0, w)
     decay = xp.where(endless, 0.0, xp.exp(-r * w))
-    closed = (
-        (1 - decay) / r,
-        (1 - (1 + r * w) * decay) / r**2,
-        (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3,
-    )
+    closed = ((1 - decay) / r, (1 - (1 + r * w) * decay) / r**2, (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3)
     short = xp.where(small, width, 1.0)
     nodes, weights = (like(part, short) for part in GAUSS_LEGENDRE)
     short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(small, rate, 0.0), -1)

@@ -5,7 +5,8 @@ searched in a compiled loop, and every root has derivatives by one implicit rule
 
     dx/dp = -(df/dp) / (df/dx).
 
-A requirement reads excess(x, parameters) <= 0. An x that meets it is feasible. A NaN is infeasible.
+A function maps (x, parameters) to a number, where parameters are a pytree of numbers, and closes over no tracer. A
+requirement reads excess(x, parameters) <= 0. An x that meets it is feasible. A NaN is infeasible.
 """
 
 from __future__ import annotations
@@ -24,17 +25,15 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, half_precision, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
-_NEWTON_STEPS = 60
+_NEWTON_STEPS, _DAMPED_STEPS = 60, 60
+_LAST_STEP = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
 _SECANTS, _FOUND = 100, 1e-11  # Steps of a bracket at most, and its relative width at the end.
 _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
+_POINTS = 160  # At which the first root is looked for.
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
 # and its value, which is flat there, to about 1e-12. It starts off a knot to one side of it.
 _ZOOM_POINTS, _ZOOMS, _MANY_PIECES, _SIDE = 9, 10, 32, 1e-12
-
-# The longest step from the place that a zoom found to the maximum, as a share of the piece.
-_SHORT = 1e-4
-_DAMPED_STEPS = 60
-
+_SHORT = 1e-4  # The longest step from the place that a zoom found to the maximum, as a share of the piece.
 _TINY, _LARGEST = 5e-324, 1e300
 _LEAST_RTOL = 4 * float(np.finfo(float).eps)  # The least that SciPy takes.
 
@@ -53,14 +52,10 @@ class NotPrivateError(ValueError):
 
 
 def first_feasible(candidates: Iterable[T], is_feasible: Callable[[T], object]) -> T:
-    """Return the first candidate that is feasible as computed.
+    """Return the first of ever more conservative candidates, such as one for each of ``MARGINS``, that is feasible.
 
     A root has rounding errors, so what is built from it may miss its claim in the last digits. This function and
     ``conservative_root`` are the only ones that move such a result to the conservative side.
-
-    Args:
-        candidates: candidates, each more conservative than the one before, such as one for each of ``MARGINS``.
-        is_feasible: says whether a candidate meets its claim.
 
     Raises:
         NotPrivateError: no candidate is feasible.
@@ -99,9 +94,9 @@ def conservative_root(
         start: the estimate; it is returned if it is feasible.
         direction: 1 if larger x are more conservative, -1 if smaller ones are.
         overshoot: share of the missing distance that a step takes.
-        least: what the first step takes beyond that. Each further step takes ``growth`` times as much, at most 0.1.
-        growth: see ``least``.
-        longest: a distance above this is not trusted, and left out of the step.
+        least: what the first step takes beyond that.
+        growth: how many times as much each further step takes, at most 0.1.
+        longest: a distance above this is left out of the step.
         steps: number of points tried.
 
     Raises:
@@ -175,19 +170,12 @@ def invert_increasing(function: Callable[[Real], Real], target: Any, low: Any, h
 def invert_smooth(
     function: Callable[[Any], Any], target: Any, near: Any, slope: Callable[[Any], Any], steps: int | None
 ) -> Any:
-    """Return where an increasing function reaches ``target``, from a point near there; elementwise and monotone.
+    """Return where an increasing function of x >= 0 reaches ``target``, from a point near there; elementwise.
 
     After Newton's steps the function is interpolated between two neighbours on the grid of floats with half the digits.
     The error of this is that of one more step. The result is the inverse of one function, the interpolated one, so that
-    it increases with the target where a step of Newton's would round either way.
-
-    Args:
-        function: defined for x >= 0.
-        target: values of the function.
-        near: the initial guess.
-        slope: the derivative of the function.
-        steps: number of Newton's steps in float32; float64 takes one more. They have to lead to within a half of a
-            grid's cell, 2^-12 of x, in float64 2^-27. None takes none.
+    it increases with the target where a step of Newton's would round either way. The ``steps`` are those in float32;
+    float64 takes one more. They have to lead to within half a cell of the grid, 2^-12 of x, in float64 2^-27.
     """
     xp, x = namespace(target, near), near
     for _ in range(0 if steps is None else steps + (x.dtype == np.float64)):
@@ -210,12 +198,8 @@ def invert_smooth(
 def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndarray:
     """Return where a falling function of plain numbers is 0 between two ends, to rounding; elementwise.
 
-    By the Illinois method: secants of a bracket, of which an end that stays twice counts for half.
-
-    Args:
-        function: maps x to values of its shape.
-        low: where the function is at least 0, if it has a root there.
-        high: where it is at most 0.
+    The function is at least 0 at ``low`` and at most 0 at ``high``. By the Illinois method: secants of a bracket, of
+    which an end that stays twice counts for half.
     """
     low, high = (np.array(end, np.float64) for end in np.broadcast_arrays(low, high))
     above_low, below_high = function(low), function(high)
@@ -239,21 +223,12 @@ def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndar
 
 
 def root(excess: Function, parameters: Any, feasible: Real, infeasible: Real, rtol: float = 0.0) -> Any:
-    """Return the last feasible x on the way from ``feasible`` to ``infeasible``.
+    """Return the last feasible x on the way from ``feasible`` to ``infeasible``, which may be on either side of it.
 
-    The excess at x is at most 0 as computed, and above 0 (or NaN) at the next float. If the excess changes sign several
-    times, x is at one of the changes. Neither end is evaluated: ``feasible`` may be a limit, such as 0.
-    Plain numbers with ``rtol`` above 0 are searched by SciPy's ``brentq``, others by bisection.
-
-    Args:
-        excess: maps (x, parameters) to a number; continuous; closes over no tracer.
-        parameters: a pytree of numbers.
-        feasible: a number that meets the requirement.
-        infeasible: a number that does not, on either side of ``feasible``.
-        rtol: stop within this relative distance of the root.
-
-    Returns:
-        x: a float for plain numbers; for JAX ones a JAX scalar, differentiable in the parameters.
+    The excess, continuous, is at most 0 at x as computed, and above 0 (or NaN) at the next float. If it changes sign
+    several times, x is at one of the changes. Neither end is evaluated: ``feasible`` may be a limit, such as 0. Plain
+    numbers with ``rtol``, a relative distance from the root, are searched by SciPy's ``brentq``, others by bisection.
+    The result is a float for plain numbers; for JAX ones a JAX scalar, differentiable in the parameters.
     """
     parameters, feasible, infeasible = promote(parameters, feasible, infeasible)
     if namespace(feasible) is np:
@@ -307,16 +282,13 @@ def newton(
     the function's value, which suit a slope of about -1, until the root is bracketed, and then SciPy's ``brentq``.
 
     Args:
-        falling: maps (x, parameters) to a number.
-        parameters: a pytree of numbers.
+        falling: the function.
+        parameters: its parameters.
         initial_guess: between the ends.
         ends: the lowest and the highest x.
         tolerance: the length of the last step. The error is about its square.
         longest: the longest step.
         clip: if there is no root between the ends, return the end nearer to it.
-
-    Returns:
-        x: a float for plain numbers; for JAX ones a JAX scalar, differentiable in the parameters.
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
@@ -346,69 +318,40 @@ def _root_near(
     return x
 
 
-def convex_root(
-    convex: Function, parameters: Any, low: Real, high: Real, *, tolerance: float = 1e-8, rtol: float = 0.0
-) -> Any:
-    """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none.
+def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Any:
+    """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none; low > 0.
 
-    Args:
-        convex: maps (x, parameters) to a number.
-        parameters: a pytree of numbers.
-        low: positive.
-        high: above low.
-        tolerance: of JAX numbers, which are searched by Newton's method: the last step, as a share of x. The error is
-            about its square.
-        rtol: of plain numbers, see ``root``.
-
-    Returns:
-        x: a float for plain numbers, at which the function is at most 0 as computed; for JAX ones a JAX scalar,
-        differentiable in the parameters.
+    JAX numbers are searched by Newton's method. Of plain numbers the function is at most 0 as computed; ``rtol`` is
+    that of ``root``.
     """
     parameters, low, high = promote(parameters, low, high)
     if namespace(low) is not np:
-        return _implicit_root(_ConvexNewton(tolerance), convex, parameters, (low, (low, high)))
+        return _implicit_root(_ConvexNewton(), convex, parameters, (low, (low, high)))
     if convex(low, parameters) <= 0:
         return float(low)
     feasible = high if convex(high, parameters) <= 0 else minimum(convex, parameters, low, high, enough=0.0)
     return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
 
 
-def first_root(
-    excess: Function, parameters: Any, low: Real, high: Real, *, count: int = 160, rtol: float = 0.0
-) -> Real:
-    """Return the first feasible x from ``low`` up, for an excess that need not be monotone.
+def first_root(excess: Function, parameters: Any, low: Real, high: Real) -> Real:
+    """Return the first feasible x from ``low`` up, for an excess that need not be monotone; NaN if none was found.
 
-    The search tries ``count`` points, spaced evenly in the logarithm. If none is feasible it tries the minimum around
-    the lowest of them. A change of sign between two points may be missed; the x that is returned is feasible anyway.
-
-    Args:
-        excess: see ``root``.
-        parameters: a pytree of numbers.
-        low: positive and infeasible.
-        high: above low.
-        count: number of points.
-        rtol: see ``root``.
-
-    Returns:
-        x as ``root`` finds it; NaN if no x was found.
+    The search tries points spaced evenly in the logarithm from ``low``, positive and infeasible, to ``high``. If none
+    is feasible it tries the minimum around the lowest of them. A change of sign between two points may be missed; the
+    x that is returned is feasible anyway.
     """
     parameters, low, high = promote(parameters, low, high)
     xp = namespace(low)
-    frozen = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
-    feasible, infeasible, found = _first_bracket(excess, frozen[0], frozen[1], frozen[2], count)
-    return xp.where(found, root(excess, parameters, feasible, infeasible, rtol), xp.nan)[()]
-
-
-def _first_bracket(excess: Function, parameters: Any, low: Real, high: Real, count: int) -> tuple[Real, Real, Real]:
-    xp = namespace(low)
-    grid = xp.geomspace(low, high, count)
-    values = evaluate_on(excess, parameters, grid)
+    frozen, low, high = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
+    grid = xp.geomspace(low, high, _POINTS)
+    values = evaluate_on(excess, frozen, grid)
     at, first = xp.argmin(values), xp.argmax(values <= 0)
-    left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, count - 1)]
-    valley = minimum(excess, parameters, left, right, enough=0.0, rtol=1e-9)
+    left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, _POINTS - 1)]
+    valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
     some = values[first] <= 0
     feasible, infeasible = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
-    return feasible, infeasible, excess(feasible, parameters) <= 0
+    found = excess(feasible, frozen) <= 0
+    return xp.where(found, root(excess, parameters, feasible, infeasible), xp.nan)[()]
 
 
 def found_roots(
@@ -416,12 +359,8 @@ def found_roots(
 ) -> Any:
     """Return the roots that ``find`` gives for JAX parameters, with the derivatives of the implicit rule; elementwise.
 
-    Args:
-        residual: maps (x, parameters) to the residuals; 0 at the roots.
-        parameters: a pytree of numbers.
-        find: maps the parameters to the roots.
-        slope: maps (x, parameters) to the derivatives of the residuals by x. Where it is 0 the roots' derivatives are
-            NaN.
+    ``residual`` maps (x, parameters) to what is 0 at the roots, and ``slope`` to its derivatives by x. Where the slope
+    is 0 the roots' derivatives are NaN.
     """
     return _implicit_root(_Found(find, slope), residual, parameters, ())
 
@@ -433,10 +372,9 @@ def _implicit_root(method: _Method, function: Function, parameters: Any, where: 
 
 @_implicit_root.defjvp
 def _(method: _Method, function: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """Apply the implicit function rule. Where the function is flat, the root is an end of the bracket.
+    """Apply the implicit function rule. Where the function is flat, the root is an end of the bracket, or has none.
 
-    Where a flat function has no derivative, every derivative is NaN. In reverse mode this needs a NaN times everything
-    that moves; a choice of NaN would have the derivative 0.
+    In reverse mode a derivative of NaN needs a NaN times everything that moves; a choice of NaN would have a 0.
     """
     parameters, where = primals
     x, slope, moved = method.root_and_derivatives(function, parameters, where, tangents[0])
@@ -457,14 +395,24 @@ class _Method(abc.ABC):
     def root(self, function: Function, parameters: Any, where: Any) -> Any:
         """Return the root."""
 
-    @abc.abstractmethod
     def root_and_derivatives(self, function: Function, parameters: Any, where: Any, tangents: Any) -> tuple[Any, ...]:
         """Return the root, the function's derivative by x, and the one along the parameters' tangents."""
+        x = _implicit_root(self, function, parameters, where)
+        return x, *self.derivatives(function, x, parameters, where, tangents)
+
+    def derivatives(self, function: Function, x: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
+        value, pullback = jax.vjp(function, x, parameters)
+        slope, gradient = pullback(jnp.ones_like(value))
+        return slope, _along(gradient, tangents)
+
+
+def _along(gradient: Any, tangents: Any) -> Any:
+    return sum(jax.tree.leaves(jax.tree.map(lambda by, moved: (by * moved).sum(), gradient, tangents)), 0.0)
 
 
 @dataclass(frozen=True)
 class _Found(_Method):
-    """Roots that a formula or another search gives; see ``found_roots``."""
+    """Roots that ``find`` gives; see ``found_roots``."""
 
     moves_where_flat: ClassVar[bool] = True
 
@@ -474,13 +422,8 @@ class _Found(_Method):
     def root(self, residual: Function, parameters: Any, where: Any) -> Any:
         return self.find(parameters)
 
-    def root_and_derivatives(self, residual: Function, parameters: Any, where: Any, tangents: Any) -> tuple[Any, ...]:
-        x = _implicit_root(self, residual, parameters, where)
-        return x, self.slope(x, parameters), jax.jvp(partial(residual, x), (parameters,), (tangents,))[1]
-
-
-def _along(gradient: Any, tangents: Any) -> Any:
-    return sum(jax.tree.leaves(jax.tree.map(lambda by, moved: (by * moved).sum(), gradient, tangents)), 0.0)
+    def derivatives(self, residual: Function, x: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
+        return self.slope(x, parameters), jax.jvp(partial(residual, x), (parameters,), (tangents,))[1]
 
 
 @dataclass(frozen=True)
@@ -506,28 +449,13 @@ class _Bisection(_Method):
 
         return while_loop(unfinished, halve, bracket)[0]
 
-    def root_and_derivatives(
-        self, excess: Function, parameters: Any, bracket: tuple[Any, Any], tangents: Any
-    ) -> tuple[Any, ...]:
-        x = _implicit_root(self, excess, parameters, bracket)
-        value, pullback = jax.vjp(excess, x, parameters)
-        slope, gradient = pullback(jnp.ones_like(value))
-        return x, slope, _along(gradient, tangents)
-
 
 class _Differentiating(_Method):
     """A method whose every step evaluates the function with its derivatives: a large function is compiled once."""
 
     @abc.abstractmethod
     def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
-        """Return the root, and what ``evaluate`` gives there, (value, slope, ...), without the value.
-
-        Args:
-            evaluate: maps x to these.
-            zeros: what it gives, but for the value, all 0.
-            start: where to begin.
-            ends: the lowest and the highest x.
-        """
+        """Return the root, and the derivatives there; ``evaluate`` gives the value and them, of the form ``zeros``."""
 
     def root(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> Any:
         def evaluate(x: Any) -> Any:
@@ -549,7 +477,7 @@ class _Differentiating(_Method):
 
 @dataclass(frozen=True)
 class _Newton(_Differentiating):
-    """Newton's method in a bracket, until a step is shorter than ``tolerance``; see ``newton``."""
+    """Newton's method in a bracket; see ``newton``."""
 
     tolerance: float
     longest: float
@@ -585,14 +513,12 @@ class _Newton(_Differentiating):
 class _ConvexNewton(_Differentiating):
     """Newton's method on a convex function, from the low end: its steps are monotone; see ``convex_root``."""
 
-    tolerance: float
-
     def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
         low, high = ends
 
         def unfinished(state: Any) -> Any:
             count, x, before, _ = state
-            return (count < _NEWTON_STEPS) & (jnp.abs(x - before) > self.tolerance * x) & (x <= high)
+            return (count < _NEWTON_STEPS) & (jnp.abs(x - before) > _LAST_STEP * x) & (x <= high)
 
         def improve(state: Any) -> Any:
             count, x, _, _ = state
@@ -621,41 +547,42 @@ def minimum(
     """
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
     parameters, low, high = promote(parameters, low, high)
-    if namespace(low) is np:
-        return float(_golden_section(function, parameters, float(low), float(high), enough, steps))
-    parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
-    return _golden_section(function, parameters, low, high, enough, steps)
+    plain = namespace(low) is np
+    if not plain:
+        parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
+
+    def unfinished(state: tuple[Real, ...]) -> Any:
+        return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
+
+    def narrow(state: tuple[Real, ...]) -> tuple[Real, ...]:
+        """The minimum is left of ``right``, or right of ``left``."""
+        step, low, left, right, high, at_left, at_right = state
+        xp = namespace(left, at_left)
+        leftwards = at_left <= at_right
+        low, high = xp.where(leftwards, low, left), xp.where(leftwards, right, high)
+        new = xp.where(leftwards, low + (1 - _GOLDEN) * (high - low), low + _GOLDEN * (high - low))
+        at_new = function(new, parameters)
+        left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
+        at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
+        return step + 1, low, left, right, high, at_left, at_right
+
+    left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
+    at_left, at_right = evaluate_on(function, parameters, namespace(low).stack([left, right]))
+    state = 0, low, left, right, high, at_left, at_right
+    *_, left, right, _, at_left, at_right = while_loop(unfinished, narrow, state)
+    best = namespace(left, right).where(at_left <= at_right, left, right)
+    return float(best) if plain else best
 
 
-def bounded_minimum(
-    function: Callable[[float], float], low: float, high: float, xatol: float, enough: float = -np.inf
-) -> tuple[float, float]:
+def bounded_minimum(function: Callable[[float], float], low: float, high: float, xatol: float) -> tuple[float, float]:
     """Return (x, value) where a smooth function of plain numbers with one minimum on [low, high] is lowest.
 
-    The search is SciPy's bounded Brent method. It stops within about ``xatol`` or 1.5e-8 of x, whichever is more, or at
-    the first value that is at most ``enough``.
+    The search is SciPy's bounded Brent method. It stops within about ``xatol`` or 1.5e-8 of x, whichever is more.
     """
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
-    def stopping(x: float) -> float:
-        value = float(function(float(x)))
-        if value <= enough:
-            raise _EnoughError(float(x), value)
-        return value
-
-    try:
-        found = minimize_scalar(stopping, bounds=(low, high), method="bounded", options={"xatol": xatol})
-    except _EnoughError as reached:
-        return reached.place
+    found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": xatol})
     return float(found.x), float(found.fun)
-
-
-class _EnoughError(Exception):
-    """A value is low enough; ``place`` is (x, value)."""
-
-    def __init__(self, *place: float) -> None:
-        super().__init__(*place)
-        self.place = place[0], place[1]
 
 
 def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xatol: float) -> tuple[float, float]:
@@ -673,14 +600,7 @@ def smooth_minimum(function: Function, parameters: Any, starts: Any, low: Any, h
 
     The search is Newton's method, damped (Levenberg and Marquardt). By the implicit rule the derivatives are those of
     the place where the gradient is 0. A coordinate at an end of its range stays there. Where the minimum is a kink the
-    derivatives are NaN.
-
-    Args:
-        function: maps (x, parameters) to a number, for x of shape (d,); closes over no tracer.
-        parameters: a pytree of numbers.
-        starts: points, of shape (n, d).
-        low: the lowest x, of shape (d,).
-        high: the highest x.
+    derivatives are NaN. ``starts`` has shape (n, d); x and its range, ``low`` and ``high``, have shape (d,).
     """
     parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
     return _implicit_root(_DampedNewton(), function, parameters, tuple(where))
@@ -688,7 +608,7 @@ def smooth_minimum(function: Function, parameters: Any, starts: Any, low: Any, h
 
 @dataclass(frozen=True)
 class _DampedNewton(_Method):
-    """Newton's method for the minimum of a function of several numbers in a box; see ``smooth_minimum``."""
+    """Newton's method for the minimum of a function in a box; see ``smooth_minimum``."""
 
     def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
         starts, low, high = where
@@ -717,10 +637,9 @@ class _DampedNewton(_Method):
         state = 0, x, jnp.full((), jnp.inf, x.dtype), jnp.full((), 1e-2, x.dtype), flat
         return jax.lax.while_loop(unfinished, improve, state)[1]
 
-    def root_and_derivatives(
-        self, function: Function, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
-    ) -> tuple[Any, ...]:
-        x = _implicit_root(self, function, parameters, where)
+    def derivatives(
+        self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
+    ) -> tuple[Any, Any]:
         gradient, along = jax.linearize(partial(_gradient, function), x, parameters)
         none = jax.tree.map(jnp.zeros_like, parameters)
         hessian = jax.vmap(lambda direction: along(direction, none))(jnp.eye(x.size, dtype=x.dtype))
@@ -728,7 +647,7 @@ class _DampedNewton(_Method):
         free = _is_free(x, gradient, *where[1:])
         is_smooth = jnp.abs(_solve_free(hessian, gradient, free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
         hessian = jnp.where(is_smooth, hessian, jnp.nan)
-        return x, _restricted(hessian, free), jnp.where(free, moved, 0.0)
+        return _restricted(hessian, free), jnp.where(free, moved, 0.0)
 
 
 def _gradient(function: Function, x: Any, parameters: Any) -> Any:
@@ -752,7 +671,7 @@ def _is_free(x: Any, gradient: Any, low: Any, high: Any) -> Any:
 
 
 def _restricted(matrix: Any, free: Any) -> Any:
-    """Return a matrix with the rows and columns of coordinates that are held replaced by those of the identity."""
+    """Return a matrix with the rows and columns of held coordinates replaced by those of the identity."""
     return jnp.where(free[:, None] & free, matrix, jnp.eye(free.size, dtype=matrix.dtype))
 
 
@@ -805,11 +724,6 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
     held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second derivatives
     of the maximum need. Functions of many short pieces, which tables have, are evaluated at the ends and middles of the
     pieces.
-
-    Args:
-        function: maps (x, parameters) to numbers; elementwise; closes over no tracer.
-        parameters: a pytree of numbers.
-        knots: increasing.
     """
     parameters, knots = promote(parameters, knots)
     pieces = knots.size - 1
@@ -864,43 +778,17 @@ class _Interior(_Method):
     def root(self, slope: Function, parameters: Any, share: Any) -> Any:
         return share
 
-    def root_and_derivatives(self, slope: Function, parameters: Any, share: Any, tangents: Any) -> tuple[Any, ...]:
-        share = _implicit_root(self, slope, parameters, share)
+    def derivatives(self, slope: Function, share: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
         rise, bend = slope(share, parameters), _slope(slope, share, parameters)
         moved = jax.jvp(partial(slope, share), (parameters,), (tangents,))[1]
         inside = (jnp.abs(rise) <= _SHORT * -bend) & (share > 2 * _SIDE) & (share < 1 - 2 * _SIDE)
-        return share, jnp.where(inside, bend, 0.0), moved
-
-
-def _golden_section(function: Function, parameters: Any, low: Any, high: Real, enough: float, steps: int) -> Real:
-    left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
-    at_left, at_right = evaluate_on(function, parameters, namespace(low).stack([left, right]))
-    state = (0, low, left, right, high, at_left, at_right)
-
-    def unfinished(state: tuple[Real, ...]) -> Any:
-        return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
-
-    *_, left, right, _, at_left, at_right = while_loop(unfinished, partial(_narrow, function, parameters), state)
-    return namespace(left, right).where(at_left <= at_right, left, right)
-
-
-def _narrow(function: Function, parameters: Any, state: tuple[Real, ...]) -> tuple[Real, ...]:
-    """Take one step of the golden section: the minimum is left of ``right``, or right of ``left``."""
-    step, low, left, right, high, at_left, at_right = state
-    xp = namespace(left, at_left)
-    leftwards = at_left <= at_right
-    low, high = xp.where(leftwards, low, left), xp.where(leftwards, right, high)
-    new = xp.where(leftwards, low + (1 - _GOLDEN) * (high - low), low + _GOLDEN * (high - low))
-    at_new = function(new, parameters)
-    left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
-    at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
-    return step + 1, low, left, right, high, at_left, at_right
+        return jnp.where(inside, bend, 0.0), moved
 
 
 def shares_with_ends(count: int) -> np.ndarray:
     """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones that come ever nearer to both ends.
 
-    At these a turn is seen however near to an end it is: between neighbouring points the distance only doubles.
+    A turn is then seen however near to an end it is.
     """
     near = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
     return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))
@@ -909,12 +797,8 @@ def shares_with_ends(count: int) -> np.ndarray:
 def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (turns, rows): where functions of plain numbers turn from rising to falling or back.
 
-    A turn is seen between three neighbouring points, and found there by golden section. Two turns between neighbouring
-    points are not seen.
-
-    Args:
-        function: maps (x, row) to the value at x of the function of that row; elementwise.
-        points: of shape (rows, n), increasing along the last axis.
+    A turn is seen between three neighbouring points, of shape (rows, n), and found there by golden section. Two turns
+    between neighbouring points are not seen. ``function`` maps (x, row) to the value of that row's function.
     """
     rising = np.diff(function(points, np.arange(len(points))[:, None]), axis=1) > 0
     row, at = np.nonzero(rising[:, 1:] != rising[:, :-1])

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, as_of, floating, gauss_legendre, like, namespace, vanishing
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, as_of, floating, like, namespace, vanishing
 
-_NODES, _WEIGHTS = gauss_legendre(16)
 # The probabilities beyond the ends of the intervals over which a general density is integrated.
 _TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
 
@@ -38,29 +37,24 @@ class Noise(abc.ABC):
         known = Noise._classes.get(cls.__name__)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(
-                f"{cls.__name__}: {known.__module__} has a distribution of this name, and files name distributions by "
-                "their classes; choose another name"
+                f"{cls.__name__}: {known.__module__} has a distribution of this name, stored in files; choose another"
             )
         Noise._classes[cls.__name__] = cls
 
     @property
     def gaussian_sigma(self) -> Any:
-        """Return sigma of a Gaussian, whose vectors are accounted in l2, and None of any other distribution."""
+        """Return sigma of a Gaussian, whose vectors are accounted in l2; None for others."""
         return None
 
     @staticmethod
     def classes() -> dict[str, type[Noise]]:
-        """Return every class of distributions by the name that files have for it: the class's own."""
+        """Return every class of distributions by its name."""
         for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
             importlib.import_module(f"dpkernels.distributions.{module.name}")
         return {name: one for name, one in Noise._classes.items() if dataclasses.is_dataclass(one)}
 
     def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
-        """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly.
-
-        Raises:
-            TypeError: the class has other parameters than those in ``lengths``.
-        """
+        """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly."""
         try:
             lengths = {name: getattr(self, name) * factor / unit for name in self.lengths}
         except AttributeError:
@@ -80,11 +74,11 @@ class Noise(abc.ABC):
 
     @abc.abstractmethod
     def log_prob(self, z: Any) -> Any:
-        """Return the log density at z, on a grid log probability; -inf where neither."""
+        """Return the log density at z, on a grid the log probability; -inf outside the support."""
 
     @abc.abstractmethod
     def cdf(self, z: Any) -> Any:
-        """Return P(Z <= z)."""
+        """Return P(Z <= z), accurate in the lower tail."""
 
     @abc.abstractmethod
     def icdf(self, u: Any) -> Any:
@@ -117,14 +111,6 @@ class Distribution(Noise):
     A subclass defines ``log_prob``, ``cdf``, ``sf`` and ``inverse``; subclasses of ``Symmetric`` define fewer members.
     A subclass should override other members if it has a formula for them. Rigorous brackets require ``steepness``.
     """
-
-    @abc.abstractmethod
-    def log_prob(self, z: Real) -> Real:
-        """Return the log density at z; -inf outside the support."""
-
-    @abc.abstractmethod
-    def cdf(self, z: Real) -> Real:
-        """Return P(Z <= z), accurate in the lower tail."""
 
     @abc.abstractmethod
     def sf(self, z: Real) -> Real:
@@ -165,27 +151,22 @@ class Distribution(Noise):
         between = xp.where(a >= 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
         return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), between)
 
-    def narrow_mass(self, a: Real, b: Real) -> RealArray:
-        """Return ``mass`` to full relative precision even where a and b are close; slower."""
-        return self._moment(0, a, b)
+    def moment(self, power: int, a: Real, b: Real) -> Any:
+        """Return the integral of z^power f(z) over [a, b], power 0, 1 or 2.
 
-    def first_moment(self, a: Real, b: Real) -> Real:
-        """Return the integral of z times the density over [a, b]."""
-        return self._moment(1, a, b)
+        Unlike ``mass``, power 0 has full relative precision even where a and b are close, and is slower.
+        """
+        return self._quadrature(power, a, b)
 
-    def second_moment(self, a: Real, b: Real) -> Real:
-        """Return the integral of z^2 times the density over [a, b]."""
-        return self._moment(2, a, b)
-
-    def _moment(self, power: int, a: Real, b: Real) -> Any:
-        """Return the integral of z^power f(z) over [a, b], by quadrature between knots and ``quantiles``."""
+    def _quadrature(self, power: int, a: Real, b: Real) -> Any:
+        """Integrate between knots and ``quantiles``."""
         points = self.quantiles
         xp = namespace(points, a, b)
         points = xp.sort(xp.concatenate([points, *map(xp.atleast_1d, (self.knots, *self.edges, 0.0))]))
         ends = xp.clip(points, *(xp.asarray(end)[..., None] for end in (a, b)))
         width = xp.diff(ends)[..., None]
-        z = ends[..., :-1, None] + width * like(_NODES, ends)
-        return (width * like(_WEIGHTS, ends) * z**power * self.prob(z)).sum((-2, -1))
+        z = ends[..., :-1, None] + width * like(GAUSS_LEGENDRE[0], ends)
+        return (width * like(GAUSS_LEGENDRE[1], ends) * z**power * self.prob(z)).sum((-2, -1))
 
     @property
     def quantiles(self) -> Any:
@@ -233,30 +214,25 @@ class Distribution(Noise):
         return self.inverse(namespace(u).where(lower, 1 - u, u), lower)
 
     def prob(self, z: Real) -> Real:
-        """Return the density at z."""
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
 
     @property
     def mean(self) -> Real:
-        return self.first_moment(*self.support)
+        return self.moment(1, *self.support)
 
     @property
     def variance(self) -> Real:
-        return self.second_moment(*self.support) - self.mean**2
+        return self.moment(2, *self.support) - self.mean**2
 
     @property
     def absolute_moment(self) -> Real:
-        """Return E|Z|."""
         low, high = self.support
-        return self.first_moment(0.0, high) - self.first_moment(low, 0.0)
+        return self.moment(1, 0.0, high) - self.moment(1, low, 0.0)
 
 
 class Symmetric(Distribution):
-    """A distribution with an even density on the whole line, given by its tails.
-
-    A subclass defines ``log_prob``, ``tail`` and ``lower_inverse``.
-    """
+    """An even density on the whole line; a subclass defines ``log_prob``, ``tail`` and ``lower_inverse``."""
 
     is_even = True
 
@@ -269,11 +245,8 @@ class Symmetric(Distribution):
         """Return the inverse of ``cdf`` for u in (0, 1), accurate near 0."""
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Return the integral of t^power f(t) over [near, far], power 0, 1 or 2, for finite near >= 0 and far >= near.
-
-        far may be infinite. The result is accurate also where near and far are close.
-        """
-        return self._moment(power, near, far)
+        """Return the integral of t^power f(t), power 0, 1 or 2, over [near, far], near >= 0; far may be infinite."""
+        return self._quadrature(power, near, far)
 
     def cdf(self, z: Real) -> Real:
         z = floating(z)
@@ -291,39 +264,28 @@ class Symmetric(Distribution):
         xp = namespace(across)
         return xp.where(a >= 0, beyond_a - beyond_b, xp.where(b <= 0, beyond_b - beyond_a, across))
 
-    def narrow_mass(self, a: Real, b: Real) -> RealArray:
-        return self._even_moment(0, a, b)
-
-    def _even_moment(self, power: int, a: Real, b: Real) -> Any:
-        """Return the integral of z^power f(z), power even, over [a, b], from the moments of both sides of 0."""
-        near, far, across, _ = self._distances(a, b)
-        xp = namespace(near, far)
-        one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
-        return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
-
-    def _distances(self, a: Real, b: Real) -> tuple[Real, Real, Real, Real]:
-        """Return min and max of |a| and |b|, whether 0 is between a and b, and whether |b| is the larger."""
+    def moment(self, power: int, a: Real, b: Real) -> Any:
         a, b = (floating(as_of(z, *jax.tree.leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
         xp = namespace(a, b)
         across, rising, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
         near, far = xp.where(rising, a, b), xp.where(rising, b, a)
-        none = xp.isinf(near) & ~across
-        return xp.where(none, 0.0, near), xp.where(none, 0.0, far), across, rising
+        # Of an odd integrand the parts at equal distances from 0 cancel.
+        none = xp.isinf(near) & (True if power == 1 else ~across)
+        near, far = xp.where(none, 0.0, near), xp.where(none, 0.0, far)
+        xp = namespace(near, far)
+        if power == 1:
+            part = self.partial_moment(1, near, far)
+            return namespace(part).where(rising, part, -part)
+        one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
+        return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
+
+    @property
+    def mean(self) -> Real:
+        return 0.0 * self.tail(0.0)
 
     def inverse(self, u: Real, lower: Real) -> RealArray:
         z = self.lower_inverse(u)
         return namespace(z, lower).where(lower, z, -z)
-
-    def first_moment(self, a: Real, b: Real) -> Real:
-        """Return the integral of z f(z) over [a, b]; the integrand is odd, so equal distances from 0 cancel."""
-        near, far, _, rising = self._distances(a, b)
-        xp = namespace(near, far)
-        none = xp.isinf(near)
-        part = self.partial_moment(1, xp.where(none, 0.0, near), xp.where(none, 0.0, far))
-        return namespace(part).where(rising, part, -part)
-
-    def second_moment(self, a: Real, b: Real) -> Real:
-        return self._even_moment(2, a, b)
 
 
 class PiecewiseExponential(Symmetric):

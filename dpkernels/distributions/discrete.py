@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -22,22 +21,41 @@ MOST_POINTS = 1 << 20
 
 
 class Lattice(Noise):
-    """An even distribution on a grid, P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach."""
+    """A distribution on a grid, P(Z = k step) proportional to exp(-(|k| step / w)^p / p), k = -reach..reach.
 
-    lengths: ClassVar[tuple[str, ...]] = ("scale", "step")
+    Attributes:
+        power: p; the first of ``lengths`` is w.
+    """
+
+    power: ClassVar[int]
     is_even = True
 
     step: Real
     reach: int
 
-    @abc.abstractmethod
+    def __post_init__(self) -> None:
+        checks.width(self.lengths[0], self._width)
+        checks.positive("step", self.step)
+        checks.whole("reach", self.reach, 0, MOST_POINTS)
+        if not self.reach:
+            checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(self))
+            farthest = self._width * (math.sqrt(2 * _TAIL_NATS) if self.power == 2 else _TAIL_NATS) / self.step
+            object.__setattr__(self, "reach", math.ceil(min(MOST_POINTS, farthest)) + 1)
+        if not 1 <= self.reach < MOST_POINTS // 2:
+            raise too_fine(self.step)
+
+    @property
+    def _width(self) -> Any:
+        return getattr(self, self.lengths[0])
+
     def log_weight(self, z: Real) -> Real:
-        """Return the log of the probability at z, up to a constant; even and falling in |z|."""
+        """Return the log of the probability at z, up to a constant."""
+        return -((namespace(z, self._width).abs(z) / self._width) ** self.power) / self.power
 
     @property
     def points(self) -> Any:
         """Return every possible value, increasing."""
-        xp = namespace(self.step, self.log_weight(self.step))
+        xp = namespace(self.step, self._width)
         return self.step * xp.arange(-self.reach, self.reach + 1)
 
     @property
@@ -53,7 +71,7 @@ class Lattice(Noise):
 
     def log_prob(self, z: Real) -> Real:
         """Return log_weight(z) minus the log of the total weight at a lattice point, and -inf elsewhere."""
-        xp, logs = namespace(z, self.step, self.log_weight(self.step)), self.log_weight(self.points)
+        xp, logs = namespace(z, self.step, self._width), self.log_weight(self.points)
         z = floating(z)
         k = xp.round(z / self.step)
         possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
@@ -97,25 +115,17 @@ class DiscreteLaplace(Lattice):
     """The discrete Laplace distribution, P(Z = k step) proportional to exp(-|k| step / b), truncated at the reach.
 
     Attributes:
-        scale: b > 0.
-        step: distance of lattice points.
-        reach: the largest k, by default where probabilities fall below 2^-66.
-
-    Raises:
-        ValueError: scale not in [1e-140, 1e140], step not positive, or a reach, given or from the tails, of 2^19 or
-            more.
+        scale: b, in [1e-140, 1e140].
+        step: the distance of grid points.
+        reach: the largest k, below 2^19; by default where probabilities fall below 2^-66.
     """
+
+    lengths = ("scale", "step")
+    power = 1
 
     scale: Real
     step: Real = 1.0
     reach: int = 0
-
-    def __post_init__(self) -> None:
-        checks.width("scale", self.scale)
-        _set_reach(self, lambda: _TAIL_NATS * self.scale / self.step)
-
-    def log_weight(self, z: Real) -> Real:
-        return -namespace(z, self.scale).abs(z) / self.scale
 
 
 @partial(pytree, static=("reach",))
@@ -124,39 +134,19 @@ class DiscreteGaussian(Lattice):
     """The discrete Gaussian, P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne et al. 2020).
 
     Attributes:
-        sigma: s > 0.
-        step: distance of lattice points.
-        reach: the largest k, by default where probabilities fall below 2^-66.
-
-    Raises:
-        ValueError: sigma not in [1e-140, 1e140], step not positive, or a reach, given or from the tails, of 2^19 or
-            more.
+        sigma: s, in [1e-140, 1e140].
+        step: the distance of grid points.
+        reach: the largest k, below 2^19; by default where probabilities fall below 2^-66.
     """
 
-    lengths: ClassVar[tuple[str, ...]] = ("sigma", "step")
+    lengths = ("sigma", "step")
+    power = 2
 
     sigma: Any
     step: Real = 1.0
     reach: int = 0
 
-    def __post_init__(self) -> None:
-        checks.width("sigma", self.sigma)
-        _set_reach(self, lambda: math.sqrt(2 * _TAIL_NATS) * self.sigma / self.step)
-
-    def log_weight(self, z: Real) -> Real:
-        return -((z / self.sigma) ** 2) / 2
-
-
-def _set_reach(noise: Lattice, default: Any) -> None:
-    checks.positive("step", noise.step)
-    checks.whole("reach", noise.reach, 0, MOST_POINTS)
-    if not noise.reach:
-        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(noise))
-        object.__setattr__(noise, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
-    if not 1 <= noise.reach < MOST_POINTS // 2:
-        raise too_fine(noise.step)
-
 
 def too_fine(step: Real) -> ValueError:
-    """Return the error of a lattice with more points than a table has."""
-    return ValueError(f"step: {shortest(step)} has more than {MOST_POINTS} points in reach; take a coarser lattice")
+    """Return the error of a grid with more points than a table has."""
+    return ValueError(f"step: {shortest(step)} has more than {MOST_POINTS} points in reach; take a coarser one")

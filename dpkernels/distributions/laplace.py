@@ -18,10 +18,7 @@ class Laplace(PiecewiseExponential):
     """The Laplace distribution, f(z) = exp(-|z| / b) / (2 b).
 
     Attributes:
-        scale: b > 0.
-
-    Raises:
-        ValueError: scale is not positive and finite.
+        scale: b, in [1e-140, 1e140].
     """
 
     scale: Real

@@ -21,10 +21,7 @@ class Logistic(Symmetric):
     pure (D/b)-DP.
 
     Attributes:
-        scale: b > 0.
-
-    Raises:
-        ValueError: scale is not positive and finite.
+        scale: b, in [1e-140, 1e140].
     """
 
     scale: Any
@@ -47,10 +44,7 @@ class Logistic(Symmetric):
         return self.scale * xp.log(u / (1 - u))
 
     def loss(self, z: Real, shift: Real) -> Any:
-        """Return the middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.
-
-        With t = tanh(m/2b) and T = tanh(D/4b) the loss is 2 log((1 - t T)/(1 + t T)) = -4 artanh(t T).
-        """
+        """Return -4 artanh(t T) with t = tanh((z - D/2)/(2 b)) and T = tanh(D/(4 b))."""
         b, xp = self.scale, namespace(z, shift, self.scale)
         product = xp.tanh((z - shift / 2) / (2 * b)) * xp.tanh(shift / (4 * b))
         near = -4 * xp.arctanh(xp.clip(product, -0.5, 0.5))
@@ -62,15 +56,8 @@ class Logistic(Symmetric):
         return shift / self.scale, -shift / self.scale
 
     def steepness(self, left: Real, right: Real) -> Any:
-        """Return 1.54 / b.
-
-        f^(8)/f is a polynomial in the cdf with absolute value at most 31, attained at 0; its eighth root is below 1.54.
-        """
+        """Return 1.54 / b: |f^(8)/f| is largest at 0, where its eighth root is below 1.54 / b."""
         return 1.54 / self.scale + 0.0 * floating(left)
-
-    @property
-    def mean(self) -> Real:
-        return 0.0 * self.scale
 
     @property
     def variance(self) -> Real:

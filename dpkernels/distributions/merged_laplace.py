@@ -26,12 +26,8 @@ class MergedLaplace(PiecewiseExponential):
     sign error in the third column of its table C.
 
     Attributes:
-        rates: r_1..r_n, not negative, the last positive.
+        rates: r_1..r_n in [0, 1e300], the last positive.
         breaks: c_1..c_(n-1), positive and increasing.
-
-    Raises:
-        ValueError: one rate too many or too few; a rate not in [0, 1e300], or the last one 0; breaks not positive and
-            increasing.
     """
 
     rates: tuple[Any, ...]
@@ -43,8 +39,7 @@ class MergedLaplace(PiecewiseExponential):
         for rate in self.rates[:-1]:
             checks.within("rates", rate, 0.0, 1e300)
         checks.positive("rates", self.rates[-1])
-        ends = [0.0, *self.breaks]
-        for low, high in pairwise(ends):
+        for low, high in pairwise([0.0, *self.breaks]):
             checks.positive("breaks", high)
             if checks.concrete(low) is not None and checks.concrete(high) is not None and not np.all(low < high):
                 raise ValueError(f"breaks: {self.breaks}; they must increase")
@@ -54,7 +49,7 @@ class MergedLaplace(PiecewiseExponential):
         return dataclasses.replace(self, rates=rates, breaks=tuple(end * factor / unit for end in self.breaks))
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
-        """Return (start, end, rate, F) of every segment, all of the parameters' type."""
+        """Return (start, end, rate, F) of every segment."""
         level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
         segments, start = [], 0 * level
         for end, rate in zip((*self.breaks, endless), self.rates, strict=True):

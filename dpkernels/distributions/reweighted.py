@@ -1,15 +1,10 @@
-"""A step reweighting of another distribution, which covers truncation and budget recycling.
-
-    f(z) = K(z) w(z) / Z,   w = inside on [low, high], outside elsewhere,   Z = the weighted mass
-
-Truncation has weights (1, 0). Budget recycling (Jiang 2024) redraws a kernel's value outside [-theta, theta] with
-probability q: weights (1, 1 - q).
-"""
+"""A step reweighting of another distribution, which covers truncation and budget recycling."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,16 +18,18 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Reweighted(Distribution):
-    """A distribution with the density of a kernel, reweighted outside an interval. The module states the formula.
+    """A distribution with the density of a kernel, reweighted outside an interval.
+
+        f(z) = K(z) w(z) / Z,   w = 1 on [low, high], outside elsewhere,   Z = the weighted mass
+
+    Truncation has outside = 0, and no derivative in it. Budget recycling (Jiang 2024) redraws a kernel's value outside
+    [-theta, theta] with probability q: outside = 1 - q.
 
     Attributes:
         kernel: the distribution K.
-        low: lower end of the inside, below 0.
-        high: upper end of the inside, above 0.
-        outside: weight of the outside, in [0, 1]. The inside has weight 1. 0 means truncation and has no derivative.
-
-    Raises:
-        ValueError: low not negative or high not positive, or either not finite; outside not in [0, 1].
+        low: lower end of the inside, finite and below 0.
+        high: upper end of the inside, finite and above 0.
+        outside: weight of the outside, in [0, 1].
     """
 
     kernel: Distribution
@@ -60,7 +57,7 @@ class Reweighted(Distribution):
     @property
     def inside_mass(self) -> Real:
         """Return the mass of the kernel on [low, high]."""
-        return self.kernel.narrow_mass(self.low, self.high)
+        return self.kernel.moment(0, self.low, self.high)
 
     @property
     def total(self) -> Any:
@@ -89,20 +86,17 @@ class Reweighted(Distribution):
     def cdf(self, z: Real) -> Real:
         z, xp = floating(z), namespace(z, self.low)
         outside = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
-        inside = self.kernel.narrow_mass(self.low, xp.clip(z, self.low, self.high))
+        inside = self.kernel.moment(0, self.low, xp.clip(z, self.low, self.high))
         return (inside + self.outside * outside) / self.total
 
     def sf(self, z: Real) -> Real:
         z, xp = floating(z), namespace(z, self.low)
         outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
-        inside = self.kernel.narrow_mass(xp.clip(z, self.low, self.high), self.high)
+        inside = self.kernel.moment(0, xp.clip(z, self.low, self.high), self.high)
         return (inside + self.outside * outside) / self.total
 
     def mass(self, a: Real, b: Real) -> RealArray:
         return self._in_parts(self.kernel.mass, a, b)
-
-    def narrow_mass(self, a: Real, b: Real) -> RealArray:
-        return self._in_parts(self.kernel.narrow_mass, a, b)
 
     def inverse(self, u: Real, lower: Real) -> RealArray:
         """Return the kernel's inverse at a piecewise linear map of u.
@@ -118,29 +112,26 @@ class Reweighted(Distribution):
         z = self.kernel.inverse(xp.where(in_middle, weighted - before + beyond, outer), lower)
         return xp.where(in_middle, xp.clip(z, self.low, self.high), z)
 
-    def first_moment(self, a: Real, b: Real) -> Real:
-        return self._in_parts(self.kernel.first_moment, a, b)
-
-    def second_moment(self, a: Real, b: Real) -> Real:
-        return self._in_parts(self.kernel.second_moment, a, b)
+    def moment(self, power: int, a: Real, b: Real) -> Any:
+        return self._in_parts(partial(self.kernel.moment, power), a, b)
 
     @property
     def mean(self) -> Real:
         """Return (w E_K Z + (1 - w) integral of z K(z) over the inside) / Z, w the outside's weight."""
-        return self._from_kernel(self.kernel.mean, self.kernel.first_moment(self.low, self.high))
+        return self._from_kernel(self.kernel.mean, 1)
 
     @property
     def variance(self) -> Real:
         """Return E Z^2 minus the squared mean, with E Z^2 computed like the mean."""
         K = self.kernel
-        return self._from_kernel(K.variance + K.mean**2, K.second_moment(self.low, self.high)) - self.mean**2
+        return self._from_kernel(K.variance + K.mean**2, 2) - self.mean**2
 
-    def _from_kernel(self, whole: Real, inside: Real) -> Real:
-        """Return the weighted sum of a moment of the kernel over the line and over [low, high]."""
+    def _from_kernel(self, whole: Real, power: int) -> Real:
+        inside = self.kernel.moment(power, self.low, self.high)
         return (self.outside * whole + (1 - self.outside) * inside) / self.total
 
     def _in_parts(self, integral: Any, a: Real, b: Real) -> RealArray:
-        """Return the weighted sum of a kernel's integrals over the parts of [a, b] below low, inside and above high."""
+        """Return the weighted sum of the kernel's integrals over the parts of [a, b]."""
         xp = namespace(a, b, self.low)
         inside = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
         below = integral(xp.minimum(a, self.low), xp.minimum(b, self.low))

@@ -25,12 +25,9 @@ class Staircase(Symmetric):
     a = (1 - q) / (2 D (gamma + q (1 - gamma))).
 
     Attributes:
-        epsilon: eps.
-        period: D, the sensitivity.
+        epsilon: eps, in [0.01, 20].
+        period: D, the sensitivity, in [1e-140, 1e140].
         gamma: share of the high part of a period, in [0, 1]. 1/(1 + e^(eps/2)) minimises E|Z|.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20], period not in [1e-140, 1e140], or gamma not in [0, 1].
     """
 
     lengths: ClassVar[tuple[str, ...]] = ("period",)
@@ -54,7 +51,7 @@ class Staircase(Symmetric):
         return (1 - q) / (2 * self.period * (self.gamma + q * (1 - self.gamma)))
 
     def _position(self, z: Real) -> tuple[Real, Real]:
-        """Return the period number k of z >= 0 and the position within that period, in units of a period."""
+        """Return the period k of z >= 0, and the position in it in units of a period."""
         xp, t = namespace(z, self.period), z / self.period
         k = xp.floor(t)
         return k, t - k
@@ -74,15 +71,14 @@ class Staircase(Symmetric):
         return self._from(0, *self._position(z))
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Return the moment as the rest of the first period, the whole periods, and the start of the last one."""
+        """Add up the rest of the first period, the whole periods, and the start of the last one."""
         a, xp = self._peak, namespace(near, far, self.period)
         endless = xp.isinf(far)
         (k, part), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
         same = k == last
         first = self._piece(power, k, part, xp.where(same, end, 1.0))
-        later = self._whole(power, k + 1, last) + xp.exp(-self.epsilon * (last - k)) * self._piece(
-            power, last, 0.0, end
-        )
+        start = xp.exp(-self.epsilon * (last - k)) * self._piece(power, last, 0.0, end)
+        later = self._whole(power, k + 1, last) + start
         within = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * (first + xp.where(same, 0.0, later))
         return xp.where(endless, self._from(power, k, part), within)
 
@@ -129,10 +125,7 @@ class Staircase(Symmetric):
         return p1 * (k**2 * s0 + 2 * k * s1 + s2) + 2 * p2 * (k * s0 + s1) + p3 * s0
 
     def lower_inverse(self, u: Real) -> Real:
-        """Return the inverse of the lower tail: the period from the geometric tail q^k / 2, then the position in it.
-
-        The position in the high step is computed from its start, that in the low step from its end.
-        """
+        """Return the period from the geometric tail q^k / 2, then the position from the nearer end of the period."""
         D, g, q = self.period, self.gamma, self._ratio
         xp = namespace(u, D, q)
         below = u < 0.5
@@ -146,10 +139,7 @@ class Staircase(Symmetric):
 
     @property
     def knots(self) -> RealArray:
-        """Return all steps with a tail above 1e-300; their number depends on eps, so eps must be concrete.
-
-        Under a JAX trace use ``steps`` with a fixed number of periods.
-        """
+        """Return all steps with a tail above 1e-300. Their number depends on eps, which JAX must not trace."""
         return self.steps(int(700 / float(self.epsilon)) + 2)
 
     def steps(self, periods: int) -> Any:

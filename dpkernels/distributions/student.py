@@ -27,12 +27,8 @@ class Student(Symmetric):
     replace-one neighbours is not supported.
 
     Attributes:
-        scale: s > 0.
-        degrees: nu, the degrees of freedom, from 3 to 1000; a plain number.
-
-    Raises:
-        TypeError: JAX traces degrees.
-        ValueError: scale is not positive and finite; degrees not in [3, 1000].
+        scale: s, in [1e-140, 1e140].
+        degrees: nu, the degrees of freedom, from 3 to 1000; a plain number, which JAX does not trace.
     """
 
     scale: Any
@@ -40,11 +36,11 @@ class Student(Symmetric):
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)
-        check_degrees(self.degrees)
+        checks.not_traced("degrees", "The beta function has no derivative in them; give a plain number.", self.degrees)
+        checks.within("degrees", checks.number("degrees", self.degrees), 3.0, 1000.0)
 
     @property
     def _square(self) -> Any:
-        """Return nu s^2."""
         return self.degrees * self.scale**2
 
     def log_prob(self, z: Real) -> Real:
@@ -92,8 +88,7 @@ class Student(Symmetric):
     def steepness(self, left: Real, right: Real) -> Any:
         """Return Cauchy's bound on circles of radius theta d, d the panel's distance from the poles +-i s sqrt(nu).
 
-        On these circles |f| is at most (1 - theta)^-(nu + 1) f, so |f^(8)| <= 8! (1 - theta)^-(nu + 1)/(theta d)^8 f.
-        The bound is smallest at theta = 8/(nu + 9).
+        On these circles |f| is at most (1 - theta)^-(nu + 1) f. The bound is smallest at theta = 8/(nu + 9).
         """
         nu, xp = self.degrees, namespace(left, right, self.scale)
         theta = 8 / (nu + 9)
@@ -109,10 +104,6 @@ class Student(Symmetric):
         return self.scale * like(Student(1.0, self.degrees).quantiles, floating(self.scale))
 
     @property
-    def mean(self) -> Real:
-        return 0.0 * self.scale
-
-    @property
     def variance(self) -> Real:
         return self._square / (self.degrees - 2)
 
@@ -122,14 +113,6 @@ class Student(Symmetric):
         nu = self.degrees
         ratio = math.exp(_log_gamma_ratio(nu / 2))
         return 2 * self.scale * math.sqrt(nu / math.pi) * ratio / (nu - 1)
-
-
-def check_degrees(degrees: Any) -> None:
-    """Refuse degrees of freedom that are no plain number from 3 to 1000."""
-    checks.not_traced(
-        "degrees", "The incomplete beta function has no derivative in them; give a plain number.", degrees
-    )
-    checks.within("degrees", checks.number("degrees", degrees), 3.0, 1000.0)
 
 
 def _log_gamma_ratio(x: float) -> float:
@@ -173,5 +156,5 @@ _traced_tail = jax.custom_jvp(_tail, nondiff_argnums=(1,))
 
 @_traced_tail.defjvp
 def _(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """Return minus the density times dt; the derivative of the incomplete beta function is not finite at t = 0."""
+    """Return minus the density times dt; the beta function's own derivative is not finite at t = 0."""
     return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]

@@ -17,8 +17,7 @@ from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.windows import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.heights import height_at, relative_height
-from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed, height_at, relative_height
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.windows import Uniform
 

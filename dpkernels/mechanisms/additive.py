@@ -26,16 +26,13 @@ _LARGEST_FLOAT = 1e30
 class Additive(Mechanism):
     """A mechanism that reports x + Z, where the distribution of Z does not depend on x.
 
-    Attributes:
-        noise: the distribution of Z.
-        sensitivity: D, the largest change of x between neighbours that the claim covers, or None without a claim.
-        epsilon: the claimed epsilon. ``accountants.delta`` computes the realised privacy profile.
-        delta: the claimed delta. A release requires a positive delta, since its tables are finite.
-
     A simulation does not round x to the grid of discrete noise; a release does.
 
-    Raises:
-        ValueError: epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
+    Attributes:
+        noise: the distribution of Z.
+        sensitivity: D in [1e-100, 1e100], the largest change of x between neighbours that the claim covers, or None.
+        epsilon: the claimed epsilon, in [1e-6, 20]. ``accountants.delta`` computes the realised privacy profile.
+        delta: the claimed delta, in [0, 1]. A release requires a positive delta, since its tables are finite.
     """
 
     noise: Noise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,30 +46,12 @@ class AdditiveVector:
         """Return the norm in which the noise's privacy is known."""
         return "l2" if isinstance(self.coordinate.noise, Gaussian) else "l1"
 
-    @property
-    def input_interval(self) -> tuple[Real, Real]:
-        """Return the smallest and largest valid value."""
-        return self.coordinate.input_interval
-
-    @property
-    def output_interval(self) -> tuple[Real, Real]:
-        """Return the whole line."""
-        return self.coordinate.output_interval
-
-    @property
-    def epsilon(self) -> Any:
-        """Return the budget of a whole vector."""
-        return self.coordinate.epsilon
-
-    @property
-    def delta(self) -> Any:
-        """Return the claimed delta of a whole vector."""
-        return self.coordinate.delta
-
-    @property
-    def worst_variance(self) -> Any:
-        """Return the variance of a coordinate."""
-        return self.coordinate.worst_variance
+    # Those of a coordinate: the interval of each value, the claim of a whole vector, the variance of each report.
+    input_interval = property(attrgetter("coordinate.input_interval"))
+    output_interval = property(attrgetter("coordinate.output_interval"))
+    epsilon = property(attrgetter("coordinate.epsilon"))
+    delta = property(attrgetter("coordinate.delta"))
+    worst_variance = property(attrgetter("coordinate.worst_variance"))
 
     def variance(self, x: Any) -> Any:
         """Return the variance of every coordinate."""
@@ -79,11 +62,7 @@ class AdditiveVector:
         return self.coordinate.mean(x)
 
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
-
-        Raises:
-            ValueError: the last axis of y or x does not have d entries.
-        """
+        """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...)."""
         for name, value in (("y", y), ("x", x)):
             self.check_shape(np.shape(value), name)
         return self.coordinate.log_prob(y, x).sum(-1)
@@ -95,16 +74,11 @@ class AdditiveVector:
                 f"{name}: has shape {shape}; its last axis must hold the {self.dimensions} values of a vector"
             )
 
-    def sample(self, key: Array, x: Any) -> Array:
-        """Return float reports for vectors x of shape (..., d): for simulation, not for release.
-
-        Raises:
-            ValueError: the last axis of x does not have d entries.
-            TypeError: key is not one typed key.
-        """
+    def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:
+        """Draw float reports for vectors x of shape (..., d), for simulation only; see ``Additive.sample``."""
         x = jnp.asarray(x)
         self.check_shape(x.shape)
-        return self.coordinate.sample(key, x)
+        return self.coordinate.sample(key, x, method)
 
 
 def growth(norm: str, own_norm: str, dimensions: int) -> float:
@@ -136,16 +110,12 @@ def on_vectors(
 
     Args:
         mechanism: additive noise with a claim.
-        dimensions: d.
+        dimensions: d, 1 to 2^31.
         norm: "l1", "l2" or "linf".
-        sensitivity: D; by default the largest that the mechanism's claim covers.
+        sensitivity: D; by default the largest that the mechanism's claim covers, or a ``ValueError`` above it.
         delta: delta of the vector's claim; by default the larger of the mechanism's delta and 1e-10, because d finite
             tables cannot reach the delta of a single one.
-        lattice: a number of which every value is a multiple, such as 1.0 for counts. A release checks this.
-
-    Raises:
-        ValueError: an unknown norm; dimensions not in 1..2^31; a mechanism without a claim; sensitivity not in
-            [1e-100, 1e100], or beyond what the noise is made for; delta not in [0, 1]; lattice not in (0, sensitivity].
+        lattice: a number of which every value is a multiple, such as 1.0 for counts; at most D. A release checks this.
     """
     checks.one_of("norm", norm, NORMS)
     checks.whole("dimensions", dimensions, 1, 1 << 31)

@@ -18,8 +18,7 @@ from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
 
-# Tolerances between an atom and a report of it: in units of rounding, and, for the grid of an exact sampler, as a
-# share of the output interval.
+# Tolerances between an atom and a report of it: in units of rounding, and as a share of the output interval.
 _ROUNDED, _LATTICE = 16, 1e-8
 
 METHODS = ("mixture", "inverse")
@@ -29,15 +28,15 @@ class Mechanism(abc.ABC):
     """A randomised map from a number to a report.
 
     Methods take NumPy arrays (evaluated by NumPy, in float64) or JAX arrays and tracers (evaluated by JAX, in
-    their type) of any shape, and broadcast. All values are in the units of the data. Methods do not check that inputs
-    are in ``input_interval``, except ``sample``, which returns NaN outside.
+    their type) of any shape, and broadcast. All values are in the units of the data. ``sample`` and ``icdf`` return NaN
+    for inputs outside ``input_interval``; other methods do not check inputs.
     """
 
     epsilon: Any
 
-    @abc.abstractmethod
     def pdf(self, y: Real, x: Any) -> Any:
-        """Return the density of the continuous part at report ``y`` given input ``x``; see ``atoms`` for the rest."""
+        """Return the density at report ``y`` given input ``x``, per data unit; by default 0: all reports are atoms."""
+        return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     @abc.abstractmethod
     def cdf(self, y: Real, x: Real) -> Real:
@@ -51,14 +50,7 @@ class Mechanism(abc.ABC):
     def log_prob(self, y: Real, x: Any) -> Any:
         """Return the log likelihood of report ``y`` given input ``x``: log ``mass`` at an atom, log ``pdf`` elsewhere.
 
-        The value is -inf where no report is possible. Densities are per data unit.
-
-        Args:
-            y: reports.
-            x: inputs, in ``input_interval``; y and x broadcast.
-
-        Returns:
-            An array of their common shape.
+        The value is -inf where no report is possible.
         """
 
     @abc.abstractmethod
@@ -104,39 +96,37 @@ class Mechanism(abc.ABC):
         """Return the largest variance over valid inputs."""
 
     def icdf(self, u: Real, x: Any) -> Any:
-        """Return the smallest possible report y with cdf(y, x) >= u.
+        """Return the smallest possible report y with cdf(y, x) >= u; NaN unless u is in [0, 1] and x in its interval.
 
-        The result increases with u. At 0 and at 1 it is an end of the output interval, or for noise from a table of
-        integers the first or last number with a probability that floats resolve. Its derivatives in u, x and
-        every parameter are those of implicit reparameterisation. At an atom they are NaN.
-
-        Args:
-            u: probabilities, such as uniform numbers of your own: Sobol points, antithetic pairs.
-            x: inputs, in ``input_interval``. u and x broadcast.
-
-        Returns:
-            Reports, and NaN where u is not in [0, 1].
+        The result increases with u, such as Sobol points or antithetic pairs of your own; u and x broadcast. At 0 and
+        1 it is an end of the output interval, or for noise from a table of integers the first or last number with a
+        probability that floats resolve. Its derivatives in u, x and every parameter are those of implicit
+        reparameterisation. At an atom they are NaN.
         """
         u, x = floating(u), floating(x)
         leaves, structure = jax.tree.flatten(self)
-        if namespace(u, x, *leaves) is np:
-            return self._icdf(u, x)
         # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
         moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
 
-        def with_mechanism(function: Any) -> Any:
-            def applied(*arguments: Any) -> Any:
-                *before, (moved, u, x) = arguments
-                now = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
-                return function(*before, (jax.tree.unflatten(structure, now), u, x))
+        def rebuilt(parameters: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            moved, u, x = parameters
+            now = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
+            return jax.tree.unflatten(structure, now), u, x
 
-            return applied
-
-        residual, find, slope = map(with_mechanism, (_beyond, _inverted, _density))
-        return found_roots(residual, (moving, u, x), find, slope)
+        if namespace(u, x, *leaves) is np:
+            y = self._icdf(u, x)
+        else:
+            y = found_roots(
+                lambda y, parameters: _beyond(y, rebuilt(parameters)),
+                (moving, u, x),
+                lambda parameters: _inverted(rebuilt(parameters)),
+                lambda y, parameters: _density(y, rebuilt(parameters)),
+            )
+        low, high = self.input_interval
+        return namespace(y, low).where((x >= low) & (x <= high), y, np.nan)
 
     def _icdf(self, u: Any, x: Any) -> Any:
-        """Return ``icdf`` of float arrays, without its derivative."""
+        """Return ``icdf`` of float arrays, without its derivative, for inputs in the input interval."""
         xp = namespace(u, x, *jax.tree.leaves(self))
         u, x = xp.broadcast_arrays(u, x)
         valid = (u >= 0) & (u <= 1)
@@ -151,7 +141,7 @@ class Mechanism(abc.ABC):
         """
 
     def draw(self, u: Real, x: Real) -> Real:
-        """Map a uniform number ``u`` in (0, 1) to a report with the right distribution, by the fastest suitable map."""
+        """Map a uniform number ``u`` in (0, 1) to a report by the fastest map with the right distribution."""
         return self._icdf(u, x)
 
     def sample(self, key: Array, x: Real, method: str = "mixture") -> Array:
@@ -167,16 +157,11 @@ class Mechanism(abc.ABC):
                 a report increases with its uniform number and moves smoothly with x and the parameters.
 
         Returns:
-            Reports of the shape of x, and NaN where x is NaN or outside ``input_interval``.
-
-        Raises:
-            TypeError: key is not one typed key.
-            ValueError: another method.
+            Reports of the shape of x, and NaN where x is not in ``input_interval``.
         """
         check_key(key)
         checks.one_of("method", method, METHODS)
-        inverse = method == "inverse"
-        return _sample(self if inverse else sampler(self), key, (0, 0), jnp.asarray(x), inverse)
+        return sample_from(self, key, 0, jnp.asarray(x), method)
 
 
 @singledispatch
@@ -186,10 +171,14 @@ def sampler(mechanism: Mechanism) -> Any:
 
 
 class Local(Mechanism):
-    """A map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP."""
+    """A map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP; by default without atoms."""
 
     lower: Real
     upper: Real
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.interval(self.lower, self.upper)
 
     @property
     def input_interval(self) -> tuple[Real, Real]:
@@ -204,51 +193,9 @@ class Local(Mechanism):
         """Return the middle of the input interval."""
         return self.lower + (self.upper - self.lower) / 2
 
-    def log_prob(self, y: Real, x: Any) -> Any:
-        mass, density = self.mass(y, x), self.pdf(y, x)
-        return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
-
-    def _icdf(self, u: Any, x: Any) -> Any:
-        """Return ``icdf``, of which rounding leaves the ends of the output interval alone."""
-        y, (low, high) = super()._icdf(u, x), self.output_interval
-        xp = namespace(y, low)
-        return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
-
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
-        """Bisect the cdf."""
-        return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
-
-
-class Bounded(Local):
-    """A local mechanism that is unbiased.
-
-    Any two inputs are neighbours, unless the mechanism has a sensitivity.
-    """
-
-    def mean(self, x: Any) -> Any:
-        """Return E(report | x) = x: the mechanism is unbiased by construction."""
-        return floating(x)
-
-    @property
-    def central_variance(self) -> Any:
-        """Return the variance at the middle of the input interval."""
-        return self.variance(self.middle)
-
-    @property
-    def worst_variance(self) -> Real:
-        """Return the largest variance over valid inputs."""
-        return self.worst_excess(1.0)
-
-    @abc.abstractmethod
-    def worst_excess(self, rate: Real) -> Real:
-        """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs.
-
-        At rate 1 this is the worst-case variance.
-        """
-
-
-class Parabolic(Bounded):
-    """A bounded mechanism of few atoms, whose variance is affine in (x - middle)^2."""
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
+        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
+        return none, none
 
     def mass(self, y: Real, x: Any) -> Any:
         report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
@@ -262,15 +209,48 @@ class Parabolic(Bounded):
         rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
+    def log_prob(self, y: Real, x: Any) -> Any:
+        mass, density = self.mass(y, x), self.pdf(y, x)
+        return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
+
+    def _icdf(self, u: Any, x: Any) -> Any:
+        """Keep rounding from the ends of the output interval."""
+        y, (low, high) = super()._icdf(u, x), self.output_interval
+        xp = namespace(y, low)
+        return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
+
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        """Bisect the cdf."""
+        return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
+
+
+class Bounded(Local):
+    """A local mechanism that is unbiased; any two inputs are neighbours, unless it has a sensitivity."""
+
+    def mean(self, x: Any) -> Any:
+        return floating(x)
+
+    @property
+    def central_variance(self) -> Any:
+        """Return the variance at the middle of the input interval."""
+        return self.variance(self.middle)
+
+    @property
+    def worst_variance(self) -> Real:
+        return self.worst_excess(1.0)
+
     def worst_excess(self, rate: Real) -> Real:
-        """Return the larger of the values at the middle and at an end, where the affine function has its maximum."""
+        """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs, ``worst_variance`` at 1.
+
+        By default the variance is affine in (x - middle)^2, so that the maximum is at the middle or at an end.
+        """
         middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
         end = rate * self.variance(self.upper) + (rate - 1) * half**2
         return namespace(middle, end).maximum(middle, end)
 
 
 @partial(jax.jit, inline=True, static_argnums=4)
-def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool = False) -> Array:
+def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
     y = found_roots(_beyond, (mechanism, u, x), _inverted if inverse else _drawn, _density)
@@ -278,9 +258,11 @@ def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inve
     return jnp.where((x >= low) & (x <= high), y, jnp.nan).astype(x.dtype)
 
 
-def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array:
+def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: str = "mixture") -> Array:
     """Sample the part of ``mechanism.sample`` that begins at flat index ``start``, with the same values."""
-    return _sample(sampler(mechanism), key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
+    inverse = method == "inverse"
+    words = np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)
+    return _sample(mechanism if inverse else sampler(mechanism), key, words, x, inverse)
 
 
 def _drawn(parameters: tuple[Any, Any, Any]) -> Any:
@@ -294,7 +276,6 @@ def _inverted(parameters: tuple[Any, Any, Any]) -> Any:
 
 
 def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
-    """Return cdf(y, x) - u."""
     mechanism, u, x = parameters
     return mechanism.cdf(y, x) - u
 
@@ -302,10 +283,6 @@ def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
 def _density(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
     """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
     mechanism, _, x = parameters
-    density = mechanism.pdf(y, x)
-    return jnp.where(_on_atom(mechanism, y, x), 0.0, density)
-
-
-def _on_atom(mechanism: Mechanism, y: Any, x: Any) -> Any:
-    at, _ = mechanism.atoms(x)
-    return jnp.any(abs(y - at) <= _ROUNDED * np.finfo(y.dtype).eps * abs(at), axis=0)
+    density, (at, _) = mechanism.pdf(y, x), mechanism.atoms(x)
+    on_atom = jnp.any(abs(y - at) <= _ROUNDED * np.finfo(y.dtype).eps * abs(at), axis=0)
+    return jnp.where(on_atom, 0.0, density)

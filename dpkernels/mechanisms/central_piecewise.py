@@ -9,26 +9,23 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import Real, RealArray, elementary, floating, namespace
+from dpkernels.mechanisms.base import Bounded
+from dpkernels.numerics import Real, elementary, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bounded_minimum, smooth_minimum
 
-# The largest number of steps: every step is a term of all formulas, and needs cells of its own in an exact table.
-_MOST_STEPS = 64
-# Steps are added while they lower the variance by this share.
-_STEP_GAIN = 1e-3
+_MOST_STEPS = 64  # Every step is a term of all formulas, and needs cells of its own in an exact table.
+_STEP_GAIN = 1e-3  # Steps are added while they lower the variance by this share.
 _LOG_CORES = math.log(1e-6), math.log(100.0)
 
 
 @partial(pytree, static=("steps",))
 @dataclass(frozen=True)
-class CentralPiecewise(Parabolic):
+class CentralPiecewise(Bounded):
     """A bounded, unbiased mechanism whose density falls in steps; epsilon-DP for inputs at most D apart.
 
     Let t in [-1, 1] be the scaled input, and report middle + (R/2) X v. With E = e^-eps, d = 2 D/R and half widths
@@ -46,15 +43,10 @@ class CentralPiecewise(Parabolic):
 
     Attributes:
         core: r, half the width of the highest step; in half widths of the input interval, times X in the report.
-        steps: s.
-        lower: smallest valid input.
-        upper: largest valid input.
-        epsilon: the pure-DP budget.
-        sensitivity: D, the largest distance of neighbouring inputs.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; sensitivity not in [1e-100, 1e100]; core not positive;
-            steps not in 1..64.
+        steps: s, 1 to 64.
+        lower, upper: smallest and largest valid input.
+        epsilon: the pure-DP budget, in [0.01, 20].
+        sensitivity: D, in [1e-100, 1e100].
     """
 
     core: Any
@@ -65,8 +57,7 @@ class CentralPiecewise(Parabolic):
     sensitivity: Any
 
     def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
-        checks.interval(self.lower, self.upper)
+        super().__post_init__()
         checks.sensitivity(self.sensitivity)
         checks.positive("core", self.core)
         checks.whole("steps", self.steps, 1, _MOST_STEPS)
@@ -159,55 +150,37 @@ class CentralPiecewise(Parabolic):
             integral = integral + w * (r * z**2 + xp.maximum(v - t - r, 0.0))
         return 2 * self.scale * integral
 
-    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
-        return none, none
-
 
 def central_piecewise(
-    *,
-    epsilon: Real,
-    lower: Real,
-    upper: Real,
-    sensitivity: Real,
-    steps: int | None = None,
-    core: Real | str = "best",
+    *, epsilon: Real, lower: Real, upper: Real, sensitivity: Real, steps: int | None = None, core: Real | str = "best"
 ) -> CentralPiecewise:
     """Return the Central Piecewise Mechanism (Yamamoto 2026), bounded and unbiased, for a sensitivity below the width.
 
-    ``python -m benchmarks.optimal --steps`` compares worst-case variances. ``optimal`` has at most the same variance
-    wherever it has grids.
+    ``optimal`` has at most the same variance wherever it has grids.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20].
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
-        sensitivity: D; inputs at most D apart are neighbours.
+        sensitivity: D; inputs at most D apart are neighbours. Without ``steps`` it is at least 1/64 of the interval.
         steps: s, 1 to 64. The default for the best core is the smallest number beyond which more steps lower the
             variance by less than 0.1 %; for any other core it is the published ceil(R/D). More steps reach further
-            beyond the interval. The choice is discrete: give s if JAX traces an argument.
+            beyond the interval. Give s if JAX traces an argument.
         core: r above 0; "best" for the least worst-case variance, "published" for the source's
             r = e^(eps/b - s eps) - (2 D/R) (1 - e^(-(s-1) eps))/(e^eps - 1), b its heuristic.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; sensitivity not in [1e-100, 1e100]; core not positive,
-            "best" or "published"; steps not in 1..64; without steps, a sensitivity below 1/64 of the interval.
 
     Example:
         >>> m = central_piecewise(epsilon=2.0, lower=0.0, upper=4.0, sensitivity=1.0, core="published")
         >>> round(float(m.worst_variance), 4)
         0.459
     """
-    checks.epsilon(epsilon)
-    checks.interval(lower, upper)
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     checks.sensitivity(sensitivity)
-    epsilon, lower, upper, D = (
-        checks.number(*pair)
-        for pair in (("epsilon", epsilon), ("lower", lower), ("upper", upper), ("sensitivity", sensitivity))
-    )
+    D = checks.number("sensitivity", sensitivity)
     if isinstance(core, str) and core not in ("best", "published"):
         raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")
     given = lower, upper, epsilon, D
+    best = isinstance(core, str) and core == "best"
     if steps is None:
         checks.not_traced("steps", "Their number is a discrete choice; give it.", *given, core)
         published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
@@ -215,13 +188,14 @@ def central_piecewise(
             raise ValueError(
                 f"sensitivity: {shortest(D)} is below 1/{_MOST_STEPS} of the interval; take additive noise"
             )
-        if isinstance(core, str) and core == "best":
+        if best:
             return _best_steps(*given)
         steps = published
     checks.whole("steps", steps, 1, _MOST_STEPS)
-    if isinstance(core, str):
-        return _best_core(steps, *given) if core == "best" else _with_published_core(steps, *given)
-    return CentralPiecewise(checks.number("core", core), steps, *given)
+    if best:
+        return _best_core(steps, *given)
+    r = _published_core(steps, *given) if isinstance(core, str) else checks.number("core", core)
+    return CentralPiecewise(r, steps, *given)
 
 
 def _best_steps(*given: Any) -> CentralPiecewise:
@@ -238,21 +212,20 @@ def _best_steps(*given: Any) -> CentralPiecewise:
 
 def _best_core(steps: int, *given: Any) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
-    variance = partial(_variance_of_core, steps)
+
+    def variance(log_r: Any, given: tuple[Any, ...]) -> Any:
+        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given).worst_variance
+
     if namespace(*given) is np:
         log_r = bounded_minimum(lambda log_r: float(variance(log_r, given)), *_LOG_CORES, xatol=1e-9)[0]
-        return CentralPiecewise(math.exp(log_r), steps, *given)
-    starts = np.linspace(*_LOG_CORES, 20)[:, None]
-    log_r = smooth_minimum(lambda x, given: variance(x[0], given), given, starts, starts[0], starts[-1])[0]
-    return CentralPiecewise(jnp.exp(log_r), steps, *given)
+    else:
+        starts = np.linspace(*_LOG_CORES, 20)[:, None]
+        log_r = smooth_minimum(lambda x, given: variance(x[0], given), given, starts, starts[0], starts[-1])[0]
+    return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given)
 
 
-def _variance_of_core(steps: int, log_r: Any, given: tuple[Any, ...]) -> Any:
-    return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given).worst_variance
-
-
-def _with_published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> CentralPiecewise:
-    """Return the published core: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, m = s - 1.
+def _published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> Any:
+    """Return r for b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, m = s - 1.
 
     A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps). The code solves for z e^(-m eps) to avoid
     overflow.
@@ -262,5 +235,4 @@ def _with_published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensi
     A = d * f.expm1(-m * epsilon) / f.expm1(-epsilon)
     B = (1 + m * d) * f.exp((1 - m) * epsilon)
     eps_over_b = (m + 4) / (m + 3) * (m * epsilon + f.log((A + f.sqrt(A**2 + 4 * B)) / 2))
-    core = f.exp(eps_over_b - steps * epsilon) + d * f.expm1(-m * epsilon) / f.expm1(epsilon)
-    return CentralPiecewise(core, steps, lower, upper, epsilon, sensitivity)
+    return f.exp(eps_over_b - steps * epsilon) + d * f.expm1(-m * epsilon) / f.expm1(epsilon)

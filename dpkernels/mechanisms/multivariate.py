@@ -13,13 +13,12 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.mechanisms.base import Bounded, sample_from
+from dpkernels.mechanisms.base import METHODS, Bounded, sample_from
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import check_key
 
-# fold_in labels of a simulation key.
-_START, _REPORTS = 0, 1
+_START, _REPORTS = 0, 1  # fold_in labels of a simulation key.
 
 
 @partial(pytree, static=("dimensions", "sampled"))
@@ -31,15 +30,10 @@ class Multivariate:
     reported with probability s/d. Each is perturbed by ``coordinate``, on [-1, 1], with eps/s.
 
     Attributes:
-        coordinate: a mechanism with input interval [-1, 1] and budget eps/s.
-        lower: smallest valid input, a number or one a coordinate.
-        upper: largest valid input.
+        coordinate: a mechanism with input interval [-1, 1] and budget eps/s, for any two inputs.
+        lower, upper: smallest and largest valid input, numbers or one a coordinate.
         dimensions: d.
         sampled: s, 1 to d.
-
-    Raises:
-        ValueError: s is not in 1..d, an interval is bad, or the coordinate mechanism is not on [-1, 1] or not for any
-            two inputs.
     """
 
     coordinate: Bounded
@@ -114,16 +108,15 @@ class Multivariate:
 
         It is the log of the mean, over the d runs, of the product of the likelihoods of the run's coordinates; a run
         counts as 0 if a coordinate outside it is not the middle. A coordinate of a run may report the middle too.
-
-        Raises:
-            ValueError: the last axis of y or x does not have d entries.
         """
         for name, value in (("y", y), ("x", x)):
             check_shape(self, np.shape(value), name)
         y, x = namespace(y, x, self.lower).broadcast_arrays(floating(y), floating(x))
         reported = self._log_reported(y, x)
         xp, s = namespace(reported), self.sampled
-        possible, silent = reported > -xp.inf, self._is_silent(y)
+        # A coordinate is silent if it is the middle, as rounded in the reports' type.
+        silent = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
+        possible = reported > -xp.inf
         whole = _over_runs(xp.where(possible, reported, 0.0), s)
         # A run is possible if all its coordinates are possible and every coordinate outside it is the middle.
         allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
@@ -132,35 +125,25 @@ class Multivariate:
         share = xp.where(allowed, xp.exp(xp.where(allowed, whole - top[..., None], 0.0)), 0.0).mean(-1)
         return top + log_or_never(share)
 
-    def _on_atom(self, z: Real, at: Any, room: Any) -> Any:
-        """Return a coordinate's atom where its report, in data units, may be a rounding of it."""
-        places = self.coordinate.atoms(at)[0]
-        near = abs(z - places) * self._half <= room
-        return namespace(z, places).where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
-
-    def _is_silent(self, y: Any) -> Any:
-        """Return whether a coordinate is the middle, as rounded in the reports' type."""
-        return abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
-
     def _log_reported(self, y: Any, x: Any) -> Any:
         """Return the log likelihood of every coordinate as one of a run."""
-        rate = self.dimensions / self.sampled
-        at = self.unit(x)
-        z = self._on_atom(self.unit(y) / rate, at, 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate)
+        rate, at = self.dimensions / self.sampled, self.unit(x)
+        z = self.unit(y) / rate
+        # A report that may be a rounding of an atom counts as the atom.
+        places = self.coordinate.atoms(at)[0]
+        near = abs(z - places) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
+        xp = namespace(z, places)
+        z = xp.where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
         mass, density = self.coordinate.mass(z, at), self.coordinate.pdf(z, at) / (self._half * rate)
-        return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
+        return log_or_never(xp.where(mass > 0, mass, density))
 
-    def sample(self, key: Array, x: Any) -> Array:
-        """Draw float reports for vectors ``x`` of shape (..., d), for simulation, not for release.
-
-        Raises:
-            ValueError: the last axis of x does not have d entries.
-            TypeError: key is not one typed key.
-        """
+    def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:
+        """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""
         check_key(key)
+        checks.one_of("method", method, METHODS)
         x = jnp.asarray(x)
         check_shape(self, x.shape)
-        return _sample(self, key, x)
+        return _sample(self, key, x, method)
 
 
 def _over_runs(values: Any, length: int) -> Any:
@@ -182,14 +165,14 @@ def chosen_coordinates(start: RealArray, dimensions: int, sampled: int) -> np.nd
     return (start[:, None] + namespace(start).arange(sampled)) % dimensions
 
 
-@jax.jit
-def _sample(mechanism: Multivariate, key: Array, x: Array) -> Array:
+@partial(jax.jit, static_argnums=3)
+def _sample(mechanism: Multivariate, key: Array, x: Array, method: str) -> Array:
     d, s = mechanism.dimensions, mechanism.sampled
     x = floating(x)
     rows = jnp.broadcast_to(mechanism.unit(x), x.shape).reshape(-1, d)
     start = jax.random.randint(jax.random.fold_in(key, _START), rows.shape[:1], 0, d)
     chosen = chosen_coordinates(start, d, s)
     z = jnp.take_along_axis(rows, chosen, axis=1)
-    reports = sample_from(mechanism.coordinate, jax.random.fold_in(key, _REPORTS), 0, z) * (d / s)
+    reports = sample_from(mechanism.coordinate, jax.random.fold_in(key, _REPORTS), 0, z, method) * (d / s)
     units = jnp.zeros_like(rows).at[jnp.arange(len(rows))[:, None], chosen].set(reports)
     return (mechanism._middle + mechanism._half * units.reshape(x.shape)).astype(x.dtype)

@@ -17,7 +17,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed import heights
+from dpkernels.mechanisms.windowed import mechanism as windowed
 from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
@@ -60,25 +60,24 @@ def composite(
         objective: what the default parameters minimise, "worst" or "central" variance.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; width not in [1e-100, 2); an unknown name; a shape
-            that is not symmetric and positive; a base or width at which no height is private.
+        ValueError: an argument is out of its range, a shape is not symmetric and positive, or no height is private.
 
     Example:
         >>> m = composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=120.0)
         >>> round(float(m.central_variance / 120**2), 2)
         1.13
     """
-    epsilon, lower, upper = _budget(epsilon, lower, upper)
-    checks.one_of("condition", condition, heights.CONDITIONS)
-    checks.one_of("objective", objective, heights.OBJECTIVES)
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
+    checks.one_of("condition", condition, windowed.CONDITIONS)
+    checks.one_of("objective", objective, windowed.OBJECTIVES)
     h, g = window_of(window), base_of(base)
     if g is None or width is None:
-        g, best = heights.best_shape(h, g, epsilon, condition, objective)
+        g, best = windowed.best_shape(h, g, epsilon, condition, objective)
         width = best if width is None else width
     checks.within("width", width, 0.0, 2.0, open_ends=True)
     checks.within("width", width, NARROWEST, 2.0)
     m = checks.number("width", width)
-    relative = heights.relative_height(h, g, m, epsilon, condition)
+    relative = windowed.relative_height(h, g, m, epsilon, condition)
     return Windowed(h, g, m, relative, lower, upper, epsilon)
 
 
@@ -88,14 +87,11 @@ def piecewise(
     """Return the type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
 
     Args:
-        epsilon: pure-DP budget; any two inputs are neighbours.
+        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours.
         lower: smallest valid input.
         upper: largest valid input.
         eta: output half-width over window half-width, above 1 and up to 2e100; by default the best.
         objective: what the default eta minimises, "worst" or "central" variance.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; eta not in (1, 2e100]; an unknown objective.
 
     Example:
         >>> float(piecewise(epsilon=1.0, lower=-1.0, upper=1.0).worst_variance).__round__(4)
@@ -111,36 +107,21 @@ def piecewise_triangle(
 
     Its height is the published one, k = y (e^eps - 1). ``composite("triangle")`` may choose a larger one: for wide
     windows (m > 4/3), which cover the middle for every input, the pointwise condition allows more.
-    Arguments and errors are those of ``piecewise``.
+    Arguments are those of ``piecewise``.
     """
-    return composite(
-        "triangle",
-        epsilon=epsilon,
-        lower=lower,
-        upper=upper,
-        width=_width(eta),
-        condition="sup_inf",
-        objective=objective,
-    )
+    given: dict[str, Any] = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
+    return composite("triangle", width=_width(eta), condition="sup_inf", **given)
 
 
 def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
-    """Return the Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
-    """
-    epsilon, lower, upper = _budget(epsilon, lower, upper)
+    """Return the Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2), for epsilon in [0.01, 20]."""
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + elementary(epsilon).exp(epsilon / 2))
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
-    """Return Duchi's two-point mechanism; see ``TwoPoint``.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
-    """
-    epsilon, lower, upper = _budget(epsilon, lower, upper)
+    """Return Duchi's two-point mechanism for epsilon in [0.01, 20]; see ``TwoPoint``."""
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     return TwoPoint(lower, upper, epsilon)
 
 
@@ -148,32 +129,23 @@ def hybrid(*, epsilon: Real, lower: Real, upper: Real, share: Real | None = None
     """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with a probability, else Duchi's mechanism.
 
     Args:
-        epsilon: pure-DP budget; any two inputs are neighbours.
+        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours.
         lower: smallest valid input.
         upper: largest valid input.
         share: probability of the Piecewise Mechanism, in (0, 1). By default it has the lowest worst-case variance:
             1 - e^(-eps/2) above eps = 0.61, else 0. The result is then Duchi's ``TwoPoint``, or, if JAX traces
             epsilon, a ``Mixture`` of weight 0. A positive share below 0.61 makes the distribution estimable.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; share not in (0, 1).
     """
-    epsilon, lower, upper = _budget(epsilon, lower, upper)
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     points = duchi(epsilon=epsilon, lower=lower, upper=upper)
     spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
     if share is not None:
         checks.within("share", share, 0.0, 1.0, open_ends=True)
         return Mixture(spread, points, checks.number("share", share))
     weight = -elementary(epsilon).expm1(-epsilon / 2)
-    if checks.concrete(epsilon) is not None:
-        return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)
-    return Mixture(spread, points, jnp.where(epsilon <= HYBRID_EPSILON, 0.0, weight))
-
-
-def _budget(epsilon: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
-    checks.epsilon(epsilon)
-    checks.interval(lower, upper)
-    return checks.number("epsilon", epsilon), checks.number("lower", lower), checks.number("upper", upper)
+    if checks.concrete(epsilon) is None:
+        return Mixture(spread, points, jnp.where(epsilon <= HYBRID_EPSILON, 0.0, weight))
+    return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)
 
 
 def _width(eta: Real | None) -> Real | None:
@@ -205,30 +177,19 @@ def base_of(base: Any) -> Base | None:
 
 
 def multivariate(
-    *,
-    dimensions: int,
-    epsilon: Real,
-    lower: Real,
-    upper: Any,
-    sampled: int | None = None,
-    coordinate: str = "hybrid",
+    *, dimensions: int, epsilon: Real, lower: Real, upper: Any, sampled: int | None = None, coordinate: str = "hybrid"
 ) -> Multivariate:
     """Return a mechanism on vectors of d coordinates that reports s of them, each with eps/s.
 
     Source: Wang 2019, Algorithm 4; Ma 2021 has s = 1.
 
     Args:
-        dimensions: d.
-        epsilon: pure-DP budget of a whole vector; any two vectors are neighbours.
+        dimensions: d, 1 to 2^31.
+        epsilon: pure-DP budget of a whole vector; any two vectors are neighbours. It and eps/s are in [0.01, 20].
         lower: smallest valid input, a number or one a coordinate.
         upper: largest valid input.
-        sampled: s; by default max(1, min(d, floor(eps / 2.5))) (Wang 2019). The choice is discrete: give s if JAX
-            traces epsilon.
+        sampled: s, 1 to d; by default max(1, min(d, floor(eps / 2.5))) (Wang 2019). Give s if JAX traces epsilon.
         coordinate: name of the mechanism of a coordinate, one of ``MECHANISMS``.
-
-    Raises:
-        ValueError: epsilon, or epsilon/sampled, not in [0.01, 20]; not lower < upper, or ends of a shape other than ()
-            or (d,); dimensions not in 1..2^31; sampled not in 1..dimensions; an unknown coordinate mechanism.
     """
     checks.epsilon(epsilon)
     checks.one_of("coordinate", coordinate, MECHANISMS)
@@ -251,12 +212,7 @@ def _share(epsilon: Any, parts: int) -> Any:
     return first_feasible(floats_from(epsilon / parts, 0.0), lambda share: parts * Fraction(repr(share)) <= total)
 
 
-def optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
-    """Return the mechanism of least worst-case variance for local DP, from a linear program; see ``optimal``.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 12]; not lower < upper.
-    """
+def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
     return optimal(epsilon=epsilon, lower=lower, upper=upper)
 
 
@@ -266,11 +222,6 @@ MECHANISMS: dict[str, Callable[..., Bounded]] = {
     "piecewise-wang2019": piecewise_wang2019,
     "duchi": duchi,
     "hybrid": hybrid,
-    "optimal": optimal_local,
-    **{
-        f"{window}-{base}": partial(composite, window, base)
-        for window in WINDOWS
-        for base in BASES
-        if (window, base) not in {("uniform", "constant"), ("uniform", "quartic")}
-    },
+    "optimal": _optimal_local,
+    **{f"{h}-{g}": partial(composite, h, g) for h in WINDOWS for g in BASES if h != "uniform"},
 }

@@ -1,4 +1,8 @@
-"""Named additive mechanisms. A claim is for neighbours whose x differ by at most the sensitivity D."""
+"""Named additive mechanisms. A claim is for neighbours whose x differ by at most the sensitivity D.
+
+Arguments outside the stated ranges raise ``ValueError``. An epsilon is in [0.01, 20], that of a claim in [1e-6, 20], a
+sensitivity in [1e-100, 1e100].
+"""
 
 from __future__ import annotations
 
@@ -19,35 +23,28 @@ from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
-from dpkernels.distributions.student import Student, check_degrees
+from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, elementary, namespace, ndtri
 from dpkernels.solve import root
 
-# The delta that the truncation of an integer table may cost a release of pure-DP noise.
-TABLE_DELTA = 1e-15
+TABLE_DELTA = 1e-15  # What the truncation of an integer table may cost a release of pure-DP noise.
 
 
 def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Return Laplace noise of scale b = D / eps.
+    """Return Laplace noise of scale b = D / eps, for epsilon in [0.01, 20].
 
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100].
     """
     _check(epsilon, sensitivity)
     return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
 
 
 def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Return logistic noise of scale b = D / eps.
+    """Return logistic noise of scale b = D / eps, for epsilon in [0.01, 20].
 
-    The float density is pure eps-DP, smooth everywhere; the claim has delta = 1e-15 for the ends of a release's table.
+    The float density is pure eps-DP and smooth; the claim has delta = 1e-15 for the ends of a release's table.
     ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100].
     """
     _check(epsilon, sensitivity)
     return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
@@ -56,35 +53,23 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
 def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
     """Return Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
 
-    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity requires. The claim has delta = 1e-15, for the
-    truncation of the integer table. With fewer than 5 degrees of freedom, or a small eps, the noise is too wide for a
-    table. A release then requires noise truncated to [-T, T], ``Reweighted(Student(...), -T, T, 0.0)``, with a larger
-    delta.
-
-    Args:
-        epsilon: eps.
-        sensitivity: D.
-        degrees: nu, the degrees of freedom, a plain number.
-
-    Raises:
-        TypeError: JAX traces degrees.
-        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; degrees not in [3, 1000].
+    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity requires. The degrees nu are a plain number in
+    [3, 1000], and epsilon is in [0.01, 20]. The claim has delta = 1e-15, for the truncation of the integer table. With
+    fewer than 5 degrees of freedom, or a small eps, the noise is too wide for a table. A release then requires noise
+    truncated to [-T, T], ``Reweighted(Student(...), -T, T, 0.0)``, with a larger delta.
     """
     _check(epsilon, sensitivity)
-    check_degrees(degrees)
-    xp = namespace(epsilon, sensitivity)
-    scale = sensitivity / (2 * math.sqrt(degrees) * xp.sinh(epsilon / (degrees + 1)))
-    return Additive(Student(scale, degrees), sensitivity, epsilon, TABLE_DELTA)
+    nu = Student(1.0, degrees).degrees
+    scale = sensitivity / (2 * math.sqrt(nu) * namespace(epsilon, sensitivity).sinh(epsilon / (nu + 1)))
+    return Additive(Student(scale, nu), sensitivity, epsilon, TABLE_DELTA)
 
 
 def gaussian(
     *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
 ) -> Additive:
-    """Return Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
+    """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given.
 
-    Raises:
-        ValueError: sigma not in [1e-140, 1e140]; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
-            sensitivity not in [1e-100, 1e100].
+    ``accountants.calibrate`` finds sigma for a budget.
     """
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
 
@@ -99,24 +84,19 @@ def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, up
     which is the source's A = l ln(2 + (1 - delta)/delta e^(-B/l) - e^(-(B - D)/l)/delta) where |A| >= |B|.
 
     Args:
-        epsilon: eps.
-        delta: delta, in (0, 1).
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
         sensitivity: D.
         upper: B, above B_min = max(0, l ln(O/2)), and below -l ln(2 - O) where O < 2; by default
             B* = l ln(1 + (e^eps - 1)/(2 delta)), the symmetric case. Below B* the further end is A, above it B.
-            Elsewhere than at B* the noise is biased.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; B outside the
-            feasible interval, which the error states.
+            Elsewhere than at B* the noise is biased. An infeasible B is a ``ValueError``, which states the interval.
     """
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     scale = sensitivity / epsilon
-    highest = symmetric_bound(epsilon, delta, sensitivity)
-    B = highest if upper is None else upper
-    A = -highest if upper is None else _left_end(B, scale, epsilon, delta, highest)
-    return Additive(Reweighted(Laplace(scale), A, B, 0.0), sensitivity, epsilon, delta)
+    B = symmetric_bound(epsilon, delta, sensitivity)
+    low, high = (-B, B) if upper is None else (_left_end(upper, scale, epsilon, delta, B), upper)
+    return Additive(Reweighted(Laplace(scale), low, high, 0.0), sensitivity, epsilon, delta)
 
 
 def symmetric_bound(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
@@ -126,7 +106,6 @@ def symmetric_bound(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
 
 
 def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Real) -> Real:
-    """Return A, the further end where B is below B*, else the nearer one."""
     xp = namespace(upper, scale, epsilon, delta)
     odds = (xp.expm1(epsilon) + delta) / delta
     beyond = xp.exp(-upper / scale)
@@ -152,11 +131,7 @@ def merged_laplace(
     """Return merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
 
     Its pure budget is the largest integral of the slope over a window of length D; ``accountants.epsilon`` has it.
-
-    Raises:
-        ValueError: rates not one more than breaks; a rate not in [0, 1e300], or the last one 0; breaks not positive and
-            increasing; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in
-            [1e-100, 1e100].
+    Rates are in [0, 1e300], the last above 0, and one more than breaks, which are positive and increasing.
     """
     return Additive(MergedLaplace(tuple(rates), tuple(breaks)), sensitivity, epsilon, delta)
 
@@ -167,18 +142,13 @@ def truncated_gaussian(
     """Return Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
 
     Args:
-        sigma: s.
+        sigma: s, in [1e-140, 1e140].
         delta: the probability of an infinite privacy loss (infinity mass), in (0, 1). It sets T by
             delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10).
         sensitivity: D.
         epsilon: a budget to claim, with delta as the total.
-        bound: T itself, instead.
-
-    Raises:
-        ValueError: sigma not in [1e-140, 1e140]; bound not positive; delta not in (0, 1); sensitivity not in
-            [1e-100, 1e100]; epsilon, if given, not in [1e-6, 20].
+        bound: T itself, instead; positive.
     """
-    checks.positive("sigma", sigma)
     checks.sensitivity(sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     if bound is not None:
@@ -193,14 +163,6 @@ def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
     The share K(-T, D - T)/K(-T, T) falls from 1 at T = D/2 to 0. Its numerator is at most P(Z > T - D), and beyond
     T = D its denominator at least K(-D, D): where P(Z > T - D) = delta K(-D, D)/2, T is safe. The two tails of the
     numerator lose a digit for each power of ten in s/D.
-
-    Args:
-        sigma: s.
-        delta: delta, in (0, 1).
-        sensitivity: D, in the unit of sigma.
-
-    Returns:
-        T: a float, or for JAX arguments a JAX scalar, differentiable.
     """
     s, D = sigma, sensitivity
     kernel = Gaussian(s)
@@ -215,12 +177,10 @@ def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:
 
 
 def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
-    """Return staircase noise (Geng & Viswanath 2014), by default gamma = 1/(1 + e^(eps/2)), of least E|Z|.
+    """Return staircase noise (Geng & Viswanath 2014) for epsilon in [0.01, 20] and gamma in [0, 1].
 
-    The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; gamma not in [0, 1].
+    By default gamma = 1/(1 + e^(eps/2)), of least E|Z|. The float density is pure eps-DP; the claim has delta = 1e-15
+    for the ends of a release's table.
     """
     _check(epsilon, sensitivity)
     gamma = 1 / (1 + elementary(epsilon).exp(epsilon / 2)) if gamma is None else gamma
@@ -242,25 +202,18 @@ def budget_recycled(
     P(|Z| <= theta). Its guarantee differs from the kernel's: ``accountants.delta`` computes the exact one.
 
     Args:
-        kernel: the distribution of a draw, such as ``Gaussian(sigma=2.0)``.
+        kernel: the distribution of a draw, such as ``Gaussian(sigma=2.0)``; it needs a density.
         theta: tolerated error, positive.
         q: probability of a redraw, in [0, 1).
         sensitivity: D of a claim, with epsilon and delta.
         epsilon: of the claim.
         delta: of the claim.
-
-    Raises:
-        ValueError: theta not positive; q not in [0, 1); of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
-            sensitivity not in [1e-100, 1e100].
-        TypeError: the kernel is a distribution on a grid.
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
     noise: Any = kernel.noise if isinstance(kernel, Additive) else kernel
     if not isinstance(noise, Distribution):
-        raise TypeError(
-            f"kernel: {type(noise).__name__} has no density; use a continuous one such as Gaussian or Laplace"
-        )
+        raise TypeError(f"kernel: {type(noise).__name__} has no density; use one that has, as Gaussian or Laplace")
     return Additive(Reweighted(noise, -theta, theta, 1 - q), sensitivity, epsilon, delta)
 
 
@@ -270,14 +223,10 @@ def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0
     The claim has delta = 1e-15, for the truncation of the grid where probabilities fall below 2^-66.
 
     Args:
-        epsilon: the budget.
+        epsilon: the budget, in [0.01, 20].
         sensitivity: D, which is rounded up to a multiple of the step.
-        step: the distance of grid points.
+        step: the distance of grid points, of which the noise has at most 2^20.
         reach: the largest k. The default is a discrete choice: give k if JAX traces an argument.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; step not positive, or so fine that
-            the noise has more than 2^20 points.
     """
     _check(epsilon, sensitivity)
     noise = DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step, reach or 0)
@@ -289,24 +238,20 @@ def truncated_discrete_laplace(
 ) -> Additive:
     """Return discrete Laplace noise on k = -R..R, by default with the smallest R that is (eps, delta)-DP.
 
-    R is the ``reach``. The smallest R is a discrete choice: give R if JAX traces an argument.
+    R is the ``reach``. Its default is a discrete choice: give R if JAX traces an argument. Epsilon is in [0.01, 20],
+    delta in (0, 1), and the noise has at most 2^20 points.
 
     With q = e^(-eps/n), n = ceil(D / step), the n outermost points of a side hold delta:
     q^(R - n + 1) (1 - q^n) / (1 + q - 2 q^(R + 1)) <= delta.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; step not
-            positive, or so fine that the noise has more than 2^20 points.
     """
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     n = _cells(sensitivity, step)
-    if reach is not None:
-        return Additive(DiscreteLaplace(n * step / epsilon, step, reach), sensitivity, epsilon, delta)
-    checks.not_traced("reach", "It is a discrete choice; give it.", epsilon, delta, sensitivity, step)
-    q = math.exp(-epsilon / n)
-    most = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
-    reach = max(1, math.ceil(-math.log(most) * n / epsilon))
+    if reach is None:
+        checks.not_traced("reach", "It is a discrete choice; give it.", epsilon, delta, sensitivity, step)
+        q = math.exp(-epsilon / n)
+        most = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
+        reach = max(1, math.ceil(-math.log(most) * n / epsilon))
     return Additive(DiscreteLaplace(n * step / epsilon, step, reach), sensitivity, epsilon, delta)
 
 
@@ -322,21 +267,14 @@ def discrete_gaussian(
     """Return Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
     P(k step) is proportional to exp(-(k step)^2 / (2 s^2)). ``accountants.delta`` computes its guarantee. The default
-    reach, where probabilities fall below 2^-66, is a discrete choice: give it if JAX traces an argument.
-
-    Raises:
-        ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
-            points; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
+    reach, where probabilities fall below 2^-66, is a discrete choice: give it if JAX traces an argument. Sigma is in
+    [1e-140, 1e140], and the noise has at most 2^20 points.
     """
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 
 
 def _cells(sensitivity: Any, step: Any) -> Any:
-    """Return n, the largest number of grid steps between neighbours, as in ``NoiseTable.cells``.
-
-    Raises:
-        ValueError: step not positive, or so fine that the noise, which reaches farther than n, has too many points.
-    """
+    """Return n, the largest number of grid steps between neighbours; the noise reaches farther."""
     checks.positive("step", step)
     if checks.concrete(sensitivity) is None or checks.concrete(step) is None:
         return jnp.ceil(jax.lax.stop_gradient(sensitivity / step))

@@ -6,36 +6,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Parabolic
+from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 
 @pytree
 @dataclass(frozen=True)
-class TwoPoint(Parabolic):
+class TwoPoint(Bounded):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
-    Its worst-case variance is the smallest of the closed forms for eps up to about 0.61. Distances of x from both
-    reports are computed from the near end of the interval, B = R/2 + R/(e^eps - 1), since B - |x - middle| cancels at
-    large eps. Source: Wang 2019, section III.
+    Its worst-case variance is the smallest of the closed forms for eps up to 0.61. Source: Wang 2019, section III.
 
     Attributes:
-        lower: smallest valid input.
-        upper: largest valid input.
-        epsilon: the pure-DP budget.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+        lower, upper: smallest and largest valid input.
+        epsilon: the pure-DP budget, in [0.01, 20].
     """
 
     lower: Real
     upper: Real
     epsilon: Any
-
-    def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
-        checks.interval(self.lower, self.upper)
 
     @property
     def magnitude(self) -> Real:
@@ -47,7 +37,7 @@ class TwoPoint(Parabolic):
         return self.middle - self.magnitude, self.middle + self.magnitude
 
     def _distances(self, x: Real) -> tuple[Real, Real]:
-        """Return the distances of x from the low and from the high report."""
+        """Return the distances of x from both reports, computed from the ends of the interval to avoid cancellation."""
         x, beyond = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
         return x - self.lower + beyond, self.upper - x + beyond
 
@@ -58,9 +48,6 @@ class TwoPoint(Parabolic):
     def probability_low(self, x: Real) -> Real:
         """Return P(report = middle - B | x)."""
         return self._distances(x)[1] / (2 * self.magnitude)
-
-    def pdf(self, y: Real, x: Any) -> Any:
-        return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     def cdf(self, y: Real, x: Real) -> Real:
         low, high = self.output_interval
@@ -90,23 +77,20 @@ class TwoPoint(Parabolic):
 
 @pytree
 @dataclass(frozen=True)
-class Mixture(Parabolic):
+class Mixture(Bounded):
     """A mixture that reports by ``first`` with probability ``weight``, else by ``second``.
 
-    The choice is independent of the input. Both parts are unbiased and eps-DP on one input interval, hence so is the
-    mixture, even if the choice is published.
+    The choice is independent of the input. Both parts are unbiased and eps-DP for any two inputs of one input interval,
+    hence so is the mixture, even if the choice is published.
 
     Attributes:
-        first: a mechanism.
-        second: a mechanism on the same interval.
+        first: a mechanism whose variance is affine in (x - middle)^2, as of all but ``Optimal``.
+        second: another one, on the same interval.
         weight: probability of ``first``, in (0, 1). A traced weight may be 0; the mixture is then ``second``.
-
-    Raises:
-        ValueError: the intervals differ, weight is not in (0, 1), or a part is not for any two inputs.
     """
 
-    first: Parabolic
-    second: Parabolic
+    first: Bounded
+    second: Bounded
     weight: Any
 
     def __post_init__(self) -> None:
@@ -150,7 +134,7 @@ class Mixture(Parabolic):
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
 
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
-        """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at what u leaves for it."""
+        """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at the rest of u."""
         if not isinstance(self.second, TwoPoint) or isinstance(self.first, TwoPoint):
             return super().inverse_cdf(u, above, x)
         w, first, second = self.weight, self.first, self.second

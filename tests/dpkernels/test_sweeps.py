@@ -184,7 +184,7 @@ def test_moments_of_truncations_however_narrow(settings, precision):
             other = [exact_moment(kernel, power, -ends[0]) for power in range(3)]
             law = dpk.Reweighted(kernel, low, high, 0.0 * high)
             total = whole + other[0]
-            worst = max(worst, relative(law.second_moment(low, high), (second + other[2]) / total))
+            worst = max(worst, relative(law.moment(2, low, high), (second + other[2]) / total))
             mean = (first - other[1]) / total
             worst = max(worst, abs(float(law.mean) - float(mean)) / float((first + other[1]) / total))
     assert worst < 600 * EPSILON[precision]
@@ -232,7 +232,7 @@ def test_merged_laplace_masses(settings, precision):
         (low, high), (a, b) = typed(ends, precision)
         part, tail = merged_mass(law, a, b), merged_mass(law, a, mp.inf)
         if part > 1e-30:
-            worst = max(worst, relative(law.narrow_mass(low, high), part))
+            worst = max(worst, relative(law.moment(0, low, high), part))
         if tail > 1e-30:
             worst = max(worst, relative(law.sf(low), tail), relative(law.cdf(-low), tail))
     assert worst < 600 * EPSILON[precision]
@@ -485,7 +485,7 @@ def test_moments_have_the_parameters_type(settings):
 def moments(law, z):
     """All that a law computes, of its own parameters and of z."""
     found = [law.mean, law.variance, law.absolute_moment, law.cdf(z), law.sf(z), law.log_prob(z), law.icdf(z / 8 + 0.5)]
-    found += [law.mass(z, z + 1), law.narrow_mass(z, z + 1), law.first_moment(-1.0, 2), law.second_moment(z, z + 1)]
+    found += [law.mass(z, z + 1), law.moment(0, z, z + 1), law.moment(1, -1.0, 2), law.moment(2, z, z + 1)]
     return [*found, dpk.Additive(law).log_prob(z, z[0])]
 
 

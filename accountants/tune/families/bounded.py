@@ -13,9 +13,8 @@ from accountants.tune.domains import Above, Domain, Inside, LogBetween
 from accountants.tune.families.constructed import Constructed
 from dpkernels import checks
 from dpkernels.mechanisms import named
-from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.mechanism import CONDITIONS, Windowed, lowest_edge
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
@@ -44,7 +43,7 @@ class Composite(Constructed):
     def domains(self) -> dict[str, Domain]:
         free: dict[str, Domain] = {"width": Inside(*_WIDTHS)}
         if self.base is None:
-            free["edge"] = LogBetween(heights.lowest_edge(self.epsilon, self.condition), 1.0)
+            free["edge"] = LogBetween(lowest_edge(self.epsilon, self.condition), 1.0)
         return free
 
     def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def composite(
         ValueError: epsilon is not in [0.01, 20], lower is not below upper, an unknown name, or a shape that is not
             symmetric and positive.
     """
-    checks.one_of("condition", condition, heights.CONDITIONS)
+    checks.one_of("condition", condition, CONDITIONS)
     shape: Any = {"window": named.window_of(window), "base": named.base_of(base), "condition": condition}
     return Composite(dpk.composite, _given(epsilon, lower, upper), **shape)
 

@@ -19,11 +19,8 @@ import numpy as np
 from dpkernels.cache_folder import folder
 from dpkernels.staging import staged
 
-# Part of every key. Increase it whenever the program or the format changes.
-FORMAT = 2
-
-# The largest size of a file and of its uncompressed content.
-_MOST_BYTES = 1 << 24
+FORMAT = 2  # Part of every key. Increase it whenever the program or the format changes.
+_MOST_BYTES = 1 << 24  # Of a file, and of its uncompressed content.
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,12 +28,8 @@ Arrays = dict[str, np.ndarray]
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
     """Return the arrays cached for a key if they are sound; otherwise solve, and cache the solution.
 
-    A file that cannot be read counts as missing. A failure to write is ignored.
-
-    Args:
-        key: everything that the solution depends on, as text.
-        solve: makes the arrays.
-        sound: returns whether arrays that were read are a valid solution.
+    The key is all that the solution depends on. A file that cannot be read counts as missing. A failure to write is
+    ignored.
     """
     place = folder()
     if place is None:

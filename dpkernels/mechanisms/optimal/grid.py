@@ -13,49 +13,31 @@ import numpy as np
 
 from dpkernels import checks
 
-# The largest epsilon and width over sensitivity; larger ones would exceed the limits below.
-MOST_EPSILON = 12.0
-MOST_RATIO = 16.0
-# The largest numbers of probabilities, rows and outputs of a table.
-_MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049
-# The largest number of rows that a budget may require by default.
-_MOST_NEEDED = 1000
-# The share of the variance that rounding inputs to rows may add.
-_ROUNDING = 0.008
-# The smallest number of rows for local DP, and of steps per sensitivity for central DP.
-_FEWEST_LOCAL, _FEWEST_CELLS = 33, 4
-
-# A margin, as a share of a row, for rounding inputs to 2^16 steps a row.
-_MARGIN = 2.0**-15
+MOST_EPSILON, MOST_RATIO = 12.0, 16.0  # Of the width over the sensitivity. Larger ones exceed the limits below.
+_MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049  # Probabilities, rows and outputs of a table.
+_MOST_NEEDED = 1000  # Rows that a budget may require by default.
+_ROUNDING = 0.008  # The share of the variance that rounding inputs to rows may add.
+_FEWEST_LOCAL, _FEWEST_CELLS = 33, 4  # Rows for local DP, and steps per sensitivity for central DP.
+_MARGIN = 2.0**-15  # Of a row, for rounding inputs to 2^16 steps a row.
 
 
 @dataclass(frozen=True)
 class InputGrid:
-    """The rows of the program.
+    """The rows of the program."""
 
-    Attributes:
-        points: n, odd.
-        cells: the largest distance of neighbours, in rows.
-        reach: the outermost rows' inputs are at -reach and reach; at least 1.
-    """
-
-    points: int
-    cells: int
-    reach: float
+    points: int  # n, odd.
+    cells: int  # The largest distance of neighbours, in rows.
+    reach: float  # The outermost rows' inputs are at -reach and reach; at least 1.
 
     @property
     def inputs(self) -> np.ndarray:
-        """Return the rows' inputs."""
         return self.reach * np.linspace(-1, 1, self.points)
 
 
 def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
-    """Return the grid of rows for a budget.
+    """Return the grid of rows for a budget; by default with as many points as keep the variance of rounding small.
 
-    Args:
-        epsilon: the budget.
-        ratio: width of the interval over the sensitivity; at most 1 if any two inputs are neighbours.
-        points: n; the default keeps the added variance of rounding small.
+    The ratio is the width of the interval over the sensitivity; at most 1 if any two inputs are neighbours.
 
     Raises:
         ValueError: points even, or not in 3..1401.
@@ -89,7 +71,7 @@ def most_ratio(epsilon: float) -> float:
 
 
 def covers(epsilon: float, ratio: float = 1.0) -> bool:
-    """Return whether there are grids for a budget and a width of the interval over the sensitivity."""
+    """Return whether there are grids for a budget and a ratio."""
     return epsilon <= MOST_EPSILON and ratio <= most_ratio(epsilon)
 
 
@@ -103,7 +85,7 @@ def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
 
     def waste(fit: tuple[int, int]) -> float:
         excess = fit[0] / (ratio * fit[1])
-        return (excess - 1) + 1e-3 * fit[1] / least if excess >= 1 else 2 * (1 / excess - 1) + 1e-3 * fit[1] / least
+        return (excess - 1 if excess >= 1 else 2 * (1 / excess - 1)) + 1e-3 * fit[1] / least
 
     fits = [
         (2 * half, cells)
@@ -128,7 +110,7 @@ def coarse(fine: InputGrid, ratio: float) -> InputGrid:
 
 
 def first_range(epsilon: float, ratio: float) -> float:
-    """Return an initial output range: Duchi's for one sensitivity, and room beyond it."""
+    """Return an initial output range: Duchi's for one sensitivity, and room beyond."""
     duchi = 1 / math.tanh(epsilon / 2)
     return 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
 
@@ -142,11 +124,7 @@ def spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
 
 
 def outputs_for(rows: InputGrid, outputs: int | None) -> int:
-    """Return (m - 1)/2 for m outputs, m odd; by default m is near the number of rows, and at least 121.
-
-    Raises:
-        ValueError: outputs even or not in 9..2049, or above 2^21/points.
-    """
+    """Return (m - 1)/2 for m outputs, m odd; by default m is near the number of rows, and at least 121."""
     if outputs is None:
         fewest = 60 if rows.points > 40 and rows.cells < rows.points - 1 else 80
         return max(fewest, math.ceil(0.54 * (rows.points - 1)))
@@ -158,11 +136,7 @@ def outputs_for(rows: InputGrid, outputs: int | None) -> int:
 
 
 def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses).
-
-    Raises:
-        ValueError: the argument is not a valid histogram.
-    """
+    """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses)."""
     given = objective if isinstance(objective, tuple) else (None, objective)
     if len(given) != 2:
         raise ValueError(f"objective: a tuple of {len(given)}; (edges, weights) is one of 2")

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ class Optimal(Bounded):
 
     An input between two rows is rounded to one of them at random such that its mean is kept. At the fraction f between
     rows i and i + 1, the report y_j has the probability (1 - f) p_ij + f p_(i+1)j. This adds f (1 - f)
-    (x_(i+1) - x_i)^2 to the variance. ``optimal`` makes these mechanisms.
+    (x_(i+1) - x_i)^2 to the variance.
 
     Privacy: one report is pure epsilon-DP.
 
@@ -42,18 +43,13 @@ class Optimal(Bounded):
     The guarantee does not cover the float sampler; it covers the integers of ``exact_sampler``.
 
     Attributes:
-        probabilities: p, of shape (n, m), all positive.
+        probabilities: p, of shape (n, m), n odd; all positive.
         places: m increasing integers.
         reach: the distance of the outermost rows' inputs from the middle, in data units; at least half the interval.
         spacing: data units between neighbouring places.
-        lower: smallest valid input.
-        upper: largest valid input.
-        epsilon: the pure-DP budget.
-        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
-
-    Raises:
-        ValueError: interval, epsilon or sensitivity out of range, or a table of another shape or with a probability
-            that is not positive.
+        lower, upper: smallest and largest valid input.
+        epsilon: the pure-DP budget, in [0.01, 20].
+        sensitivity: D, or None.
     """
 
     probabilities: Any
@@ -66,8 +62,7 @@ class Optimal(Bounded):
     sensitivity: Any = None
 
     def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
-        checks.interval(self.lower, self.upper)
+        super().__post_init__()
         checks.positive("reach", self.reach)
         checks.positive("spacing", self.spacing)
         if self.sensitivity is not None:
@@ -79,9 +74,8 @@ class Optimal(Bounded):
         if known is not None and not np.all(known > 0):
             raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
         if isinstance(self.probabilities, np.ndarray):
-            kept = (
-                self.probabilities.copy()
-            )  # Read-only, so that the sampled probabilities stay those that were checked.
+            kept = self.probabilities.copy()
+            # The sampled probabilities stay those that were checked.
             kept.setflags(write=False)
             object.__setattr__(self, "probabilities", kept)
 
@@ -93,9 +87,9 @@ class Optimal(Bounded):
 
     @property
     def _content(self) -> tuple[Any, ...]:
-        numbers = tuple(None if leaf is None else float(leaf) for leaf in (self.reach, self.spacing, self.sensitivity))
+        numbers = self.reach, self.spacing, self.sensitivity, self.lower, self.upper, self.epsilon
         table = np.asarray(self.probabilities, np.float64)
-        return table.tobytes(), self.places, *numbers, float(self.lower), float(self.upper), float(self.epsilon)
+        return table.tobytes(), self.places, *(None if number is None else float(number) for number in numbers)
 
     def on_unit(self) -> Optimal:
         half, D = (self.upper - self.lower) / 2, self.sensitivity
@@ -142,7 +136,7 @@ class Optimal(Bounded):
         return (1 - share) * table[row, column] + share * table[row + 1, column]
 
     def _sums(self, values: Any) -> Any:
-        """Return sums of the probabilities times values over the first 0, 1, .., m columns, of shape (n, m + 1)."""
+        """Return sums of the probabilities times values over the first 0..m columns."""
         xp = namespace(self.probabilities, values)
         sums = xp.cumsum(self.probabilities * values, axis=1)
         return xp.concatenate([xp.zeros_like(sums[:, :1]), sums], axis=1)
@@ -151,10 +145,6 @@ class Optimal(Bounded):
         """Return the number of columns whose report is at most middle + offset."""
         xp = namespace(offset, self.outputs)
         return xp.searchsorted(xp.asarray(self.outputs), offset, side="right")
-
-    def pdf(self, y: Real, x: Any) -> Any:
-        """Return 0: every report has positive probability."""
-        return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     def cdf(self, y: Real, x: Real) -> Real:
         """Return the sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
@@ -232,61 +222,44 @@ class Optimal(Bounded):
 @pytree
 @dataclass(frozen=True, eq=False)
 class _Tabulated:
-    """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports.
-
-    Attributes:
-        mechanism: the mechanism.
-        threshold: the share of every column's own report, of shape (n, m).
-        other: the index of the other report, of shape (n, m).
-    """
+    """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports."""
 
     mechanism: Optimal
-    threshold: Any
-    other: Any
+    threshold: Any  # The share of every column's own report, of shape (n, m).
+    other: Any  # The index of the other report.
 
-    @property
-    def input_interval(self) -> tuple[Any, Any]:
-        return self.mechanism.input_interval
-
-    def pdf(self, y: Real, x: Any) -> Any:
-        return self.mechanism.pdf(y, x)
-
-    def cdf(self, y: Real, x: Any) -> Any:
-        return self.mechanism.cdf(y, x)
-
-    def atoms(self, x: Any) -> tuple[RealArray, RealArray]:
-        return self.mechanism.atoms(x)
+    input_interval = property(attrgetter("mechanism.input_interval"))
+    pdf = property(attrgetter("mechanism.pdf"))
+    cdf = property(attrgetter("mechanism.cdf"))
+    atoms = property(attrgetter("mechanism.atoms"))
 
     def draw(self, u: Any, x: Any) -> Any:
-        """Draw with one uniform number: it picks a row by the fraction, then a column, then one of its two reports."""
+        """Pick a row by the fraction, then a column, then one of its two reports, with one uniform number."""
         row, share = self.mechanism._row(x)
         outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)
         up = u < share
         left = m * jnp.where(up, u / jnp.where(up, share, 1.0), (u - share) / jnp.where(up, 1.0, 1 - share))
         column = jnp.clip(left.astype(jnp.int32), 0, m - 1)
         at = (row.astype(jnp.int32) + up) * m + column
-        threshold, other = _both_taken(jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel(), at)
+        thresholds, others = jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel()
+
+        def pairs(at: Any) -> tuple[Any, Any]:
+            taken = _taken(jnp.stack([thresholds, others], -1), at)
+            return taken[..., 0], taken[..., 1]
+
+        # One look-up of pairs is faster on GPUs, two look-ups are elsewhere.
+        threshold, other = lax.platform_dependent(
+            at, cuda=pairs, default=lambda at: (_taken(thresholds, at), _taken(others, at))
+        )
         return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
 
 
 def _taken(table: Any, at: Any) -> Any:
-    """Return entries of a table, by their place, which is known to be in it."""
     return table.at[at].get(mode="promise_in_bounds")
-
-
-def _both_taken(first: Any, second: Any, at: Any) -> tuple[Any, Any]:
-    """Return the same entries of two tables, by the faster of two look-ups and one of pairs for the device."""
-
-    def pairs(at: Any) -> tuple[Any, Any]:
-        taken = _taken(jnp.stack([first, second], -1), at)
-        return taken[..., 0], taken[..., 1]
-
-    return lax.platform_dependent(at, cuda=pairs, default=lambda at: (_taken(first, at), _taken(second, at)))
 
 
 @sampler.register
 def _(mechanism: Optimal) -> Any:
-    """Return the mechanism with alias columns, unless it is traced."""
     if checks.concrete(mechanism.probabilities) is None:
         return mechanism
     return _Tabulated(mechanism, *mechanism.alias_columns)

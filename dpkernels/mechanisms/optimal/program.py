@@ -5,10 +5,9 @@ Unknowns are the probabilities p_ij of output y_j given input x_i and, for the w
     min v   subject to   sum_j p_ij = 1,   sum_j p_ij y_j = x_i,   S_i = sum_j p_ij (y_j - x_i)^2 <= v,
                          p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
 
-or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f (see
-``profiles``) with nonnegative weights w, which are the unknowns of the program that is solved. For each pair of
-adjacent rows it has the difference of their equations, with c = (x_i + x_(i-1))/2 and sums over all profiles and their
-reports y:
+or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f with nonnegative
+weights w, which are the unknowns of the program that is solved. For each pair of adjacent rows it has the difference of
+their equations, with c = (x_i + x_(i-1))/2 and sums over all profiles and their reports y:
 
     sum w (f_i - f_(i-1)) = 0,   sum w (f_i - f_(i-1)) (y - c) = x_i - x_(i-1),
     sum w (f_i - f_(i-1)) (y - c)^2 = S_i - S_(i-1),
@@ -16,16 +15,22 @@ reports y:
 In these equations a profile has one entry per step. The number of profiles is too large for one program, so columns are
 generated: the program is solved with some profiles, and those with a favourable reduced cost are added, until no other
 profile can lower the variance. The first profiles are near those of a program on coarser grids.
+
+A profile is 1 on some adjacent rows. It falls by a factor e^-eps at each of its steps to the right, at rows
+r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``cells`` rows apart, so
+neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities that
+fall and rise again are not such sums. On small grids with every neighbour ratio as a constraint, they improve the
+worst-case variance by less than 1e-4, and an average variance by less than 2e-4.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from dpkernels.mechanisms.optimal.profiles import Grids
 
 if TYPE_CHECKING:
     from scipy import sparse  # Loaded where it is used: it takes a third of the time of ``import accountants``.
@@ -33,8 +38,7 @@ if TYPE_CHECKING:
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 _SLACKS = (1e-6, 1e-5, 1e-4)
 
-# A column whose probabilities are all below this is a solver's zero.
-_ZERO = 1e-9
+_ZERO = 1e-9  # A column whose probabilities are all below this is a solver's zero.
 
 # The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
 # 64-bit integers can represent within the slack.
@@ -44,12 +48,13 @@ _LEAST = 2.0**-40
 _FEW_ROWS, _FEW_OUTPUTS = 21, 81
 # Profiles are added until they lower the variance by less than this share; the second value is for coarser grids.
 _GAIN, _COARSE_GAIN = 1e-4, 1e-2
-# Smaller relative reduced costs are rounding errors.
-_PROMISE = 1e-7
-# The largest number of rounds; the last solution is then returned, whose variance may be above the minimum.
-_ROUNDS = 40
-# The cost of a residual of a sum or a mean, in variances. If residuals remain, the program has no solution.
-_MISSING = 1e4
+_PROMISE = 1e-7  # Smaller relative reduced costs are rounding errors.
+_ROUNDS = 40  # The last solution is then returned, whose variance may be above the minimum.
+_MISSING = 1e4  # The cost of a residual of a sum or a mean, in variances. If some remain, there is no solution.
+
+
+# Profiles are followed down to 2^-24; smaller values are negligible next to the least probability of a report.
+_BITS = 24
 
 
 class ProgramError(RuntimeError):
@@ -72,9 +77,6 @@ def least_variance(
         p, with one row per input. Rows sum to 1 and have their input as the mean, up to rounding. The ratios of
         neighbours are below e^eps. Columns of zeros are unused outputs. p is symmetric (x -> -x, y -> -y) if the
         weights are.
-
-    Raises:
-        ProgramError: there is no such mechanism on these outputs, or the solver fails.
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))
     for slack in _SLACKS:
@@ -101,8 +103,7 @@ def _table(grids: Grids) -> np.ndarray:
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the relative correction of every probability that gives every row the sum 1 and its input as the mean.
 
-    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), which
-    limits the relative change of far reports.
+    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations and k = 1/(1 + z^2).
     """
     z = outputs - inputs[:, None]
     z /= math.sqrt((p * z**2).sum(axis=1).max())
@@ -138,10 +139,7 @@ def _coarse(grids: Grids) -> Grids:
 def _generate(
     grids: Grids, profiles: np.ndarray, unit: float, gain: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Solve by column generation from some profiles, until new ones gain less than ``gain``.
-
-    ``unit`` is the unit of length of the equations.
-    """
+    """Solve by column generation until new profiles gain less than ``gain``, in equations with this unit of length."""
     profiles, before = grids.unique(profiles), math.inf
     for _ in range(_ROUNDS):
         w, objective, missing, prices = _master(grids, profiles, unit)
@@ -161,8 +159,12 @@ def _master(
     """Return the profiles' weights, the objective, the residuals, and the values of f_base and f_i - f_(i-1)."""
     from scipy import sparse
 
-    equal, equal_to, squares = _conditions(grids, profiles, unit)
     count, first = len(grids.centres), 1 if grids.symmetric else 0
+    sums, means, squares = _equations(grids, profiles, unit)
+    # For symmetric profiles the middle row has the mean 0.
+    equal, wanted = sparse.vstack([sums, means[first:]], "csr"), np.zeros((2, count))
+    wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
+    equal_to = np.append(wanted[0], wanted[1, first:])
     missing = sparse.hstack([sparse.identity(len(equal_to)), -sparse.identity(len(equal_to))])
     steps = sparse.diags([1.0, -1.0], [0, -1], (count, count))
     if grids.weights is None:
@@ -187,21 +189,6 @@ def _optimum(cost: np.ndarray, matrix: sparse.csc_matrix, equal_to: np.ndarray) 
         if result.status == 0:
             return result.x, result.eqlin.marginals
     raise ProgramError(f"the linear program has no solution ({result.message}); take more outputs or fewer points")
-
-
-def _conditions(
-    grids: Grids, profiles: np.ndarray, unit: float
-) -> tuple[sparse.csr_matrix, np.ndarray, sparse.csr_matrix]:
-    """Return the matrix of sums and means, its right side, and the matrix of second moments, by profile."""
-    from scipy import sparse
-
-    sums, means, squares = _equations(grids, profiles, unit)
-    wanted = np.zeros((2, len(grids.centres)))
-    wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
-    if not grids.symmetric:
-        return sparse.vstack([sums, means], "csr"), wanted.ravel(), squares
-    # For symmetric profiles the middle row has the mean 0.
-    return sparse.vstack([sums, means[1:]], "csr"), np.append(wanted[0], wanted[1, 1:]), squares
 
 
 def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.csr_matrix]:
@@ -231,3 +218,145 @@ def _values(grids: Grids, prices: np.ndarray, unit: float) -> tuple[np.ndarray, 
     if grids.symmetric:
         return value[0] + value[0, ::-1], np.concatenate([-value[:0:-1, ::-1], value[1:]])
     return value[0], value[1:]
+
+
+@dataclass(frozen=True, eq=False)
+class Grids:
+    """The inputs and outputs of a program, and the operations on profiles over them.
+
+    A set of profiles is an integer array with one row per profile: the index of the report, r_1, r_2, .., l_1, l_2, ...
+    The last or the first row of the grid stands for steps that a side does not have.
+
+    With ``symmetric`` every profile stands for itself and its mirror image, x -> -x and y -> -y. Rows below the middle
+    are then omitted.
+    """
+
+    ratio: float  # e^eps
+    inputs: np.ndarray  # x_i, equally spaced
+    outputs: np.ndarray  # y_j
+    cells: int  # The largest distance of neighbouring rows.
+    weights: np.ndarray | None  # The rows' weights in the average variance; None for the worst case.
+    symmetric: bool
+
+    @property
+    def rows(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def gap(self) -> float:
+        """Return x_(i+1) - x_i."""
+        return float(self.inputs[1] - self.inputs[0])
+
+    @property
+    def base(self) -> int:
+        """Return the first row that is not left out."""
+        return (self.rows - 1) // 2 if self.symmetric else 0
+
+    @cached_property
+    def centres(self) -> np.ndarray:
+        """Return the base row's input, and the middles between neighbouring rows above it."""
+        x = self.inputs[self.base :]
+        return np.append(x[0], (x[1:] + x[:-1]) / 2)
+
+    @cached_property
+    def falls(self) -> np.ndarray:
+        """Return the amounts by which a profile falls at its first step, its second, and so on."""
+        steps = min(-(-(self.rows - 1) // self.cells), math.ceil(_BITS * math.log(2) / math.log(self.ratio)))
+        return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
+
+    def mirrored(self, profiles: np.ndarray) -> np.ndarray:
+        j, right, left = self.parts(profiles)
+        return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - left, self.rows - 1 - right])
+
+    def parts(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return numbers of the reports, the steps to the right and those to the left."""
+        steps = len(self.falls)
+        return profiles[:, 0], profiles[:, 1 : 1 + steps], profiles[:, 1 + steps :]
+
+    def unique(self, profiles: np.ndarray) -> np.ndarray:
+        """Return the distinct profiles; of two mirror images, one."""
+        if self.symmetric:
+            other = self.mirrored(profiles)
+            at = (profiles != other).argmax(axis=1)[:, None]
+            later = np.take_along_axis(profiles, at, 1) > np.take_along_axis(other, at, 1)
+            profiles = np.where(later, other, profiles)
+        return np.unique(profiles, axis=0)
+
+    def narrowest(self, j: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
+        """Return the profiles with the nearest allowed steps to the given ones; only those with r_1 >= l_1 are kept."""
+        apart = self.cells * np.arange(len(self.falls))
+        last = self.rows - 1
+        right = np.maximum.accumulate(np.maximum(right, 0) - apart, axis=1) + apart
+        left = np.minimum.accumulate(np.minimum(left, last) + apart, axis=1) - apart
+        return np.column_stack([j, np.minimum(right, last), np.maximum(left, 0)])
+
+    def all_windows(self) -> np.ndarray:
+        """Return the profiles of all reports and rows l_1 <= r_1, with steps ``cells`` rows apart."""
+        left, right = np.triu_indices(self.rows)
+        j = np.repeat(np.arange(len(self.outputs)), len(left))
+        right, left = (np.tile(side, len(self.outputs))[:, None] for side in (right, left))
+        none = np.zeros(len(self.falls), int)
+        return self.narrowest(j, right + none, left + none)
+
+    def values(self, profiles: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the profiles at some rows, of shape (profiles, rows)."""
+        _, right, left = self.parts(profiles)
+        sides = zip(right.T[:, :, None], left.T[:, :, None], strict=True)
+        steps = sum((rows > after).astype(int) + (rows < before) for after, before in sides)
+        return self.ratio ** -np.asarray(steps, float)
+
+    def near(self, other: Grids, profiles: np.ndarray) -> np.ndarray:
+        """Return profiles of these grids near those of other grids, up to one report and one row away."""
+        j, *sides = other.parts(profiles)
+        steps = len(self.falls)
+        place = np.rint(np.interp(other.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
+        at = np.rint(np.interp(other.inputs, self.inputs, np.arange(self.rows))).astype(int)
+        right, left = (
+            np.pad(at[side], ((0, 0), (0, max(0, steps - side.shape[1]))), "edge")[:, :steps] for side in sides
+        )
+        moved = [
+            self.narrowest(place + a, right + b, left + c) for a in (-1, 0, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)
+        ]
+        made = np.concatenate(moved)
+        j, right, left = self.parts(made)
+        return made[(j >= 0) & (j < len(self.outputs)) & (left[:, 0] <= right[:, 0])]
+
+    def best(self, at_base: np.ndarray, at_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the profiles of most value for every report and every row r_1, and their values.
+
+        The value of a profile f is f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, with prices that depend on the
+        report. It is a sum over steps, so dynamic programming finds the best steps from the outermost inwards.
+        ``at_base`` has one price per report, ``at_steps`` has shape (n - 1, reports).
+        """
+        i, none = np.arange(self.rows)[:, None], np.zeros((1, len(at_base)))
+        right = np.concatenate([-at_steps, none]) - at_base * (i < self.base)
+        left = np.concatenate([none, at_steps]) + at_base * (i <= self.base)
+        to_right, next_right = self._best_steps(right)
+        to_left, next_left = (part[::-1] for part in self._best_steps(left[::-1]))
+        best = np.maximum.accumulate(to_left, axis=0)
+        new = np.ones(to_left.shape, bool)
+        new[1:] = to_left[1:] > best[:-1]
+        first_left = np.maximum.accumulate(np.where(new, i, 0), axis=0)
+        value = best + to_right
+        is_best = (value.argmax(0) == i) | (value.argmax(1)[:, None] == np.arange(len(at_base)))
+        r, j = np.nonzero(is_best)
+        rights, lefts, last = [r], [first_left[r, j]], self.rows - 1
+        for _ in range(len(self.falls) - 1):
+            rights.append(next_right[rights[-1], j])
+            lefts.append(last - next_left[lefts[-1], j])
+        return np.column_stack([j, *rights, *lefts]), value[r, j]
+
+    def _best_steps(self, gain: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the value of the best steps from a first one on, and the second's row; a fall by 1 gains ``gain``.
+
+        V_i = (1 - 1/ratio) gain_i + max_(k >= i + cells) V_k/ratio;  past the last row there are no steps.
+        """
+        q, last = 1 / self.ratio, self.rows - 1
+        value, second = gain.copy(), np.full(gain.shape, last)
+        best, at = gain.copy(), np.full(gain.shape, last)
+        for i in range(last - 1, -1, -1):
+            k = min(i + self.cells, last)
+            value[i], second[i] = (1 - q) * gain[i] + q * best[k], at[k]
+            better = value[i] >= best[i + 1]
+            best[i], at[i] = np.where(better, value[i], best[i + 1]), np.where(better, i, at[i + 1])
+        return value, second

@@ -12,26 +12,12 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.mechanisms.optimal import cache as optimal_cache
-from dpkernels.mechanisms.optimal.grid import (
-    MOST_EPSILON,
-    MOST_RATIO,
-    InputGrid,
-    coarse,
-    expected_inputs,
-    first_range,
-    grid,
-    largest_ratio,
-    most_ratio,
-    outputs_for,
-    row_weights,
-    spacing,
-)
+from dpkernels.mechanisms.optimal import grid as grids
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 from dpkernels.numerics import namespace
 
-# The program that finds the output range has 2 _COARSE + 1 outputs.
-_COARSE = 40
+_COARSE = 40  # The program that finds the output range has 2 _COARSE + 1 outputs.
 # The problems of tables that were read from the cache, by their probabilities as bytes; and those being solved again.
 _READ: dict[bytes, _Problem] = {}
 _DISTRUSTED: set[_Problem] = set()
@@ -39,8 +25,7 @@ _DISCRETE = (
     "The grids and the vertex that the linear program finds are discrete choices; give plain numbers, or take hybrid, "
     "piecewise or central_piecewise, which are differentiable."
 )
-# The tolerance for sums and means of a table that was read, in half widths of the interval.
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # Of sums and means of a table that was read, in half widths of the interval.
 
 
 def optimal(
@@ -57,11 +42,8 @@ def optimal(
 
     It solves a linear program over the table of probabilities (see ``program``). The solution takes a second, or up to
     15 s with many rows, and is kept in memory and in the user's cache folder (see ``cache``). Grids twice as fine as
-    the default ones lower the worst-case variance by less than 1 %. ``Optimal`` explains the privacy guarantee, and
-    ``benchmarks.optimal`` compares variances.
-
-    The grids and the vertex that solves the program are discrete choices. JAX may trace only the interval, and only for
-    local DP with the objective "worst".
+    the default ones lower the worst-case variance by less than 1 %. ``Optimal`` explains the privacy guarantee. JAX may
+    trace only the interval, and only for local DP with the objective "worst".
 
     With a sensitivity D below the width R of the interval the mechanism is for central DP. There are no default grids
     in two cases, in which ``central_piecewise`` is the alternative:
@@ -80,15 +62,14 @@ def optimal(
         points: the number of inputs with a row of their own, odd, 3 to 1401. If it is given, D may be as small as 1/16
             of the width at any budget. By default rounding between rows adds at most 0.8 % of the variance, which takes
             33 rows up to epsilon 3.8, 69 at 6 and 529 at 12.
-        outputs: the number of candidate reports, odd; unused ones are dropped. The default is near ``points``, and at
-            least 121.
+        outputs: the number of candidate reports, odd, 9 to 2049 and at most 2^21/points; unused ones are dropped. The
+            default is near ``points``, and at least 121.
         objective: "worst" minimises the worst-case variance. A distribution of expected inputs minimises the average
             variance: an array of weights for equal bins of the interval, or a tuple (edges, weights). It must not be
             computed from the data to be perturbed.
 
     Raises:
-        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below the limits above; points even or
-            not in 3..1401; outputs even or not in 9..2049, or above 2^21/points; an invalid objective.
+        ValueError: an argument is out of its range.
         ProgramError: the solver fails, for too few outputs or extreme grids.
 
     Example:
@@ -105,70 +86,46 @@ def optimal(
 
 @dataclass(frozen=True)
 class _Problem:
-    """The parameters of a program, in half widths of the interval.
-
-    Attributes:
-        epsilon: the budget.
-        ratio: width of the interval over the sensitivity; 1 if any two inputs are neighbours.
-        rows: the inputs.
-        half: there are 2 half + 1 outputs.
-        histogram: edges and masses of expected inputs; None for the worst case.
-    """
+    """The parameters of a program, in half widths of the interval."""
 
     epsilon: float
-    ratio: float
-    rows: InputGrid
-    half: int
-    histogram: tuple[tuple[float, ...], tuple[float, ...]] | None
+    ratio: float  # The width of the interval over the sensitivity; 1 if any two inputs are neighbours.
+    rows: grids.InputGrid
+    half: int  # There are 2 half + 1 outputs.
+    histogram: tuple[tuple[float, ...], tuple[float, ...]] | None  # Edges and masses of expected inputs.
 
-    def table(self, rows: InputGrid, apart: float, half: int) -> np.ndarray:
-        """Return the program's probabilities, on these rows and outputs."""
+    def table(self, rows: grids.InputGrid, apart: float, half: int) -> np.ndarray:
         weights = None
         if self.histogram is not None:
             edges, masses = (np.array(part) for part in self.histogram)
-            weights = row_weights(edges, masses, rows)
+            weights = grids.row_weights(edges, masses, rows)
         return least_variance(self.epsilon, rows.inputs, apart * np.arange(-half, half + 1), rows.cells, weights)
 
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
-    """Return whether ``optimal`` with these arguments finds its solution in the cache folder.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below the limits of ``optimal``.
-    """
+    """Return whether ``optimal`` with these arguments finds its solution in the cache folder."""
     return optimal_cache.is_kept(repr(_problem(epsilon, lower, upper, sensitivity, None, None, "worst")))
 
 
 def _problem(
-    epsilon: float,
-    lower: float,
-    upper: float,
-    sensitivity: float | None,
-    points: int | None,
-    outputs: int | None,
-    objective: str,
+    epsilon: Any, lower: Any, upper: Any, sensitivity: Any, points: int | None, outputs: int | None, objective: Any
 ) -> _Problem:
-    checks.epsilon(epsilon)
-    checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MOST_EPSILON)
-    checks.interval(lower, upper)
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
+    checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], grids.MOST_EPSILON)
     checks.not_traced("epsilon, sensitivity", _DISCRETE, epsilon, sensitivity)
     if sensitivity is not None or not isinstance(objective, str):
         checks.not_traced("lower, upper", _DISCRETE, lower, upper)
-    named = ("epsilon", epsilon), ("lower", lower), ("upper", upper)
-    epsilon, lower, upper = (checks.number(name, value) for name, value in named)
-    ratio = (
-        1.0
-        if sensitivity is None
-        else _interval_ratio(lower, upper, sensitivity, most_ratio(epsilon) if points is None else MOST_RATIO)
-    )
-    histogram = None
+    ratio, histogram = 1.0, None
+    if sensitivity is not None:
+        most = grids.most_ratio(epsilon) if points is None else grids.MOST_RATIO
+        ratio = _interval_ratio(lower, upper, sensitivity, most)
     if isinstance(objective, str):
         checks.one_of("objective", objective, ("worst",))
     else:
-        edges, masses = expected_inputs(objective, lower, upper)
+        edges, masses = grids.expected_inputs(objective, lower, upper)
         histogram = tuple(edges.tolist()), tuple(masses.tolist())
-    rows = grid(epsilon, ratio, points)
-    return _Problem(epsilon, ratio, rows, outputs_for(rows, outputs), histogram)
+    rows = grids.grid(epsilon, ratio, points)
+    return _Problem(epsilon, ratio, rows, grids.outputs_for(rows, outputs), histogram)
 
 
 def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float) -> float:
@@ -197,7 +154,7 @@ def _solution(problem: _Problem) -> optimal_cache.Arrays:
     """Return the table in half widths of the interval: probabilities, places, spacing."""
 
     def solve() -> optimal_cache.Arrays:
-        apart = spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
+        apart = grids.spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
         p = problem.table(problem.rows, apart, problem.half)
         used = np.flatnonzero(p.max(axis=0) > 0)
         return {"probabilities": p[:, used], "places": used - problem.half, "spacing": np.array(apart)}
@@ -215,43 +172,32 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
     """Solve a mechanism's program again and return the new mechanism; None if it was not read from the cache folder.
 
     It is used if a cached table cannot be certified, since a table that passed the checks up to rounding may be too far
-    from a private one. A mechanism with another budget, sensitivity or grid than the cached solution is not solved
-    again.
+    from a private one. A mechanism with another budget, sensitivity or grid than the cached solution gives None too.
     """
     solution = np.asarray(mechanism.probabilities).tobytes()
     problem = _READ.get(solution)
-    if problem is None or not _is_of(mechanism, problem):
+    if problem is None:
+        return None
+    low, high, D = mechanism.lower, mechanism.upper, mechanism.sensitivity
+    made, ratio = _mechanism(problem, low, high, D), 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
+    same = (getattr(mechanism, name) == getattr(made, name) for name in ("epsilon", "places", "reach", "spacing"))
+    if ratio != problem.ratio or not all(same):
         return None
     del _READ[solution]
     _solution.cache_clear()
     _mechanism.cache_clear()
     _DISTRUSTED.add(problem)
     try:
-        return _mechanism(problem, *_place(mechanism))
+        return _mechanism(problem, low, high, D)
     finally:
         _DISTRUSTED.discard(problem)  # The file now holds the new solution.
 
 
-def _place(mechanism: Optimal) -> tuple[Any, Any, Any]:
-    """Return (lower, upper, sensitivity): plain numbers."""
-    return mechanism.lower, mechanism.upper, mechanism.sensitivity
-
-
-def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
-    """Return whether a mechanism has the parameters of the one that its problem makes."""
-    low, high, D = _place(mechanism)
-    ratio = 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
-    made = _mechanism(problem, low, high, D)
-    return ratio == problem.ratio and all(
-        getattr(mechanism, name) == getattr(made, name) for name in ("epsilon", "places", "reach", "spacing")
-    )
-
-
 def _output_range(problem: _Problem) -> float:
     """Return the range one step beyond the outermost report that a coarse program uses; widen it while it is filled."""
-    rows, wanted = coarse(problem.rows, problem.ratio), first_range(problem.epsilon, problem.ratio)
+    rows, wanted = grids.coarse(problem.rows, problem.ratio), grids.first_range(problem.epsilon, problem.ratio)
     for _ in range(8):
-        apart = spacing(problem.epsilon, problem.ratio, wanted, _COARSE)
+        apart = grids.spacing(problem.epsilon, problem.ratio, wanted, _COARSE)
         try:
             used = np.flatnonzero(problem.table(rows, apart, _COARSE).max(axis=0) > 0)
         except ProgramError:
@@ -272,10 +218,7 @@ def _is_sound(kept: optimal_cache.Arrays, problem: _Problem) -> bool:
             return False
         if not (np.all(np.isfinite(p)) and np.all(p > 0) and np.all(np.diff(places) > 0) and 0 < apart < math.inf):
             return False
-        off = np.abs(p @ (apart * places) - problem.rows.inputs).max()
-        ratio = largest_ratio(p, problem.rows.cells)
-        return bool(
-            np.abs(p.sum(axis=1) - 1).max() < _ROUNDING and off < _ROUNDING and ratio <= math.exp(problem.epsilon)
-        )
+        off = max(np.abs(p.sum(axis=1) - 1).max(), np.abs(p @ (apart * places) - problem.rows.inputs).max())
+        return bool(off < _ROUNDING and grids.largest_ratio(p, problem.rows.cells) <= math.exp(problem.epsilon))
     except (KeyError, ValueError, TypeError):
         return False

@@ -19,19 +19,18 @@ class Shape(abc.ABC):
     """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1].
 
     A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, except those named in
-    ``class X(Window, static=("field",))``. The rest of the package uses only the members of this class.
+    ``class X(Window, static=("field",))``.
 
     Attributes:
         ends: the interval.
         name: the name of a shape without fields, for constructors and the command; None if it has none.
         steepness: s with |f^(8)| <= s^8 f between kinks, which bounds the quadrature error of rigorous brackets
-            (docs/proofs/brackets.md); 0 for polynomials of degree at most 7. If it is None, no bound is known and
-            brackets are refused.
+            (docs/proofs/brackets.md); 0 for polynomials of degree at most 7; None if no bound is known.
         is_flat: the density is 1 on the whole interval.
         is_linear: the density is linear between kinks. The privacy profile then has a closed form.
         is_table: the density has many kinks, and at most one turning point between them.
-        is_smooth: Newton's method inverts the mechanism's cdf on half a window in a few steps: a window rises to its
-            middle and has no kinks there, and a base has none anywhere. For other shapes the cdf is bisected.
+        is_smooth: a window rises to its middle without kinks; a base has none anywhere. Newton's method then inverts
+            the mechanism's cdf, which is bisected for other shapes.
     """
 
     name: ClassVar[str | None] = None
@@ -58,16 +57,12 @@ class Shape(abc.ABC):
         """Return whether the density never rises away from its middle.
 
         If the window and the base both fall, the ends of the input interval are the worst pair of inputs. False is
-        conservative: the mechanism is then accounted by its epsilon alone.
+        conservative: the accounting then uses the mechanism's epsilon alone.
         """
         return False
 
     def check(self) -> None:  # noqa: B027
-        """Check a shape that was read from a file.
-
-        Raises:
-            ValueError: no constructor makes such a shape.
-        """
+        """Refuse a shape, read from a file, that no constructor makes."""
 
     @property
     @abc.abstractmethod
@@ -102,7 +97,7 @@ class Shape(abc.ABC):
 
 
 class Base(Shape):
-    """An even shape on [-1, 1] with peak 1; its spread is Zhang's vB, its area half the integral."""
+    """An even shape on [-1, 1]; its spread is Zhang's vB, its area half the integral."""
 
     ends = -1.0, 1.0
 
@@ -125,14 +120,10 @@ class Constant(Base):
     """The constant base B1, g(v) = 1."""
 
     name = "constant"
-    falls = True
-    is_linear = True
-    area = 1.0
+    falls = is_flat = is_linear = is_smooth = True
+    area = lowest = 1.0
     spread = 1 / 3
     steepness = 0.0
-    is_flat = True
-    is_smooth = True
-    lowest = 1.0
     kinks = np.zeros(0)
 
     def density(self, v: Real) -> Real:
@@ -153,18 +144,15 @@ class Constant(Base):
 
 @dataclass(frozen=True)
 class Quartic(Base):
-    """The quartic base B2, g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
+    """The quartic base B2, g(v) = 1 - (1 - r) v^4, with r = t / y the height at the edge.
 
     Attributes:
-        edge: r.
-
-    Raises:
-        ValueError: edge not in [1e-9, 1].
+        edge: r, in [1e-9, 1].
     """
 
-    steepness: ClassVar[float | None] = 0.0
-    falls = True
-    is_smooth: ClassVar[bool] = True
+    falls = is_smooth = True
+    steepness = 0.0
+    kinks = np.zeros(0)
 
     edge: Any
 
@@ -182,10 +170,6 @@ class Quartic(Base):
     @property
     def lowest(self) -> Real:
         return self.edge
-
-    @property
-    def kinks(self) -> np.ndarray:
-        return np.zeros(0)
 
     def density(self, v: Real) -> Real:
         xp = namespace(v, self.edge)
@@ -208,11 +192,7 @@ class Quartic(Base):
         return self._mass(d, width) * (0.5 / self.area)
 
     def _mass(self, d: Any, w: Any) -> Any:
-        """Return the integral of g from v = d - 1 to v + w.
-
-        It is w (r + (1-r) (1 - v^4 - w (2 v^3 + 2 v^2 w + v w^2 + w^3/5))), and 1 - v^4 = d (2 - d) (1 + v^2) does not
-        cancel for small d.
-        """
+        """Return the integral of g from v = d - 1 to v + w, where 1 - v^4 = d (2 - d) (1 + v^2) does not cancel."""
         v, far = d - 1, d * (2 - d) * (1 + (d - 1) ** 2)
         return w * (self.edge + (1 - self.edge) * (far - w * (2 * v**3 + w * (2 * v**2 + w * (v + 0.2 * w)))))
 

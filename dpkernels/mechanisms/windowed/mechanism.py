@@ -12,17 +12,19 @@ types I and II and Wang 2019's Piecewise Mechanism are windows on the constant b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import jax
 import numpy as np
 
-from dpkernels import checks
-from dpkernels.mechanisms.base import Parabolic
-from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels import checks, solve
+from dpkernels.decimals import shortest
+from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.windowed.bases import Base, Quartic
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, RealArray, floating, namespace, root_or_zero
+from dpkernels.numerics import Real, floating, namespace, plain, root_or_zero
 from dpkernels.pytrees import pytree
-from dpkernels.solve import invert_increasing, invert_smooth
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
 _STEPS = 3  # Newton's steps that invert half a window in float32.
@@ -30,7 +32,7 @@ _STEPS = 3  # Newton's steps that invert half a window in float32.
 
 @pytree
 @dataclass(frozen=True)
-class Windowed(Parabolic):
+class Windowed(Bounded):
     """A window on a base. The module states the formula.
 
     Attributes:
@@ -39,13 +41,8 @@ class Windowed(Parabolic):
         width: m in [1e-100, 2), the window's width where the output interval is [-1, 1].
         relative_height: k / y above 0, the window's peak over the base's. It is stored instead of k because y cannot be
             recovered from k when the base's mass is small.
-        lower: smallest valid input.
-        upper: largest valid input.
-        epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
-
-    Raises:
-        ValueError: width not in [1e-100, 2), relative_height not positive, not lower < upper, or epsilon not in
-            [0.01, 20].
+        lower, upper: smallest and largest valid input.
+        epsilon: the budget that the parameters are for, in [0.01, 20]; ``accountants.epsilon`` has the realised one.
     """
 
     window: Window
@@ -57,17 +54,10 @@ class Windowed(Parabolic):
     epsilon: Any
 
     def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
-        checks.interval(self.lower, self.upper)
+        super().__post_init__()
         checks.within("width", self.width, 0.0, 2.0, open_ends=True)
         checks.within("width", self.width, NARROWEST, 2.0)
         checks.positive("relative_height", self.relative_height)
-
-    @classmethod
-    def of_height(cls, *, window: Window, base: Base, width: Any, height: Any, **others: Any) -> Windowed:
-        """Make the mechanism from the window's peak k instead of k / y, with y = (1 - S1)/(2 b)."""
-        checks.within("height", height, 0.0, 1 / (window.area * width), open_ends=True)
-        return cls(window, base, width, 2 * base.area * height / (1 - window.area * height * width), **others)
 
     @property
     def height(self) -> Any:
@@ -81,7 +71,7 @@ class Windowed(Parabolic):
 
     @property
     def base_mass(self) -> Real:
-        """Return S2 = 1 - S1, the probability of the base."""
+        """Return S2 = 1 - S1."""
         return 2 * self.base.area * self.level
 
     @property
@@ -102,11 +92,9 @@ class Windowed(Parabolic):
         return (floating(value) - self.middle) * self.scale
 
     def _window_middle(self, x: Real) -> Any:
-        """Return c / S1 = (x - middle) (2 - m) / R."""
         return (floating(x) - self.middle) * ((2 - self.width) / (self.upper - self.lower))
 
     def _window_start(self, x: Real) -> Real:
-        """Return a(c) = c / S1 - m / 2."""
         return self._window_middle(x) - self.width / 2
 
     def pdf(self, y: Real, x: Any) -> Any:
@@ -132,8 +120,8 @@ class Windowed(Parabolic):
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the report below the window, inside it or above it; the masses of the three cases are known.
 
-        The mirror image of a report above the window's middle is one below. So the half of the window up to its middle
-        is all that has to be inverted. Positions are distances d from the near end of [-1, 1], where v = d - 1.
+        The mirror image of a report above the window's middle is one below, so half of the window is to be inverted.
+        Positions are distances d from the near end of [-1, 1], where v = d - 1.
         """
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
@@ -153,14 +141,8 @@ class Windowed(Parabolic):
     def _invert_half(self, outside: Any, u: Any, mass: Any, half: Any, start: Any) -> tuple[Any, Any]:
         """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
 
-        The mass from the window's start to z in [0, 1/2], with the base under it, is ``mass``.
-
-        Args:
-            outside: whether u is below the window.
-            u: the mass below the report.
-            mass: the mass between the window's start and the report.
-            half: the mass of the window up to its middle, with the base under it.
-            start: the distance of the window's start.
+        z in [0, 1/2] has the mass ``mass`` between the window's start and z, with the base under it. ``half`` is that
+        of z = 1/2, and ``start`` the distance of the window's start.
         """
         xp, m, window, base = namespace(u, self.width), self.width, self.window, self.base
         S1, S2 = self.window_mass, self.base_mass
@@ -173,7 +155,7 @@ class Windowed(Parabolic):
             def cdf(z: Any) -> Any:
                 return S1 * window.inward_mass(z) + S2 * base.mass_between(start, m * z)
 
-            return d, invert_increasing(cdf, mass, 0.0, 0.5)
+            return d, solve.invert_increasing(cdf, mass, 0.0, 0.5)
         # The root of a density that is linear in z, which those of linear windows on a flat base are.
         edge = m * (self.height * window.inward(0 * u) + self.level * base.inward(start)) * (0.5 / half)
         z = share * (1 / (edge + root_or_zero(edge**2 + 4 * (1 - edge) * share)))
@@ -182,7 +164,7 @@ class Windowed(Parabolic):
         mass, z = xp.where(outside, u, mass), xp.where(outside, d, z)
         start, unit = xp.where(outside, 0.0, start), xp.where(outside, 1.0, m)
         S1, k = (xp.where(outside, 0.0, weight) for weight in (S1, self.height))
-        z = invert_smooth(
+        z = solve.invert_smooth(
             lambda z: S1 * window.inward_mass(z) + S2 * base.mass_between(start, unit * z),
             mass,
             z,
@@ -205,10 +187,6 @@ class Windowed(Parabolic):
         integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * below_window
         return 2 * integral / self.scale
 
-    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
-        return none, none
-
     def h1_rate(self) -> Any:
         """Return S2 / S1, the odds of the base against the window (Zhang 2024)."""
         return self.base_mass / self.window_mass
@@ -216,8 +194,7 @@ class Windowed(Parabolic):
     def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
         """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the output's far end.
 
-        Zhang 2024, Definition 4.3: the ratio of the areas from the input to two partition points on one side of it. The
-        published table has 1/3 for every constant base, which is the ratio of the base's areas alone.
+        This is Zhang 2024, Definition 4.3. The published table has the ratio of the base's areas alone: 1/3.
         """
         c = self._scaled(x)
         far = namespace(c).where(c > 0, -1.0, 1.0)
@@ -250,3 +227,130 @@ def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
     v = kinks(window, base, width)
     v = np.concatenate([v, v * (1 - 1e-12), v * (1 + 1e-12)])
     return np.union1d(np.linspace(0, 1, 2049), v[(v > 0) & (v < 1)])
+
+
+# The largest window height at a budget, and the free parameters of least variance; JAX may trace every argument.
+
+CONDITIONS = ("pointwise", "sup_inf")
+OBJECTIVES = ("worst", "central")
+_XATOL = 1e-10  # Of the logarithms that are searched.
+# The logits of m/2 from m = 1e-5 to 1.99. Quartic bases have two basins, about m = 1, where the scan is dense.
+_LOGITS = np.linspace(-12.0, 5.0, 52)
+_EDGES = 9  # That are scanned, evenly in the logarithm.
+
+
+def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
+    """Return the largest ratio k / y of window to base height that is eps-DP, or NaN for JAX values if there is none.
+
+    ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
+    floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
+    the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
+
+    Raises:
+        ValueError: no positive height is eps-DP, for plain numbers.
+    """
+    xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
+    if condition == "sup_inf":
+        height = xp.exp(epsilon) * base.lowest - 1
+    else:
+        flat = window.is_flat and base.is_flat
+        height = xp.expm1(epsilon) / (1.0 if flat else _steepest(window, base, width, epsilon))
+    if xp is not np:
+        return xp.where(height > 0, height, xp.nan)
+    if not height > 0:
+        raise ValueError(
+            f"epsilon: at {shortest(epsilon)} no positive window height is private; the base falls to "
+            f"{shortest(base.lowest)} of its peak, {condition} needs more than {shortest(np.exp(-epsilon))}"
+        )
+    return float(height)
+
+
+def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+    """Return the maximum over v of (ceiling - e^eps floor) / g."""
+    parameters = window, base, width, epsilon
+    xp = namespace(*jax.tree.leaves(parameters))
+    if xp is np:
+        return solve.maximum_on(lambda v: _steepness(v, parameters), critical_points(window, base, width))
+    ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
+    return solve.maximum_between(_steepness, parameters, xp.sort(xp.clip(ends, 0.0, 1.0)))
+
+
+def _steepness(v: Any, parameters: tuple[Window, Base, Any, Any]) -> Any:
+    window, base, width, epsilon = parameters
+    near, far = distances(v, width)
+    return (window.ceiling(near) - namespace(v, epsilon).exp(epsilon) * window.floor(far)) / base.density(v)
+
+
+def height_at(relative: Any, window: Window, base: Base, width: Any) -> Any:
+    """Return k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
+    return relative / (relative * window.area * width + 2 * base.area)
+
+
+def variance_at(window: Window, base: Base, width: Any, height: Any, objective: str) -> Any:
+    """Return the central or worst-case variance in units of the squared width of the input interval."""
+    S1 = window.area * height * width
+    reach = S1 * (1 - width / 2)  # c_max
+    central = ((1 - S1) * base.spread + S1 * window.spread * width**2) / (4 * reach**2)
+    return central if objective == "central" else central + (1 / S1 - 1) / 4
+
+
+def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, objective: str) -> tuple[Base, Real]:
+    """Return the base and the width of least variance; a base of None is quartic, its edge chosen with the width."""
+    parameters = window, base, epsilon
+    if namespace(*jax.tree.leaves(parameters)) is np:
+        base = _best_quartic(window, epsilon, condition, objective) if base is None else base
+        return base, _best_width(window, base, epsilon, condition, objective)[0]
+    axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _EDGES)]
+    starts = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes))
+
+    def shape(x: Any, base: Base | None, epsilon: Any) -> tuple[Base, Any]:
+        return _quartic_at(x[1], epsilon, condition) if base is None else base, _width_of(x[0])
+
+    def variance(x: Any, parameters: tuple[Window, Base | None, Any]) -> Any:
+        window, base, epsilon = parameters
+        return _best_height_variance(window, *shape(x, base, epsilon), epsilon, condition, objective)
+
+    return shape(solve.smooth_minimum(variance, parameters, starts, starts.min(0), starts.max(0)), base, epsilon)
+
+
+def _best_height_variance(window: Window, base: Base, width: Any, epsilon: Any, condition: str, objective: str) -> Any:
+    height = height_at(relative_height(window, base, width, epsilon, condition), window, base, width)
+    return variance_at(window, base, width, height, objective)
+
+
+@lru_cache(maxsize=512)
+def _best_width(window: Window, base: Base, epsilon: float, condition: str, objective: str) -> tuple[float, float]:
+    """Return the width of least variance on a given base, and that variance."""
+
+    def variance(logit: float) -> float:
+        return _best_height_variance(window, base, _width_of(logit), epsilon, condition, objective)
+
+    logit, value = solve.minimum_near_grid(variance, _LOGITS, xatol=_XATOL)
+    return _width_of(logit), value
+
+
+def _width_of(logit: Any) -> Any:
+    return plain(2 / (1 + namespace(logit).exp(-logit)))
+
+
+@lru_cache(maxsize=512)
+def _best_quartic(window: Window, epsilon: float, condition: str, objective: str) -> Quartic:
+    """Return the quartic base of least variance, its width chosen with it."""
+
+    def variance(log_edge: float) -> float:
+        return _best_width(window, Quartic(float(np.exp(log_edge))), epsilon, condition, objective)[1]
+
+    lowest = float(np.log(lowest_edge(epsilon, condition)))
+    log_edge, value = solve.minimum_near_grid(variance, np.linspace(lowest, 0.0, _EDGES), xatol=_XATOL)
+    return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
+
+
+def _quartic_at(share: Any, epsilon: Any, condition: str) -> Quartic:
+    """Return the quartic base at a share of the way from log of the lowest edge to 0."""
+    xp = namespace(share, epsilon)
+    return Quartic(xp.exp((1 - share) * xp.log(lowest_edge(epsilon, condition))))
+
+
+def lowest_edge(epsilon: Any, condition: str) -> Any:
+    """Return the lowest edge with a private height; under sup_inf an edge of at most e^-eps has none."""
+    return 1e-6 if condition == "pointwise" else namespace(epsilon).exp(-epsilon) * (1 + 1e-6)

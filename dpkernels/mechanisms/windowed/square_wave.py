@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dpkernels import checks
 from dpkernels.mechanisms.base import Local
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.windows import Uniform
-from dpkernels.numerics import Real, RealArray, elementary, floating, namespace, unless_nan
+from dpkernels.numerics import Real, elementary, floating, namespace
 from dpkernels.pytrees import pytree
 
-# Beyond these limits the window is numerically the whole output interval, or empty.
-_HALF_WIDTHS = (1e-9, 1e6)
+_HALF_WIDTHS = (1e-9, 1e6)  # Beyond, the window is numerically the whole output interval, or empty.
 
 
 @pytree
@@ -36,13 +33,9 @@ class SquareWave(Local):
     Privacy" (SIGMOD 2020), section 5.
 
     Attributes:
-        half_width: b, half the window's width in widths of the input interval.
-        lower: smallest valid input.
-        upper: largest valid input.
-        epsilon: the pure-DP budget. Any two inputs are neighbours.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20], not lower < upper, or half_width not in [1e-9, 1e6].
+        half_width: b in [1e-9, 1e6], half the window's width in widths of the input interval.
+        lower, upper: smallest and largest valid input.
+        epsilon: the pure-DP budget, in [0.01, 20]. Any two inputs are neighbours.
     """
 
     half_width: Any
@@ -51,8 +44,7 @@ class SquareWave(Local):
     epsilon: Any
 
     def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
-        checks.interval(self.lower, self.upper)
+        super().__post_init__()
         checks.within("half_width", self.half_width, *_HALF_WIDTHS)
 
     @property
@@ -101,10 +93,6 @@ class SquareWave(Local):
         base, window = xp.clip((v + b) / (1 + 2 * b), 0.0, 1.0), xp.clip((v - t + b) / (2 * b), 0.0, 1.0)
         return self.base_mass * base + self.window_mass * window
 
-    def mass(self, y: Real, x: Any) -> Any:
-        """Return 0: there are no atoms."""
-        return unless_nan(namespace(y, x).zeros_like(floating(y) + floating(x)), y, x)
-
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         return self.middle + self.window_mass * (self.unbiased.inverse_cdf(u, above, x) - self.middle)
 
@@ -117,7 +105,7 @@ class SquareWave(Local):
         return self.lower + self._range * xp.where(u < S1, in_window, in_base)
 
     def mean(self, x: Any) -> Any:
-        """Return lower + R (S1 t + S2/2): between the input and the middle."""
+        """Return lower + R (S1 t + S2/2)."""
         return self.lower + self._range * (self.window_mass * self._scaled(x) + self.base_mass / 2)
 
     def bias(self, x: Any) -> Any:
@@ -132,7 +120,7 @@ class SquareWave(Local):
 
     @property
     def worst_variance(self) -> Real:
-        """Return the largest variance over valid inputs, which is at an end."""
+        """Return the variance at an end, the largest over valid inputs."""
         return self.variance(self.upper)
 
     def absolute_error(self, x: Real) -> Real:
@@ -141,15 +129,11 @@ class SquareWave(Local):
         far = ((t + b) ** 2 + (1 + b - t) ** 2) / (2 * (1 + 2 * b))
         return self._range * (self.window_mass * b / 2 + self.base_mass * far)
 
-    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
-        return none, none
-
 
 def published_half_width(epsilon: Real) -> Any:
-    """Return b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)), which maximises a mutual information (Li 2020).
+    """Return b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)) (Li 2020).
 
-    The mutual information is that of a uniform input and its report. b tends to 1/2 as eps -> 0.
+    It maximises the mutual information of a uniform input and its report.
     """
     expm1 = elementary(epsilon).expm1
     return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))
@@ -166,21 +150,14 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | N
             width is too narrow for an integer table, and ``exact_sampler`` raises an error.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
-        half_width: b, half the window's width in widths of the interval; by default the published one.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20], not lower < upper, or half_width not in [1e-9, 1e6].
+        half_width: b in [1e-9, 1e6], half the window's width in widths of the interval; by default the published one.
 
     Example:
         >>> m = square_wave(epsilon=1.0, lower=0.0, upper=100.0)
         >>> round(m.half_width, 4), [round(float(end), 1) for end in m.output_interval]
         (0.2561, [-25.6, 125.6])
     """
-    checks.epsilon(epsilon)
-    checks.interval(lower, upper)
-    epsilon = checks.number("epsilon", epsilon)
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     b = published_half_width(epsilon) if half_width is None else half_width
     checks.within("half_width", b, *_HALF_WIDTHS)
-    return SquareWave(
-        checks.number("half_width", b), checks.number("lower", lower), checks.number("upper", upper), epsilon
-    )
+    return SquareWave(checks.number("half_width", b), lower, upper, epsilon)

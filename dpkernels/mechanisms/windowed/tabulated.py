@@ -15,44 +15,35 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
+from dpkernels.numerics import Real, floating, like, namespace, plain, root_or_zero
 from dpkernels.pytrees import pytree
 
-# The number of points at which a user's function is evaluated. The table then defines the shape, so the number of knots
+# The number of points at which a user's function is evaluated. The table then defines the shape, so their number
 # affects how closely it follows the function, but not privacy.
 _KNOTS = 1025
 
 
 class _Tables(NamedTuple):
-    """The arrays from which a piecewise linear density is evaluated.
+    """The arrays from which a piecewise linear density is evaluated."""
 
-    Attributes:
-        heights: the values at the n + 1 knots.
-        area: the integral.
-        masses: the cumulative normalised mass at the knots.
-        segments: of shape (n, 5): number, heights at both ends, mass and integral of the cdf before it, of every
-            segment.
-        spread: the variance about 1/2 of the normalised density.
-    """
-
-    heights: Any
+    heights: Any  # At the n + 1 knots.
     area: Any
-    masses: Any
-    segments: Any
-    spread: Any
+    masses: Any  # Of the normalised density, up to every knot.
+    segments: Any  # Of every segment: number, heights at both ends, mass and integral of the cdf before it.
+    spread: Any  # Of the normalised density, its variance about 1/2.
 
 
 def _tables(f: Any) -> _Tables:
     xp, n = namespace(f), len(f) - 1
-    area = plain(((f[:-1] + f[1:]) / 2).mean())
-    masses = xp.concatenate([xp.zeros(1), xp.cumsum((f[:-1] + f[1:]) / 2)]) / (n * area)
+    middle = (f[:-1] + f[1:]) / 2
+    area = plain(middle.mean())
+    masses = xp.concatenate([xp.zeros(1), xp.cumsum(middle)]) / (n * area)
     pieces = masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * area)
     integrals = xp.concatenate([xp.zeros(1), xp.cumsum(pieces)])
     segments = xp.stack([xp.arange(n) + 0.0, f[:-1], f[1:], masses[:-1], integrals[:-1]], -1)
     # Simpson's rule is exact for the cubic integrand of the variance.
     knots = np.linspace(0, 1, n + 1)
-    middles, f_mid = (knots[:-1] + knots[1:]) / 2, (f[:-1] + f[1:]) / 2
-    at_knots, at_middles = (knots - 0.5) ** 2 * f, (middles - 0.5) ** 2 * f_mid
+    at_knots, at_middles = (knots - 0.5) ** 2 * f, ((knots[:-1] + knots[1:]) / 2 - 0.5) ** 2 * middle
     spread = plain((at_knots[:-1] + 4 * at_middles + at_knots[1:]).mean() / 6 / area)
     return _Tables(f, area, masses, segments, spread)
 
@@ -76,57 +67,41 @@ class PiecewiseLinear:
     def tables(self) -> _Tables:
         return _plain_tables(self.values)
 
-    @property
-    def heights(self) -> Any:
-        return self.tables.heights
-
-    @property
-    def area(self) -> Any:
-        return self.tables.area
-
-    @property
-    def spread(self) -> Any:
-        return self.tables.spread
-
     def density(self, z: Any) -> Any:
         s, low, high, _, _ = self._segment(z)
         return namespace(z, low).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
 
     def cdf(self, z: Real) -> Real:
         s, low, high, mass, _ = self._segment(z)
-        return mass + (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.area)
+        return mass + (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.tables.area)
 
     def cdf_integral(self, z: Real) -> Any:
         s, low, high, mass, integral = self._segment(z)
         n = len(self.values) - 1
-        return integral + mass * s / n + (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
+        return integral + mass * s / n + (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.tables.area)
 
     def icdf(self, u: Any) -> Any:
         """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
-        u = floating(u)
-        xp, n = namespace(u, self.heights), len(self.values) - 1
-        i = xp.clip(xp.searchsorted(like(self.tables.masses, u), u, side="right") - 1, 0, n - 1)
-        low, high = _take(self.heights, i, u), _take(self.heights, i + 1, u)
-        rest = xp.maximum(u - _take(self.tables.masses, i, u), 0.0) * n * self.area
+        u, tables, n = floating(u), self.tables, len(self.values) - 1
+        xp = namespace(u, tables.heights)
+        i = xp.clip(xp.searchsorted(like(tables.masses, u), u, side="right") - 1, 0, n - 1)
+        _, low, high, before, _ = xp.moveaxis(like(tables.segments, u)[i], -1, 0)
+        rest = xp.maximum(u - before, 0.0) * n * tables.area
         root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
         s = 2 * rest / xp.where(root > 0, root, 1.0)
         return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
 
     def _segment(self, z: Real) -> tuple[Real, ...]:
-        """Return the position of z in its segment, in [0, 1], and the segment's heights, mass and integral.
+        """Return the position of z in its segment, and the segment's heights, mass and integral.
 
         One look-up returns all of them, because XLA may compute the position at a knot twice and round it differently.
         """
-        z = floating(z)
-        xp, n = namespace(z, self.heights), len(self.values) - 1
+        z, segments, n = floating(z), self.tables.segments, len(self.values) - 1
+        xp = namespace(z, segments)
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
-        number, *rest = xp.moveaxis(_take(self.tables.segments, i, z), -1, 0)
+        number, *rest = xp.moveaxis(like(segments, z)[i], -1, 0)
         return position - number, *rest
-
-
-def _take(table: np.ndarray, i: RealArray, value: Real) -> Real:
-    return like(table, value)[i]
 
 
 @pytree
@@ -141,119 +116,97 @@ class _TracedPiecewiseLinear(PiecewiseLinear):
         return _tables(self.values)
 
 
-def _falls(shape: PiecewiseLinear) -> bool:
-    checks.not_traced("shape", "Whether a table falls is known of plain numbers; write a class instead.", shape.heights)
-    return bool(np.all(np.diff(shape.heights[len(shape.heights) // 2 :]) <= 0))
+class _Tabulated:
+    """What a tabulated window and a tabulated base share: each is a density on [0, 1], stretched to ``ends``."""
 
+    steepness = 0.0
+    is_linear = True
+    is_table = True
 
-@dataclass(frozen=True)
-class TabulatedWindow(Window):
-    """A user-defined window: a symmetric piecewise linear density on [0, 1] with peak 1."""
-
-    steepness: ClassVar[float | None] = 0.0
-    is_linear: ClassVar[bool] = True
-    is_table: ClassVar[bool] = True
-
+    ends: ClassVar[tuple[float, float]]
     shape: PiecewiseLinear
 
     @property
+    def _length(self) -> float:
+        return self.ends[1] - self.ends[0]
+
+    def _place(self, v: Real) -> Any:
+        return (v - self.ends[0]) / self._length
+
+    @property
     def area(self) -> Real:
-        return self.shape.area
+        return self.shape.tables.area
 
     @property
     def spread(self) -> Real:
-        return self.shape.spread
+        return self._length**2 * self.shape.tables.spread
+
+    @property
+    def _outward(self) -> Any:
+        """Return the heights from the middle to an end."""
+        return self.shape.tables.heights[len(self.shape.values) // 2 :]
 
     @property
     def falls(self) -> bool:
-        return _falls(self.shape)
+        outward = self._outward
+        checks.not_traced("shape", "Whether a table falls is known of plain numbers; write a class instead.", outward)
+        return bool(np.all(np.diff(outward) <= 0))
 
     def check(self) -> None:
-        if window_from(self.shape.values) != self or not self.falls:
+        make: Any = window_from if isinstance(self, Window) else base_from
+        if make(self.shape.values) != self or not self.falls:
             raise ValueError("shape: is not even with a peak of 1, or does not fall from its middle")
 
     @property
     def kinks(self) -> np.ndarray:
-        return np.linspace(0, 0.5, len(self.shape.values) // 2 + 1)
+        return np.linspace(0, self._length / 2, len(self.shape.values) // 2 + 1)
 
-    def density(self, z: Real) -> Real:
-        return self.shape.density(z)
+    def density(self, v: Real) -> Real:
+        return self.shape.density(self._place(v))
 
-    def cdf(self, z: Real) -> Real:
-        return self.shape.cdf(z)
+    def cdf(self, v: Real) -> Real:
+        return self.shape.cdf(self._place(v))
 
-    def cdf_integral(self, z: Real) -> Real:
-        return self.shape.cdf_integral(z)
+    def cdf_integral(self, v: Real) -> Real:
+        return self._length * self.shape.cdf_integral(self._place(v))
 
     def icdf(self, u: Real) -> Any:
-        return self.shape.icdf(u)
+        return self._length * self.shape.icdf(u) + self.ends[0]
+
+
+@dataclass(frozen=True)
+class TabulatedWindow(_Tabulated, Window):
+    """A user-defined window: a symmetric piecewise linear density on [0, 1] with peak 1."""
+
+    shape: PiecewiseLinear
 
     def ceiling(self, d: Real) -> Real:
         """Bound the suffix maximum at the knots from above by chords; between knots it is convex."""
-        outward = self.shape.heights[len(self.shape.heights) // 2 :]
-        highest = np.maximum.accumulate if namespace(outward) is np else jax.lax.cummax
-        return self._at_distance(d, highest(outward[::-1])[::-1])
+        highest = np.maximum.accumulate if namespace(self._outward) is np else jax.lax.cummax
+        return self._at_distance(d, highest(self._outward[::-1])[::-1])
 
     def floor(self, d: Real) -> Real:
         """Bound the prefix minimum at the knots from below by chords; between knots it is concave."""
-        outward = self.shape.heights[len(self.shape.heights) // 2 :]
-        lowest = np.minimum.accumulate if namespace(outward) is np else jax.lax.cummin
-        return self._at_distance(d, lowest(outward))
+        lowest = np.minimum.accumulate if namespace(self._outward) is np else jax.lax.cummin
+        return self._at_distance(d, lowest(self._outward))
 
-    @staticmethod
-    def _at_distance(d: Real, table: Any) -> Real:
+    def _at_distance(self, d: Real, table: Any) -> Real:
         d = floating(d)
-        return namespace(d, table).interp(d, like(np.linspace(0, 0.5, len(table)), d), like(table, d), right=0.0)
+        return namespace(d, table).interp(d, like(self.kinks, d), like(table, d), right=0.0)
 
 
 @dataclass(frozen=True)
-class TabulatedBase(Base):
+class TabulatedBase(_Tabulated, Base):
     """A user-defined base: an even piecewise linear density on [-1, 1] with peak 1."""
-
-    steepness: ClassVar[float | None] = 0.0
-    is_linear: ClassVar[bool] = True
-    is_table: ClassVar[bool] = True
 
     shape: PiecewiseLinear
 
     @property
-    def area(self) -> Real:
-        return self.shape.area
-
-    @property
-    def spread(self) -> Real:
-        return 4 * self.shape.spread
-
-    @property
     def lowest(self) -> Real:
-        return plain(self.shape.heights.min())
-
-    @property
-    def falls(self) -> bool:
-        return _falls(self.shape)
-
-    def check(self) -> None:
-        if base_from(self.shape.values) != self or not self.falls:
-            raise ValueError("shape: is not even with a peak of 1, or does not fall from its middle")
-
-    @property
-    def kinks(self) -> np.ndarray:
-        return np.linspace(0, 1, len(self.shape.values) // 2 + 1)
-
-    def density(self, v: Real) -> Real:
-        return self.shape.density((v + 1) / 2)
+        return plain(self.shape.tables.heights.min())
 
     def inward(self, d: Real) -> Any:
         return self.shape.density(namespace(d).clip(d / 2, 0.0, 1.0))
-
-    def cdf(self, v: Real) -> Real:
-        return self.shape.cdf((v + 1) / 2)
-
-    def cdf_integral(self, v: Real) -> Real:
-        return 2 * self.shape.cdf_integral((v + 1) / 2)
-
-    def icdf(self, u: Real) -> Any:
-        return 2 * self.shape.icdf(u) - 1
 
 
 def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
@@ -295,9 +248,9 @@ def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.n
     peak = values.max()
     if peak <= 0:
         raise ValueError(f"{name}: is 0 everywhere; it must be positive somewhere")
-    if np.max(np.abs(values - values[::-1])) > 1e-9 * peak:
-        at = int(np.argmax(np.abs(values - values[::-1])))
-        raise ValueError(
-            f"{name}: not symmetric, {shortest(values[at])} at knot {at} but {shortest(values[::-1][at])} opposite"
-        )
-    return PiecewiseLinear(tuple(((values + values[::-1]) / 2 / peak).tolist()))
+    opposite = values[::-1]
+    if np.max(np.abs(values - opposite)) > 1e-9 * peak:
+        at = int(np.argmax(np.abs(values - opposite)))
+        here, there = shortest(values[at]), shortest(opposite[at])
+        raise ValueError(f"{name}: not symmetric, {here} at knot {at} but {there} opposite")
+    return PiecewiseLinear(tuple(((values + opposite) / 2 / peak).tolist()))

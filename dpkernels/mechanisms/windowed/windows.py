@@ -13,16 +13,16 @@ from dpkernels.numerics import Real, arcsine_cdf, namespace, root_or_zero, sin_p
 
 
 class Window(Shape):
-    """A symmetric shape on [0, 1] with peak 1; its area is Zhang's cA, its spread vA."""
+    """A symmetric shape on [0, 1]; its area is Zhang's cA, its spread vA."""
 
     ends = 0.0, 1.0
 
     def inward(self, d: Real) -> Any:
-        """Return the height at a distance d in [0, 1] from an end of the window, accurate for small d."""
+        """Return the height at a distance d in [0, 1] from an end, accurate for small d."""
         return self.density(d)
 
     def inward_mass(self, d: Real) -> Any:
-        """Return the normalised mass within a distance d in [0, 1/2] of an end of the window, accurate for small d."""
+        """Return the normalised mass within a distance d in [0, 1/2] of an end, accurate for small d."""
         return self.cdf(d)
 
     @abc.abstractmethod
@@ -39,15 +39,12 @@ class FallingWindow(Window):
 
     falls = True
 
-    @property
-    def kinks(self) -> np.ndarray:
-        return np.array([0.0, 0.5])
+    kinks = np.array([0.0, 0.5])
 
     def ceiling(self, d: Real) -> Real:
         return self.density(0.5 + d)
 
-    def floor(self, d: Real) -> Real:
-        return self.density(0.5 + d)
+    floor = ceiling
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,10 @@ class Uniform(FallingWindow):
     """The uniform window A1, h(z) = 1."""
 
     name = "uniform"
-    is_linear = True
+    is_flat = is_linear = is_smooth = True
     area = 1.0
     spread = 1 / 12
     steepness = 0.0
-    is_flat = True
-    is_smooth = True
 
     def density(self, z: Real) -> Real:
         return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
@@ -110,18 +105,15 @@ class Triangle(FallingWindow):
     """The triangle window A3, h(z) = 2 z up to the middle, then 2 (1 - z)."""
 
     name = "triangle"
-    is_linear = True
+    is_linear = is_smooth = True
     area = 0.5
     spread = 1 / 24
     steepness = 0.0
-    is_smooth = True
 
     def density(self, z: Real) -> Real:
-        xp = namespace(z)
-        return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
+        return namespace(z).maximum(0.0, 1 - 2 * abs(z - 0.5))
 
     def inward(self, d: Real) -> Any:
-        """Return 2 d up to the middle, then 2 (1 - d)."""
         xp = namespace(d)
         return xp.maximum(0.0, 2 * xp.minimum(d, 1 - d))
 

@@ -18,7 +18,7 @@ from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_l
 from dpkernels.exact.combined import Certificate, MixtureCertificate
 from dpkernels.exact.window_build import windowed_table
 from dpkernels.exact.windows import WindowTable, certify_table
-from dpkernels.mechanisms.windowed.heights import height_at, relative_height
+from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 
 PROMISED_COST = 1e-3
 every_case = pytest.mark.parametrize(("name", "epsilon"), LARGE)

@@ -120,11 +120,3 @@ def test_shape_instances_are_their_names(epsilon):
 def test_listed_mechanisms_build(name):
     m = dpk.MECHANISMS[name](epsilon=0.7, **SKEW)
     assert (m.lower, m.upper, m.epsilon) == (SKEW["lower"], SKEW["upper"], 0.7)
-
-
-@pytest.mark.parametrize("height", [2.0, 0.0, -1.0, np.nan])
-def test_a_height_leaves_some_of_the_law_to_the_base(height):
-    """At 1/(area width), 2 here, nothing is left, and above it less than nothing."""
-    window, base = dpk.Uniform(), dpk.Constant()
-    with pytest.raises(ValueError, match="height"):
-        dpk.Windowed.of_height(window=window, base=base, width=0.5, height=height, epsilon=1.0, lower=0.0, upper=1.0)

@@ -187,3 +187,14 @@ def test_half_precision_is_the_same_on_both_kinds(dtype, x64):
     bits = np.finfo(dtype).nmant // 2
     np.testing.assert_array_equal(np.ldexp(np.frexp(rounded)[0], bits + 1) % 1, 0)
     np.testing.assert_allclose(rounded, x, rtol=0.5 ** (bits + 1))
+
+
+@over(ALL)
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_icdf_is_nan_outside_the_input_interval(m, kind):
+    """As ``sample`` is; inside, the ends included, it is a number."""
+    low, high = m.input_interval
+    width = high - low
+    outside, inside = [low - 0.1 * width, high + 0.1 * width, np.nan], [low, m.middle, high]
+    assert np.isnan(m.icdf(kind(0.3), kind(np.array(outside)))).all()
+    assert np.isfinite(m.icdf(kind(0.3), kind(np.array(inside)))).all()

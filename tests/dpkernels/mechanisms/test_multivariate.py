@@ -9,6 +9,7 @@ import pytest
 from helpers import MULTIVARIATE, SKEW, UNIT, over
 
 import dpkernels as dpk
+from dpkernels.mechanisms.base import METHODS
 
 KEY = dpk.simulation_key(21)
 ROWS = 1 << 14
@@ -26,16 +27,17 @@ def rows(m, share=0.37):
     return np.tile(lower + (upper - lower) * np.linspace(share, 0.9, m.dimensions), (ROWS, 1))
 
 
-def sample(m, x, key=KEY):
+def sample(m, x, key=KEY, method="mixture"):
     with jax.enable_x64(True):
-        return np.asarray(m.sample(key, jnp.asarray(x)))
+        return np.asarray(m.sample(key, jnp.asarray(x), method))
 
 
 @pytest.mark.quick("all-of-two")
 @over_all
-def test_mean_and_variance_within_6_sigma(m):
+@pytest.mark.parametrize("method", METHODS)
+def test_mean_and_variance_within_6_sigma(m, method):
     x = rows(m)
-    y = sample(m, x)
+    y = sample(m, x, method=method)
     noise = (y - x) / np.sqrt(m.variance(x))
     assert np.all(abs(noise.mean(0)) < 6 / np.sqrt(ROWS))
     squares = noise**2
