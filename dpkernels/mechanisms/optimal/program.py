@@ -66,17 +66,15 @@ def least_variance(
 ) -> np.ndarray:
     """Return probabilities of outputs given inputs, of least worst-case variance or of least average variance.
 
+    Rows of the result sum to 1 and have their input as the mean, up to rounding. Ratios of neighbours are below e^eps.
+    Columns of zeros are unused outputs. The table is symmetric (x -> -x, y -> -y) if the weights are.
+
     Args:
         epsilon: the budget.
         inputs: x_i, equally spaced and symmetric about 0.
         outputs: y_j, symmetric about 0, beyond the inputs on both sides.
         cells: the largest distance of neighbouring rows.
         weights: a_i of the average; None for the worst case.
-
-    Returns:
-        p, with one row per input. Rows sum to 1 and have their input as the mean, up to rounding. The ratios of
-        neighbours are below e^eps. Columns of zeros are unused outputs. p is symmetric (x -> -x, y -> -y) if the
-        weights are.
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))
     for slack in _SLACKS:
@@ -119,21 +117,17 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
     rows, outputs = len(grids.inputs), len(grids.outputs)
     if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
         return _generate(grids, grids.all_windows(), float(grids.outputs[-1]), gain)
-    coarse = _coarse(grids)
+    # Half the rows and half the outputs over the same ranges; all of them if they are few.
+    x, y, cells = grids.inputs, grids.outputs, grids.cells
+    if rows > _FEW_ROWS:
+        x = np.linspace(x[0], x[-1], rows // 4 * 2 + 1)
+        cells = -(-cells * (len(x) - 1) // (rows - 1))
+    if outputs > _FEW_OUTPUTS // 2:
+        y = np.linspace(y[0], y[-1], outputs // 4 * 2 + 1)
+    weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
+    coarse = Grids(grids.ratio, x, y, cells, weights, grids.symmetric)
     profiles, _, objective, _ = _solve(coarse, _COARSE_GAIN)
     return _generate(grids, grids.near(coarse, profiles), math.sqrt(max(objective, grids.gap**2)), gain)
-
-
-def _coarse(grids: Grids) -> Grids:
-    """Return half the rows and half the outputs over the same ranges; all of them if they are few."""
-    x, y, cells = grids.inputs, grids.outputs, grids.cells
-    if len(x) > _FEW_ROWS:
-        x = np.linspace(x[0], x[-1], len(x) // 4 * 2 + 1)
-        cells = -(-cells * (len(x) - 1) // (grids.rows - 1))
-    if len(y) > _FEW_OUTPUTS // 2:
-        y = np.linspace(y[0], y[-1], len(y) // 4 * 2 + 1)
-    weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
-    return Grids(grids.ratio, x, y, cells, weights, grids.symmetric)
 
 
 def _generate(
