@@ -36,9 +36,7 @@ class Noise(abc.ABC):
         super().__init_subclass__(**options)
         known = Noise._classes.get(cls.__name__)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(
-                f"{cls.__name__}: {known.__module__} has a distribution of this name, stored in files; choose another"
-            )
+            raise TypeError(f"{cls.__name__}: {known.__module__} has a distribution of this name; choose another name")
         Noise._classes[cls.__name__] = cls
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
@@ -105,6 +105,10 @@ class Mechanism(abc.ABC):
         """
         u, x = floating(u), floating(x)
         leaves, structure = jax.tree.flatten(self)
+        low, high = self.input_interval
+        inside = (x >= low) & (x <= high)
+        xp = namespace(inside, low)
+        x = xp.where(inside, x, like(xp.asarray(low), x))
         # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
         moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
 
@@ -122,8 +126,7 @@ class Mechanism(abc.ABC):
                 lambda parameters: _inverted(rebuilt(parameters)),
                 lambda y, parameters: _density(y, rebuilt(parameters)),
             )
-        low, high = self.input_interval
-        return namespace(y, low).where((x >= low) & (x <= high), y, np.nan)
+        return namespace(y, inside).where(inside, y, np.nan)
 
     def _icdf(self, u: Any, x: Any) -> Any:
         """Return ``icdf`` of float arrays, without its derivative, for inputs in the input interval."""
