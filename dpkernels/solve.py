@@ -477,7 +477,7 @@ class _Differentiating(_Method):
 
 @dataclass(frozen=True)
 class _Newton(_Differentiating):
-    """Newton's method in a bracket; see ``newton``."""
+    """Newton's method in a bracket."""
 
     tolerance: float
     longest: float

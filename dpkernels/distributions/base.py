@@ -106,8 +106,8 @@ class Noise(abc.ABC):
 class Distribution(Noise):
     """A distribution with a density that is smooth between knots, and log-concave or with known turning points.
 
-    A subclass defines ``log_prob``, ``cdf``, ``sf`` and ``inverse``; subclasses of ``Symmetric`` define fewer members.
-    A subclass should override other members if it has a formula for them. Rigorous brackets require ``steepness``.
+    A subclass defines ``log_prob``, ``cdf``, ``sf`` and ``inverse``, and other members if it has a formula for them.
+    Rigorous brackets require ``steepness``.
     """
 
     @abc.abstractmethod
@@ -121,7 +121,7 @@ class Distribution(Noise):
     def steepness(self, left: Real, right: Real) -> Any:
         """Return s with |f'| <= s f and |f^(8)| <= s^8 f on [left, right], which holds no knot; f is the density.
 
-        Brackets are proven from this bound (docs/proofs/brackets.md). ``accountants.check_steepness`` samples it.
+        Brackets are proven from it (docs/proofs/brackets.md). ``accountants.check_steepness`` samples it.
         """
         name = type(self).__name__
         raise TypeError(
@@ -150,14 +150,10 @@ class Distribution(Noise):
         return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), between)
 
     def moment(self, power: int, a: Real, b: Real) -> Any:
-        """Return the integral of z^power f(z) over [a, b], power 0, 1 or 2.
-
-        Unlike ``mass``, power 0 has full relative precision even where a and b are close, and is slower.
-        """
+        """Return the integral of z^power f(z) over [a, b], power 0, 1 or 2; precise also for close ends."""
         return self._quadrature(power, a, b)
 
     def _quadrature(self, power: int, a: Real, b: Real) -> Any:
-        """Integrate between knots and ``quantiles``."""
         points = self.quantiles
         xp = namespace(points, a, b)
         points = xp.sort(xp.concatenate([points, *map(xp.atleast_1d, (self.knots, *self.edges, 0.0))]))
@@ -202,7 +198,6 @@ class Distribution(Noise):
         return 1.0 + 0.0 * floating(z)
 
     def icdf(self, u: Real) -> Real:
-        """Return the inverse of ``cdf``, from the nearer tail."""
         lower = u < 0.5
         return self.inverse(namespace(u).where(lower, u, 1 - u), lower)
 

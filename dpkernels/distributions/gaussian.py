@@ -39,7 +39,6 @@ class Gaussian(Symmetric):
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
     def score(self, z: Real) -> RealArray:
-        """Return the derivative of the log density."""
         return -z / self.sigma**2
 
     def steepness(self, left: Real, right: Real) -> Any:
@@ -52,7 +51,6 @@ class Gaussian(Symmetric):
         return _beyond(0, z / self.sigma)
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Return s^power times the moment of the standard normal distribution over [near/s, far/s]."""
         s, xp = self.sigma, namespace(near, far, self.sigma)
         endless = xp.isinf(far)
         within = _within(power, near / s, (xp.where(endless, near, far) - near) / s)

@@ -60,7 +60,6 @@ class MergedLaplace(PiecewiseExponential):
         return segments
 
     def _columns(self, xp: ModuleType) -> tuple[Any, ...]:
-        """Return starts, ends, rates and levels of all segments, each along the last axis."""
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 

@@ -99,10 +99,7 @@ class Reweighted(Distribution):
         return self._in_parts(self.kernel.mass, a, b)
 
     def inverse(self, u: Real, lower: Real) -> RealArray:
-        """Return the kernel's inverse at a piecewise linear map of u.
-
-        From either tail, the weighted mass ``before`` comes first, then the inside, then the rest.
-        """
+        """Return the kernel's inverse at a piecewise linear map of u: outside, inside, and outside again."""
         xp = namespace(u, lower, self.low, self.outside)
         beyond = xp.where(lower, self.kernel.cdf(self.low), self.kernel.sf(self.high))
         weighted, before, inside = u * self.total, self.outside * beyond, self.inside_mass

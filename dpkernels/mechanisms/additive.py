@@ -59,7 +59,6 @@ class Additive(Mechanism):
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        """Return the whole line, whatever the noise's support: inputs are not bounded."""
         return -np.inf, np.inf
 
     def pdf(self, y: Real, x: Any) -> Any:
@@ -98,7 +97,6 @@ class Additive(Mechanism):
         return self.noise.absolute_moment + 0 * floating(x)
 
     def probability_within(self, x: Any, theta: Any) -> Any:
-        """Return P(|Z| <= theta)."""
         if not isinstance(self.noise, Distribution):
             return super().probability_within(x, theta)
         return self.noise.mass(-theta, theta)
@@ -113,7 +111,6 @@ class Additive(Mechanism):
 
     @property
     def worst_variance(self) -> Real:
-        """Return Var Z, at every input."""
         return self.noise.variance
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:

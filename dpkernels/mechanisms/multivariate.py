@@ -62,7 +62,6 @@ class Multivariate:
 
     @property
     def input_interval(self) -> tuple[Real, Real]:
-        """Return the smallest and largest valid inputs."""
         return self.lower, self.upper
 
     @property
@@ -75,7 +74,6 @@ class Multivariate:
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        """Return the smallest and largest possible reports of each coordinate."""
         low, high = self.coordinate.output_interval
         factor = self._half * self.dimensions / self.sampled
         return self._middle + factor * low, self._middle + factor * high
@@ -85,7 +83,6 @@ class Multivariate:
         return (x - self._middle) / self._half
 
     def mean(self, x: Any) -> Any:
-        """Return E(report | x) = x."""
         return floating(x)
 
     def variance(self, x: RealArray) -> RealArray:
@@ -95,12 +92,10 @@ class Multivariate:
 
     @property
     def central_variance(self) -> Any:
-        """Return the variance of a coordinate at the middle."""
         return self.variance(self._middle)
 
     @property
     def worst_variance(self) -> Real:
-        """Return the largest variance of a coordinate."""
         return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
     def log_prob(self, y: Real, x: Any) -> Any:

@@ -61,12 +61,11 @@ class TwoPoint(Bounded):
         return namespace(u, p).where(u <= p, low, high)
 
     def variance(self, x: Real) -> Real:
-        """Return B^2 - (x - middle)^2, the product of the distances from both reports."""
+        """Return B^2 - (x - middle)^2."""
         below, above = self._distances(x)
         return below * above
 
     def absolute_error(self, x: Real) -> Real:
-        """Return (B^2 - (x - middle)^2) / B."""
         return self.variance(x) / self.magnitude
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
@@ -159,7 +158,6 @@ class Mixture(Bounded):
         return xp.where(u < w, first, second)
 
     def variance(self, x: Real) -> Real:
-        """Return the mixture of the parts' variances, since both parts have the mean x."""
         return self._mix(self.first.variance(x), self.second.variance(x))
 
     def absolute_error(self, x: Real) -> Real:

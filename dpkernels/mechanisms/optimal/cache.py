@@ -79,7 +79,6 @@ def _array(data: bytes) -> np.ndarray:
 
 
 def _write(path: Path, key: str, arrays: Arrays) -> None:
-    """Write the whole file atomically."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path, 0o666) as new:

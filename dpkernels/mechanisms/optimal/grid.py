@@ -78,8 +78,7 @@ def covers(epsilon: float, ratio: float = 1.0) -> bool:
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit.
 
-    If the sensitivity is not a whole number of steps, either the rows reach beyond the interval, or neighbours are
-    further apart than necessary, which costs more.
+    Otherwise the rows reach beyond the interval, or neighbours are further apart than necessary, which costs more.
     """
     least = max(_FEWEST_CELLS, math.ceil(_cells_for(epsilon, ratio)), math.ceil(16 / ratio))
 

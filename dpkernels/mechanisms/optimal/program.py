@@ -263,7 +263,7 @@ class Grids:
         return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - left, self.rows - 1 - right])
 
     def parts(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return numbers of the reports, the steps to the right and those to the left."""
+        """Return the reports, the steps to the right and those to the left."""
         steps = len(self.falls)
         return profiles[:, 0], profiles[:, 1 : 1 + steps], profiles[:, 1 + steps :]
 

@@ -63,7 +63,7 @@ class SquareWave(Local):
 
     @property
     def window_mass(self) -> Real:
-        """Return S1, the probability of the window and the slope of the mean."""
+        """Return S1."""
         return 2 * self.half_width * namespace(self.epsilon).expm1(self.epsilon) * self.level
 
     @property
@@ -120,7 +120,7 @@ class SquareWave(Local):
 
     @property
     def worst_variance(self) -> Real:
-        """Return the variance at an end, the largest over valid inputs."""
+        """Return the variance at an end."""
         return self.variance(self.upper)
 
     def absolute_error(self, x: Real) -> Real:

@@ -56,10 +56,7 @@ def _plain_tables(values: tuple[float, ...]) -> _Tables:
 @partial(pytree, static=("values",))
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """A density on [0, 1], linear between n + 1 equally spaced values; closed-form cdf, its integral and inverse.
-
-    Within segment i, at s in [0, 1] of it: f = f_i + (f_{i+1} - f_i) s, its integral a quadratic, and so on.
-    """
+    """A density on [0, 1], linear between n + 1 equally spaced values; closed-form cdf, its integral and inverse."""
 
     values: tuple[float, ...]
 
@@ -143,7 +140,6 @@ class _Tabulated:
 
     @property
     def _outward(self) -> Any:
-        """Return the heights from the middle to an end."""
         return self.shape.tables.heights[len(self.shape.values) // 2 :]
 
     @property
