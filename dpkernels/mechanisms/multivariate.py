@@ -98,7 +98,7 @@ class Multivariate:
     def worst_variance(self) -> Real:
         return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
-    def log_prob(self, y: Real, x: Any) -> Any:
+    def log_prob(self, y: Any, x: Any) -> Any:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
 
         It is the log of the mean, over the d runs, of the product of the likelihoods of the run's coordinates; a run

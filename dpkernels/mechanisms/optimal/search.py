@@ -178,7 +178,8 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
     problem = _READ.get(solution)
     if problem is None:
         return None
-    low, high, D = mechanism.lower, mechanism.upper, mechanism.sensitivity
+    place: Any = mechanism.lower, mechanism.upper, mechanism.sensitivity
+    low, high, D = place
     made, ratio = _mechanism(problem, low, high, D), 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
     same = (getattr(mechanism, name) == getattr(made, name) for name in ("epsilon", "places", "reach", "spacing"))
     if ratio != problem.ratio or not all(same):

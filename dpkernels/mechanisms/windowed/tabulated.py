@@ -116,9 +116,9 @@ class _TracedPiecewiseLinear(PiecewiseLinear):
 class _Tabulated:
     """What a tabulated window and a tabulated base share: each is a density on [0, 1], stretched to ``ends``."""
 
-    steepness = 0.0
-    is_linear = True
-    is_table = True
+    steepness: ClassVar[float | None] = 0.0
+    is_linear: ClassVar[bool] = True
+    is_table: ClassVar[bool] = True
 
     ends: ClassVar[tuple[float, float]]
     shape: PiecewiseLinear

@@ -111,7 +111,8 @@ class Triangle(FallingWindow):
     steepness = 0.0
 
     def density(self, z: Real) -> Real:
-        return namespace(z).maximum(0.0, 1 - 2 * abs(z - 0.5))
+        xp = namespace(z)
+        return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
 
     def inward(self, d: Real) -> Any:
         xp = namespace(d)
