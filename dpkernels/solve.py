@@ -29,7 +29,6 @@ _NEWTON_STEPS, _DAMPED_STEPS = 60, 60
 _LAST_STEP = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
 _SECANTS, _FOUND = 100, 1e-11  # Steps of a bracket at most, and its relative width at the end.
 _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
-_POINTS = 160  # At which the first root is looked for.
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
 # and its value, which is flat there, to about 1e-12. It starts off a knot to one side of it.
 _ZOOM_POINTS, _ZOOMS, _MANY_PIECES, _SIDE = 9, 10, 32, 1e-12
@@ -333,20 +332,20 @@ def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rto
     return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
 
 
-def first_root(excess: Function, parameters: Any, low: Real, high: Real) -> Real:
+def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, count: int = 160) -> Real:
     """Return the first feasible x from ``low`` up, for an excess that need not be monotone; NaN if none was found.
 
-    The search tries points spaced evenly in the logarithm from ``low``, positive and infeasible, to ``high``. If none
-    is feasible it tries the minimum around the lowest of them. A change of sign between two points may be missed; the
-    x that is returned is feasible anyway.
+    The search tries ``count`` points, spaced evenly in the logarithm from ``low``, positive and infeasible, up to
+    ``high``. If none is feasible it tries the minimum around the lowest of them. A change of sign between two may be
+    missed; the x that is returned is feasible anyway.
     """
     parameters, low, high = promote(parameters, low, high)
     xp = namespace(low)
     frozen, low, high = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
-    grid = xp.geomspace(low, high, _POINTS)
+    grid = xp.geomspace(low, high, count)
     values = evaluate_on(excess, frozen, grid)
     at, first = xp.argmin(values), xp.argmax(values <= 0)
-    left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, _POINTS - 1)]
+    left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, count - 1)]
     valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
     some = values[first] <= 0
     feasible, infeasible = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
