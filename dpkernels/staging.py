@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from io import BufferedRandom
+from io import BufferedIOBase, BufferedRandom
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 try:
     import fcntl
@@ -162,12 +162,12 @@ def _remove_folder(folder: Path) -> Swept:
     return Swept(size, is_folder=True)
 
 
-def path_of(file: IO[bytes]) -> Path:
+def path_of(file: BufferedIOBase) -> Path:
     """Return a path to an open file, whatever becomes of its name."""
     return Path(f"/dev/fd/{file.fileno()}")
 
 
-def sha256_and_size(file: IO[bytes]) -> tuple[str, int]:
+def sha256_and_size(file: BufferedIOBase) -> tuple[str, int]:
     """Return the SHA-256 of an open file, in hexadecimal, and how many bytes it has."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

@@ -14,9 +14,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 
 import click
 from pyarrow import fs
@@ -57,7 +57,7 @@ class LocalFolder:
             stop_if_asked()
             yield
 
-    def part(self, name: str, like: Path | None) -> AbstractContextManager[IO[bytes]]:
+    def part(self, name: str, like: Path | None) -> AbstractContextManager[BufferedIOBase]:
         """Yield a new file that gets its name, whole and at once, when all went well."""
         return replaced(self.staging / name, like=like)
 
@@ -115,7 +115,7 @@ class StoreFolder:
             raise
 
     @contextmanager
-    def part(self, name: str, like: Path | None) -> Iterator[IO[bytes]]:
+    def part(self, name: str, like: Path | None) -> Iterator[BufferedIOBase]:
         with TemporaryFile() as file:  # without a name: it goes with the worker, however that ends
             yield file
             file.seek(0)

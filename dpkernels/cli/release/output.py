@@ -27,8 +27,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import click
 
@@ -83,7 +84,7 @@ class _ClaimedOutput(abc.ABC):
     """A name that is claimed, and new files that ``commit`` puts in place; else they are deleted."""
 
     place: object  # how errors call the output while it is written
-    _file: IO[bytes]  # the output
+    _file: BufferedIOBase  # the output
 
     def __init__(self, named: Path, force: bool) -> None:
         self._named, self._force = named, force
