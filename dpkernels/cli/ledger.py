@@ -141,15 +141,9 @@ class LedgerCharge:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form with exact decimals. The hash shows later that the ledger still has the charge."""
-        return {
-            "ledger": self.after.ledger,
-            "charge": self.entry.id,
-            "time": self.entry.time,
-            "hash": self.entry.hash,
-            **_exact("", self.entry.amounts),
-            **_exact("spent_", self.after.spent),
-            **_exact("budget_", self.after.budget),
-        }
+        entry, after = self.entry, self.after
+        amounts = _exact("", entry.amounts) | _exact("spent_", after.spent) | _exact("budget_", after.budget)
+        return {"ledger": after.ledger, "charge": entry.id, "time": entry.time, "hash": entry.hash, **amounts}
 
     def settle(self, error: BaseException, output: Any) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
@@ -218,39 +212,30 @@ def charged(
 def to_dict(path: Path) -> dict[str, Any]:
     """Return a JSON form of a ledger; amounts are decimals, exactly."""
     statement = Ledger(path).statement()
-    return {
-        "ledger": statement.ledger,
-        "created": statement.created,
-        **_exact("budget_", statement.budget),
-        **_exact("spent_", statement.spent),
-        **_exact("left_", statement.left),
-        "charges": [
-            {
-                "charge": one.id,
-                "time": one.time,
-                **_exact("", one.amounts, _sign(one)),
-                "label": one.label,
-                "hash": one.hash,
-                "voids": one.voids or None,
-                "voided_by": statement.voided.get(one.id),
-            }
-            for one in statement.entries
-        ],
-    }
+    form: dict[str, Any] = {"ledger": statement.ledger, "created": statement.created}
+    for name in ("budget", "spent", "left"):
+        form |= _exact(f"{name}_", getattr(statement, name))
+    return form | {"charges": [_charge(entry, statement) for entry in statement.entries]}
+
+
+def _charge(entry: Entry, statement: Statement) -> dict[str, Any]:
+    amounts, voids, voided_by = _signed(entry), entry.voids or None, statement.voided.get(entry.id)
+    rest = {"label": entry.label, "hash": entry.hash, "voids": voids, "voided_by": voided_by}
+    return {"charge": entry.id, "time": entry.time, **amounts, **rest}
 
 
 def _row(entry: Entry, statement: Statement) -> list[str]:
     notes = [f"voids charge {entry.voids}"] if entry.voids else []
     notes += [f"voided by {statement.voided[entry.id]}"] if entry.id in statement.voided else []
     label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
-    return [str(entry.id), entry.time, *_exact("", entry.amounts, _sign(entry)).values(), label]
+    return [str(entry.id), entry.time, *_signed(entry).values(), label]
 
 
-def _sign(entry: Entry) -> str:
-    """Return the sign with which an entry's amounts count; all entries with their signs add up to what is spent."""
-    return "-" if entry.voids else ""
+def _signed(entry: Entry) -> dict[str, str]:
+    """Return an entry's amounts, below 0 if it voids another: the amounts of all add up to what is spent."""
+    exact = _exact("", entry.amounts).items()
+    return {name: "-" + text if entry.voids and text != "0" else text for name, text in exact}
 
 
-def _exact(prefix: str, amounts: Any, sign: str = "") -> dict[str, str]:
-    named = zip(amounts._fields, amounts, strict=True)
-    return {prefix + name: (sign if amount else "") + printed(amount) for name, amount in named}
+def _exact(prefix: str, amounts: Any) -> dict[str, str]:
+    return {prefix + name: printed(amount) for name, amount in zip(amounts._fields, amounts, strict=True)}

@@ -228,12 +228,7 @@ def to_json(release: Release, written: WrittenFile | Sequence[WrittenFile]) -> s
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that makes a release."""
-    return {
-        "dpkernels": dpkernels.__version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+    return {one.__name__: one.__version__ for one in (dpkernels, jax, np)} | {"python": platform.python_version()}
 
 
 # The allowed values of a field, in words and as a check.

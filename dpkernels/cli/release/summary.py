@@ -72,13 +72,9 @@ def summary_dict(release: Release, places: Places) -> dict[str, Any]:
         "rows": release.rows,
         **release.guarantee.to_dict(),
         "columns": [
-            {
-                "column": column.name,
-                "mechanism": column.mechanism,
-                "parameters": parameters(column.sampler.mechanism),
-                **column.guarantee.to_dict(),
-            }
-            for column in columns
+            {"column": one.name, "mechanism": one.mechanism, "parameters": parameters(one.sampler.mechanism)}
+            | one.guarantee.to_dict()
+            for one in columns
         ],
         "copied": list(release.spec.copied),
         **row_options.to_dict(),

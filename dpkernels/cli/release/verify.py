@@ -333,12 +333,9 @@ class MechanismCertificate:
         return cls(*build_exact_sampler(name, options)[:2])
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "mechanism": self.name,
-            "parameters": parameters(self.sampler.mechanism),
-            "variance_cost": self.sampler.variance_cost,
-            "certificate": self.sampler.certificate.to_dict(),
-        }
+        sampler, found = self.sampler, parameters(self.sampler.mechanism)
+        cost, certificate = sampler.variance_cost, sampler.certificate.to_dict()
+        return {"mechanism": self.name, "parameters": found, "variance_cost": cost, "certificate": certificate}
 
     def __str__(self) -> str:
         cost = f"{100 * self.sampler.variance_cost:+.4g} % in worst-case variance, against the ideal density"
