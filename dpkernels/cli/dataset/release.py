@@ -88,7 +88,9 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
     source, target = str(request.source), str(request.target)
     _refuse(request)
     found = find(source)
-    _say_skipped(source, found)
+    if found.skipped:
+        why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
+        click.echo(f"dpkernels: IN: of {source} these are not read ({why}): {listed(found.skipped)}", err=True)
     like, place = found.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, found, place)
@@ -113,13 +115,6 @@ def _refuse(request: Request) -> None:
     ):
         if wrong:
             raise click.UsageError(problem)
-
-
-def _say_skipped(source: str, found: FoundFiles) -> None:
-    """Name what is in the folder, or matches the pattern, and is not read."""
-    if found.skipped:
-        why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
-        click.echo(f"dpkernels: IN: of {source} these are not read ({why}): {listed(found.skipped)}", err=True)
 
 
 def _check_apart(source: str, found: FoundFiles, target: Place) -> None:

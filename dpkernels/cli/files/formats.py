@@ -8,18 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 # Rows of a piece at most: large enough for speed, small enough for constant memory.
 MOST_ROWS = 1 << 20
-
-
-class Sink(Protocol):
-    """A file to which perturbed pieces are written, in order."""
-
-    def write(self, piece: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -85,8 +79,8 @@ class Source(abc.ABC):
         """Return the bytes that holding a replaced piece takes."""
 
     @abc.abstractmethod
-    def sink(self, path: Path) -> AbstractContextManager[Sink]:
-        """Open a new file of this format for replaced pieces."""
+    def sink(self, path: Path) -> AbstractContextManager[Any]:
+        """Open a new file of this format, whose ``write`` appends a replaced piece."""
 
     @abc.abstractmethod
     def place(self, piece: Any, row: int, start: int) -> str:

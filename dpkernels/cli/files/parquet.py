@@ -35,16 +35,22 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
 
 def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
     """Return what of some row groups of a file another file does not have, the types of replaced columns apart."""
-    found = [*_schema_differences(old, new, replaced)]
+    found = []
+    for at in range(min(old.num_columns, new.num_columns)):
+        column, now = old.schema.column(at), new.schema.column(at)
+        for word in ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level"):
+            one, other = str(getattr(column, word)), str(getattr(now, word))
+            if one != other and column.path not in replaced:
+                found.append(f"column {column.path!r}: {word.replace('_', ' ')} {one}, now {other}")
     before, after = ({_codec(column) for column in _chunks(one)} for one in (old, new))
     if after and before - after:  # a file without rows has no codecs
         found.append(f"compression by {', '.join(sorted(before - after))}")
     sizes = [old.row_group(at).num_rows for at in groups]
-    now = [new.row_group(at).num_rows for at in range(new.num_row_groups)]
-    if not now:
+    new_sizes = [new.row_group(at).num_rows for at in range(new.num_row_groups)]
+    if not new_sizes:
         found.append("the row groups of a file whose rows were all dropped")
-    elif sizes != now:
-        found.append(f"{len(sizes)} row group{'s' * (len(sizes) > 1)}, now {len(now)}, of other sizes")
+    elif sizes != new_sizes:
+        found.append(f"{len(sizes)} row group{'s' * (len(sizes) > 1)}, now {len(new_sizes)}, of other sizes")
     if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
         found.append("the note of the columns it is sorted by")
     if any(column.bloom_filter_offset is not None for column in _chunks(old)):
@@ -52,17 +58,6 @@ def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups
     if any(column.has_column_index or column.has_offset_index for column in _chunks(old)):
         found.append("the page index")
     return found
-
-
-def _schema_differences(old: FileMetaData, new: FileMetaData, replaced: set[str]) -> Iterator[str]:
-    for at in range(min(old.num_columns, new.num_columns)):
-        before, after = old.schema.column(at), new.schema.column(at)
-        if before.path in replaced:
-            continue
-        for word in ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level"):
-            one, other = (str(getattr(column, word)) for column in (before, after))
-            if one != other:
-                yield f"column {before.path!r}: {word.replace('_', ' ')} {one}, now {other}"
 
 
 def _chunks(footer: FileMetaData) -> Iterator[Any]:

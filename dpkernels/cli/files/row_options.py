@@ -10,7 +10,6 @@ from typing import Any
 import click
 import numpy as np
 
-from dpkernels.cli.files.formats import Source
 from dpkernels.random import host
 
 # Rows are held in memory to be shuffled.
@@ -50,11 +49,6 @@ class RowOptions:
         """Refuse early what is too large to be shuffled."""
         if self.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
             raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
-
-    def check_droppable(self, source: Source) -> None:
-        """Refuse to leave rows out of what has no rows of one value each."""
-        if self.missing == "drop" and not source.droppable:
-            raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
 
     def check_held(self, size: int) -> None:
         """Refuse rows that are too large to be shuffled."""

@@ -51,7 +51,8 @@ class Request:
 
     def spec(self, source: Source, layout: Layout, rows: RowOptions) -> ReleaseSpec:
         """Return the release of a file, or of several like it, with certified mechanisms."""
-        rows.check_droppable(source)
+        if rows.missing == "drop" and not source.droppable:
+            raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
         names, mechanisms = self._names(source), self.mechanisms or [DEFAULT]
         check_count("mechanism", len(mechanisms), len(names))
         each = list(mechanisms) * (len(names) if len(mechanisms) == 1 else 1)

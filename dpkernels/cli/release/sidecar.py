@@ -70,9 +70,9 @@ def guarantee(certificate: Any) -> StatedGuarantee:
     stated = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
     ends = f"in [{shortest(table.lower)}, {shortest(table.upper)}]"
     near = f"any two {ends}"
-    if isinstance(certificate, RowCertificate) and (D := certificate.sensitivity) is not None:
-        stated["sensitivity"] = D
-        near = f"at most {shortest(D)} apart, {ends}"
+    if isinstance(certificate, RowCertificate) and certificate.sensitivity is not None:
+        stated["sensitivity"] = certificate.sensitivity
+        near = f"at most {shortest(certificate.sensitivity)} apart, {ends}"
     return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, stated)
 
 
