@@ -29,7 +29,7 @@ import ray
 from benchmarks.files import COMMAND, PEAK
 from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.cli import main as command
-from dpkernels.release.threads import CORES
+from dpkernels.release.engines import CORES
 
 _ROUNDS = 3
 _BOUNDS = ("--lower", "0", "--upper", "120", "--epsilon", "1")

@@ -36,7 +36,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import dpkernels as dpk
-from dpkernels.release import device_engine
+from dpkernels.release import engines
 
 H200 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
@@ -92,7 +92,7 @@ def exact_release(mechanism: Any, dtype: str) -> Program:
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((VALUES,), dtype, sharding=split)
         heads = [jax.ShapeDtypeStruct((12,), jnp.uint32, sharding=split) for _ in form.words]
-        return _read(device_engine.sharded(form, tuple(mesh.devices.ravel())).lower(x, *heads))
+        return _read(engines.sharded(form, tuple(mesh.devices.ravel())).lower(x, *heads))
 
 
 def float_kernel(mechanism: Any) -> Program:

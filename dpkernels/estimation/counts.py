@@ -10,7 +10,6 @@ from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.sources import channel_of
 from dpkernels.release import containers
-from dpkernels.release.missing import present_rows
 
 # Reports are computed in float64 by a few roundings, each of half a unit in the last place.
 _ROUNDINGS = 4
@@ -81,7 +80,7 @@ class Counts:
             ValueError: a number is not a possible report; the message names the first one. No report is counted.
             TypeError: not numbers.
         """
-        present, rows = present_rows(reports)
+        present, rows = containers.present_rows(reports)
         try:
             found = codes(self.channel, numbers_of("reports", present))
         except ReportError as error:

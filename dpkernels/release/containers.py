@@ -1,6 +1,6 @@
-"""Arrays and columns in, the same kind out: NumPy, JAX, pandas, polars, pyarrow.
+"""Arrays and columns in, the same kind out, with or without missing values: NumPy, JAX, pandas, polars, pyarrow.
 
-pandas, polars and pyarrow are never imported here; their objects are known by the module of their type.
+pandas and polars are never imported here; objects are known by the module of their type.
 """
 
 from __future__ import annotations
@@ -20,15 +20,9 @@ _NEEDED = '; every row needs a number, or missing="keep" or missing="drop"'
 
 def kind(x: Any) -> str:
     """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
-    cls: type = type(x)
-    library = _library(cls)
-    return "jax" if library == "other" and isinstance(x, jax.Array) else library
-
-
-@lru_cache(maxsize=64)
-def _library(cls: type) -> str:
-    libraries = (base.__module__.partition(".")[0] for base in cls.__mro__)
-    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), "other")
+    libraries = (name.partition(".")[0] for name in _names(x))
+    other = "jax" if isinstance(x, jax.Array) else "other"
+    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), other)
 
 
 def is_table(x: Any) -> bool:
@@ -41,15 +35,15 @@ def is_ray_dataset(x: Any) -> bool:
     return "ray.Dataset" in _names(x)
 
 
-def _names(x: object) -> frozenset[str]:
+def _names(x: object) -> tuple[str, ...]:
     """Return x's class and its bases, each as "library.name", without importing a library."""
     cls: type = type(x)
     return _named(cls)
 
 
 @lru_cache(maxsize=64)
-def _named(cls: type) -> frozenset[str]:
-    return frozenset(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
+def _named(cls: type) -> tuple[str, ...]:
+    return tuple(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
 
 _TABLES = frozenset(("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
@@ -131,7 +125,8 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
     """Return the table with some columns replaced, in their places."""
     match kind(table):
         case "pandas":
-            table = _without_attributes(table.copy(deep=False))
+            table = table.copy(deep=False)
+            table.attrs = {}  # They may hold raw values, which would be released with the reports.
             for name, column in columns.items():
                 table[name] = column
             return table
@@ -142,19 +137,9 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
                 at = table.column_names.index(name)
                 field = table.field(at).with_type(column.type).with_metadata(None)  # it may hold raw values
                 table = table.set_column(at, field, column)
-            return _without_pandas_attributes(table)
-
-
-def _without_attributes(made: Any) -> Any:
-    """Return a pandas object without ``attrs``, which may hold raw values and would be released with the reports."""
-    made.attrs = {}
-    return made
-
-
-def _without_pandas_attributes(table: Any) -> Any:
-    """Return a pyarrow table without the ``attrs`` that pandas writes into the metadata of a Parquet file."""
-    kept = {name: text for name, text in (table.schema.metadata or {}).items() if name != b"PANDAS_ATTRS"}
-    return table.replace_schema_metadata(kept or None)
+            # pandas writes its attrs into the metadata of a Parquet file.
+            kept = {name: text for name, text in (table.schema.metadata or {}).items() if name != b"PANDAS_ATTRS"}
+            return table.replace_schema_metadata(kept or None)
 
 
 def _check_dtype(dtype: Any) -> None:
@@ -182,7 +167,9 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
     def rewrap(reports: np.ndarray) -> Any:
         made = series._constructor(reports, index=series.index, name=series.name)
-        return _without_attributes(made.astype(_pandas_type(values.dtype, reports.dtype)).__finalize__(series))
+        made = made.astype(_pandas_type(values.dtype, reports.dtype)).__finalize__(series)
+        made.attrs = {}
+        return made
 
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
 
@@ -221,3 +208,83 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
         raise ValueError(f"x: row {row} is null{_NEEDED}")
     chunked = isinstance(values, pa.ChunkedArray)
     return np.asarray(values), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)
+
+
+def is_missing(x: Any) -> np.ndarray:
+    """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked).
+
+    Raises:
+        TypeError: x is not an array or a column with missing values.
+    """
+    match kind(x):
+        case "numpy":
+            mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(x.shape, bool)
+            mask = mask | np.isnan(np.ma.getdata(x)) if x.dtype.kind == "f" else mask
+            return np.any(mask, axis=tuple(range(1, x.ndim)))
+        case "pandas":
+            return x.isna().to_numpy()
+        case "polars":
+            return (x.is_null() | x.is_nan().fill_null(False) if x.dtype.is_float() else x.is_null()).to_numpy()
+        case "pyarrow":
+            import pyarrow.compute as pc
+
+            return np.asarray(pc.is_null(x, nan_is_null=True))
+        case _:
+            raise TypeError(f"missing: {type(x).__name__} is not a NumPy array nor a pandas, polars or pyarrow column")
+
+
+def rows_of(x: Any, rows: np.ndarray) -> Any:
+    """Return the given rows of an array, a column or a table; pandas keeps their labels."""
+    match kind(x):
+        case "pandas":
+            return x.iloc[rows]
+        case "polars" if is_table(x):
+            return x[rows]
+        case "polars":
+            return x.gather(rows)
+        case "pyarrow":
+            return x.take(rows)
+        case _:
+            return np.ma.getdata(x)[rows]
+
+
+def stood_in(x: Any, mask: np.ndarray) -> Any:
+    """Return the column with its first present value in place of each missing one."""
+    found = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
+    return found.set_axis(x.index) if kind(x) == "pandas" else found
+
+
+def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
+    """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
+
+    The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in
+    memory that can be read, and in files such as Arrow's.
+    """
+    match kind(made):
+        case "pandas":
+            return made.mask(mask, 0.0).mask(mask)
+        case "polars":
+            gone = type(made)(mask)
+            return made.set(gone, 0.0).set(gone, None)
+        case "pyarrow":
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
+            gone = pa.array(mask)
+            overwritten = pc.if_else(gone, pa.scalar(0.0, made.type), made)
+            return pc.if_else(gone, pa.scalar(None, made.type), overwritten)
+        case _:
+            made[mask] = np.nan
+            if not isinstance(like, np.ma.MaskedArray):
+                return made
+            return np.ma.array(made, mask=np.broadcast_to(mask.reshape(-1, *[1] * (made.ndim - 1)), made.shape))
+
+
+def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
+    """Return the values of an array or a column that are present, and their places unless all are; or x as it is."""
+    if kind(x) not in ("numpy", "pandas", "polars", "pyarrow") or np.ndim(x) == 0 or is_table(x):
+        return x, None
+    flat = x.reshape(-1) if isinstance(x, np.ndarray) else x
+    gone = is_missing(flat)
+    rows = np.flatnonzero(~gone)
+    return (rows_of(flat, rows), rows) if gone.any() else (x, None)

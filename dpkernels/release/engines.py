@@ -1,42 +1,130 @@
 """The engines of ``perturb``, and how a vector is divided among them.
 
-An engine fills memory with the reports of checked values. Value i of a vector gets the same random words whatever the
-engine, the pieces or the number of devices.
+An engine fills memory with the reports of checked values, the first of which has index ``start`` in the whole release.
+Value i of a vector gets the same random words whatever the engine, the pieces or the number of devices.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.mechanisms.base import Mechanism, sample_from
-from dpkernels.release.device_engine import DeviceRelease
+from dpkernels.numerics import RealArray
+from dpkernels.random import chacha, host
+from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
 from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.release.process import check_process
-from dpkernels.release.threads import CORES, release_pieces
 from dpkernels.settings import own_settings
 
-# Fills ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release.
-Engine = HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]
-
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(CORES, 9)
 # The smallest number of values for which waking another thread is worth its time.
 _SMALLEST_PIECE = 1 << 14
 
 
-def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
-    """Return the engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
+_DEVICE_CHUNK = 1 << 18
 
-    Raises:
-        RuntimeError: this process was forked from one in which JAX had run.
-    """
+
+class DeviceRelease:
+    """An engine for accelerators, or several CPU devices: ChaCha20 and kernel in one sharded computation."""
+
+    def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[Any, ...]) -> None:
+        for device in devices:
+            if device.platform != "cpu":
+                check_words(device)
+        self.sampler = sampler
+        self.devices = devices
+        self._compute = sharded(sampler, devices)
+        self._key = key
+        # Two chunks with words and reports take at most 64 MiB of host memory.
+        self.chunk = _DEVICE_CHUNK if devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
+
+    def in_turns(
+        self, checked: Callable[[int, int], np.ndarray], start: int, out: np.ndarray, advance: Callable[[int], object]
+    ) -> int:
+        """Fill ``out`` chunk by chunk with reports of checked values, from one index up to another one.
+
+        Two chunks are under way, so that transfers and checks of one overlap with the computation of the other.
+        """
+        under_way: deque[tuple[int, Array]] = deque()
+
+        def receive() -> int:
+            at, reports = under_way.popleft()
+            out[at : at + len(reports)] = np.asarray(reports)
+            advance(len(reports))
+            return len(reports)
+
+        received = 0
+        for at in range(0, len(out), self.chunk):
+            under_way.append((at, self.sent(checked(at, at + self.chunk), start + at)))
+            if len(under_way) == 2:
+                received += receive()
+        return received + receive()
+
+    def sent(self, x: np.ndarray, start: int) -> Array:
+        """Start copying reports back to the host, and return them before the copy has ended."""
+        reports = self.on_device(x, start)
+        reports.copy_to_host_async()
+        return reports
+
+    def on_device(self, x: Any, start: int) -> Array:
+        """Return reports that stay on the devices."""
+        skip = start % BLOCK_VALUES
+        spare = padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
+        xp = np if isinstance(x, np.ndarray) else jnp
+        with own_settings(x64=True):
+            padded = xp.pad(x, (skip, spare), mode="edge") if skip or spare else x
+            split = NamedSharding(Mesh(np.array(self.devices), ("values",)), PartitionSpec("values"))
+            firsts = range(start - skip, start - skip + len(padded), len(padded) // len(self.devices))
+            # The initial state of every stream for every device, computed on the host.
+            heads = [
+                np.concatenate([host.head(self._key, need.stream, first * need.bits // 512) for first in firsts])
+                for need in self.sampler.words
+            ]
+            return self._compute(*jax.device_put([padded, *heads], split))[skip : skip + len(x)]
+
+
+@lru_cache(maxsize=64)
+def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
+    """Return the jitted program (values, the head of every stream) -> reports, all split over the devices."""
+    split = PartitionSpec("values")
+
+    def local(x: Array, *heads: Array) -> RealArray:
+        words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, sampler.words, strict=True)]
+        return sampler.reports(x, *words)
+
+    mesh = Mesh(np.array(devices), ("values",))
+    specs = (split,) * (1 + len(sampler.words))
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False))
+
+
+@lru_cache(maxsize=64)
+def check_words(device: Any) -> None:
+    """Refuse a device whose program for ChaCha20 makes other words than OpenSSL."""
+    key, first, expected = bytes(range(32)), (1 << 32) - 100, np.empty(1 << 14, "<u4")
+    host.fill(expected, key, BITS_STREAM, first)
+    with own_settings():
+        head = jax.device_put(host.head(key, BITS_STREAM, first), device)
+        words = np.asarray(jax.jit(lambda head: chacha.words_from(head, len(expected), 32))(head))
+    if not np.array_equal(words, expected):
+        raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL, so it is not used for releases")
+
+
+def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
+    """Return the engine for values in host memory: this machine's accelerators if JAX has any, else its CPU."""
     check_process()
     devices = tuple(jax.local_devices())
     if len(devices) == 1 and devices[0].platform == "cpu":
@@ -44,17 +132,7 @@ def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelea
     return DeviceRelease(sampler, key, devices)
 
 
-class Simulation:
-    """An engine for simulation: float reports from a mechanism's own sampler, reproducible from a key."""
-
-    def __init__(self, mechanism: Mechanism, key: Array) -> None:
-        self.mechanism = mechanism
-        self.key = key
-
-    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
-        values = np.pad(x, (0, padded_length(len(x)) - len(x)), mode="edge")
-        with own_settings(x64=x.dtype == np.float64):
-            out[:] = np.asarray(sample_from(self.mechanism, self.key, start, jnp.asarray(values)))[: len(x)]
+Engine = HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]
 
 
 def in_chunks(
@@ -69,7 +147,7 @@ def in_chunks(
     """Return the engine's reports of x, piece by piece; of several errors, the first in the order of x is raised.
 
     Args:
-        engine: the reports of a piece, given the index of its first value.
+        engine: the reports of a piece; a function fills its last argument with them.
         bounds: checks a piece before it is perturbed.
         x: the values, of any shape.
         start: index of the first value in the whole release.
@@ -79,29 +157,81 @@ def in_chunks(
     flat, out = x if x.ndim == 1 else x.reshape(-1), aligned(x.size, report_type(x.dtype))
     row = start if row is None else row
 
-    def release(first: int, end: int) -> int:
-        values, reports = flat[first:end], out[first:end]
-        if isinstance(engine, HostRelease):  # Its kernel checks values itself.
-            return engine(values, start + first, reports, bounds, row + first)
-        checked = bounds.check(values, row + first)
-        engine(checked, start + first, reports)
-        return checked.size
-
     if x.size == 0:
         released = 0
     elif isinstance(engine, DeviceRelease):
         released = engine.in_turns(lambda at, end: bounds.check(flat[at:end], row + at), start, out, advance)
-    elif x.size <= CHUNK and x.size < 2 * _SMALLEST_PIECE:
-        advance(released := release(0, x.size))
     else:
-        released = release_pieces(release, _ends_of_pieces(x.size), _WORKERS, advance)
+
+        def release(first: int, end: int) -> int:
+            values, reports = flat[first:end], out[first:end]
+            if isinstance(engine, HostRelease):  # Its kernel checks values itself.
+                return engine(values, start + first, reports, bounds, row + first)
+            checked = bounds.check(values, row + first)
+            engine(checked, start + first, reports)
+            return checked.size
+
+        if x.size <= CHUNK and x.size < 2 * _SMALLEST_PIECE:
+            advance(released := release(0, x.size))
+        else:
+            released = _release_pieces(release, advance, x.size)
     if released != x.size:
         raise RuntimeError(f"x: {released} of {x.size} values were perturbed")
     return out if x.ndim == 1 else out.reshape(x.shape)
 
 
-def _ends_of_pieces(count: int) -> list[int]:
-    """Return where nearly equal pieces for all threads begin, of at most a chunk, and where the last one ends."""
-    pieces = max(-(-count // CHUNK), min(_WORKERS, count // _SMALLEST_PIECE))
-    size = min(CHUNK, -(-count // (pieces * BLOCK_VALUES)) * BLOCK_VALUES)
-    return [*range(0, count, size), count]
+def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int], Any], count: int) -> int:
+    """Release nearly equal pieces of a vector in this thread and in those of a pool, and return the number of values.
+
+    Of several pieces that fail, the error of the first one is raised.
+
+    Args:
+        release: releases the values from one index up to another one, and returns their number.
+        advance: called in the calling thread with the number of values of a completed piece.
+        count: the number of values.
+    """
+    number = max(-(-count // CHUNK), min(_WORKERS, count // _SMALLEST_PIECE))
+    size = min(CHUNK, -(-count // (number * BLOCK_VALUES)) * BLOCK_VALUES)
+    ends = [*range(0, count, size), count]
+    pieces, done, failed = iter(list(pairwise(ends))), deque[int](), dict[int, BaseException]()
+    reported, tasks = 0, list[Future[None]]()
+
+    def stop() -> None:
+        deque(pieces, maxlen=0)  # Nobody is handed a further piece.
+
+    def work(report: Callable[[], Any] = lambda: None) -> None:
+        for first, end in pieces:
+            try:
+                done.append(release(first, end))
+            except BaseException as error:  # Whatever it is, reports are missing.
+                failed[first] = error
+                stop()
+            report()
+
+    def report() -> None:
+        nonlocal reported
+        while done:
+            reported += (finished := done.popleft())
+            advance(finished)
+
+    try:
+        tasks.extend(_pool().submit(work) for _ in range(min(_WORKERS, len(ends) - 1) - 1))
+        work(report)
+    finally:
+        # No thread writes to the reports after this returns, also if an exception ended it.
+        stop()
+        wait([task for task in tasks if not task.cancel()])
+    if failed:
+        raise failed[min(failed)]
+    report()
+    return reported
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    """Return the threads of all releases of this process; they outlive a call."""
+    return ThreadPoolExecutor(_WORKERS, thread_name_prefix="dpkernels")
+
+
+if hasattr(os, "register_at_fork"):  # A fork copies no threads.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

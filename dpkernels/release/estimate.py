@@ -19,7 +19,7 @@ from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import Real
 from dpkernels.release import containers
 
-# The share of its width by which a table's reports may exceed the density's output interval.
+# The share of its width by which a table's reports may exceed the density's output interval: their lattices differ.
 _TABLE_ROOM = 0.05
 
 
@@ -71,14 +71,26 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     rows = _rows(mechanism, np.asarray(values))
     if len(rows) == 0:
         raise ValueError("reports: is empty; there is no mean")
-    _check_possible(rows, mechanism)
+    low, high = (np.asarray(end, float) for end in mechanism.output_interval)
+    room = _TABLE_ROOM * (high - low)
+    low, high = low - room, high + room
+    bad = ~((rows >= low) & (rows <= high))
+    if bad.any():
+        row = int(np.argwhere(bad)[0][0])
+        raise ValueError(
+            f"reports: row {row} is {rows[row]}, outside the mechanism's output interval [{low}, {high}]; "
+            "these are not its reports"
+        )
     n, d = rows.shape
     tail = (1 - confidence) / d
     mean = rows.mean(axis=0, dtype=np.float64)
     deviation = rows.std(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.full(d, np.inf)
     normal = -NormalDist().inv_cdf(tail / 2) * deviation / math.sqrt(n)
-    variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
-    bernstein = _bernstein(n, math.log(2 / tail), variance, _largest_error(mechanism))
+    # Bernstein's t, at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic.
+    log_odds, variance = math.log(2 / tail), mechanism.worst_variance * (1 + PROMISED_DEVIATION)
+    largest = np.maximum(high - mechanism.input_interval[0], mechanism.input_interval[1] - low)
+    third = largest * log_odds / 3
+    bernstein = (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
     shape = (lambda v: v) if isinstance(mechanism, Multivariate) else (lambda v: float(np.broadcast_to(v, (1,))[0]))
     return MeanEstimate(
         value=shape(mean),
@@ -102,32 +114,3 @@ def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
             "corrects for it, and piecewise needs no correction and is as accurate at the same width of the window"
         )
     return reports.reshape(-1, 1)
-
-
-def _check_possible(rows: np.ndarray, mechanism: Mechanism) -> None:
-    low, high = _report_interval(mechanism)
-    bad = ~((rows >= low) & (rows <= high))
-    if bad.any():
-        row = int(np.argwhere(bad)[0][0])
-        raise ValueError(
-            f"reports: row {row} is {rows[row]}, outside the mechanism's output interval [{low}, {high}]; "
-            "these are not its reports"
-        )
-
-
-def _report_interval(mechanism: Mechanism) -> tuple[Real, Real]:
-    """Return the density's output interval, with room for a table's, whose lattice is not quite the density's."""
-    low, high = (np.asarray(end, float) for end in mechanism.output_interval)
-    room = _TABLE_ROOM * (high - low)
-    return low - room, high + room
-
-
-def _bernstein(n: int, log_odds: float, variance: Real, largest: Real) -> Real:
-    """Return the t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
-    third = largest * log_odds / 3
-    return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
-
-
-def _largest_error(mechanism: Mechanism) -> Real:
-    (low_in, high_in), (low_out, high_out) = mechanism.input_interval, _report_interval(mechanism)
-    return np.maximum(high_out - low_in, high_in - low_out)

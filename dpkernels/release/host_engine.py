@@ -24,26 +24,17 @@ BLOCK_VALUES = 32
 
 _WORD = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 
-# The largest number of values that one compiled program processes.
-CHUNK = 1 << 17
-_SMALLEST_CHUNK = 1 << 10
+# The numbers of values of the smallest and the largest compiled program.
+_SMALLEST_CHUNK, CHUNK = 1 << 10, 1 << 17
 # Beyond this length there are programs between the powers of two, which take longer to compile than they save below.
 _LARGE = 1 << 14
-
-# Up to this number of values NumPy is faster than a call of a compiled program.
-_FEW = 1 << 9
-
-# Up to this number of values NumPy does the first calls, since compiling takes longer than it would save.
-_MORE, _CALLS = 1 << 13, 8
+# Up to _FEW values NumPy is faster than a call of a compiled program. Up to _MORE values NumPy does the first _CALLS,
+# since compiling takes longer than it would save.
+_FEW, _MORE, _CALLS = 1 << 9, 1 << 13, 8
 
 
 class HostRelease:
-    """An engine for the CPU: NumPy for few values, otherwise the sampler's compiled kernel, with the same bits.
-
-    Attributes:
-        sampler: the exact sampler.
-        key: 32 bytes.
-    """
+    """An engine for the CPU: NumPy for few values, otherwise the sampler's compiled kernel, with the same bits."""
 
     def __init__(self, sampler: ExactSampler, key: bytes) -> None:
         self.sampler = sampler
@@ -61,9 +52,6 @@ class HostRelease:
             out: memory of the type of reports.
             bounds: the valid inputs.
             row: the number of the first value's row in an error.
-
-        Raises:
-            InputError: for the first bad row.
         """
         if x.size <= _MORE and _is_far_from_subnormal(self.sampler, out.dtype) and not self._is_worth_compiling(out):
             x = bounds.check(x, row)
@@ -71,7 +59,7 @@ class HostRelease:
             return x.size
         if bounds.clip:
             x = bounds.check(x, row)
-        if not self._by_xla(x, start, out, bounds.range_keys(x.dtype, out.dtype)):
+        if not self._by_xla(x, start, out, bounds.range_of(x.dtype, out.dtype).keys):
             bounds.check(x, row)
             raise RuntimeError("x: the kernel found a value outside the interval, and NumPy did not; no report is made")
         return x.size
@@ -94,12 +82,12 @@ class HostRelease:
         writes only to memory of its own.
         """
         count, skip = x.size, start % BLOCK_VALUES
-        length = padded_length(count)
-        program, idle = _compiled(self.sampler, length, out.dtype), _idle_for(self.sampler, length, out.dtype)
+        kind = _word_types(self.sampler), padded_length(count), out.dtype
+        program, idle = _compiled(self.sampler, *kind[1:]), _idle(*kind)
         try:
             space = idle.pop()
         except IndexError:
-            space = _Workspace(_word_types(self.sampler), length, out.dtype)
+            space = _Workspace(*kind)
         space.keys[:2] = keys
         space.x[:count] = x
         space.x[count:] = space.x[0]
@@ -148,10 +136,10 @@ def _compiled(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[.
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
     where = SingleDeviceSharding(calling_thread_device())
-    shapes = [((length,), dtype), ((_KEYS,), _key_type(dtype)), ((length,), dtype)]
-    shapes += [((length,), kind) for kind in _word_types(sampler)]
+    sizes = [(length, dtype), (_KEYS, _key_type(dtype)), (length, dtype)]
+    sizes += [(length, kind) for kind in _word_types(sampler)]
     with own_settings(x64=True):
-        like = [jax.ShapeDtypeStruct(shape, kind, sharding=where) for shape, kind in shapes]
+        like = [jax.ShapeDtypeStruct((size,), kind, sharding=where) for size, kind in sizes]
         return sampler.compiled.lower(*like).compile()
 
 
@@ -202,16 +190,8 @@ def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[_Wo
     return []
 
 
-@lru_cache(maxsize=256)
-def _idle_for(sampler: ExactSampler, length: int, dtype: np.dtype) -> list[_Workspace]:
-    return _idle(_word_types(sampler), length, dtype)
-
-
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
-    """Return uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy.
-
-    NumPy asks the system for large pages where the memory is large.
-    """
+    """Return uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
     first = -raw.__array_interface__["data"][0] % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,54 +27,45 @@ def report_type(dtype: Any) -> np.dtype:
 class InputError(ValueError):
     """A value that cannot be perturbed.
 
-    Attributes:
-        row: its row in the whole release.
-        coordinate: its coordinate, for vectors, else None.
-        value: the value.
-        interval: the interval that does not contain it, or None if clipping does not help.
-        reason: the rest of the sentence that describes the problem, after the value.
+    ``row`` is its row in the whole release, ``coordinate`` that of a vector. ``clips`` is whether clipping would help,
+    ``reason`` the rest of the sentence that describes the problem, after the value.
     """
 
     def __init__(
-        self,
-        row: int,
-        coordinate: int | None,
-        value: float,
-        interval: tuple[float, float] | None,
-        reason: str,
-        place: str | None = None,
+        self, row: int, coordinate: int | None, value: float, clips: bool, reason: str, place: str | None = None
     ) -> None:
-        self.row, self.coordinate, self.value, self.interval, self.reason = row, coordinate, value, interval, reason
+        self.row, self.coordinate, self.value, self.clips, self.reason = row, coordinate, value, clips, reason
         where = place or (f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}")
-        super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("" if interval is None else "; clip=True clips"))
+        super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("; clip=True clips" if clips else ""))
 
     def named(self, place: str) -> InputError:
         """Return the same error with another description of the value's place."""
-        return InputError(self.row, self.coordinate, self.value, self.interval, self.reason, place)
+        return InputError(self.row, self.coordinate, self.value, self.clips, self.reason, place)
+
+
+class ValidRange(NamedTuple):
+    """The range in which values of a type need no repair."""
+
+    low: np.ndarray
+    high: np.ndarray
+    keys: np.ndarray  # the ``order_keys`` of both ends, with both zeros inside where an end is 0
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """An input interval and the treatment of values outside it.
 
-    Attributes:
-        lower: smallest valid input; for vectors, one per coordinate.
-        upper: largest valid input.
-        clip: clip instead of refusing. NaN and infinities are always refused.
-        largest: the largest absolute value of an input or a report.
-        near: whether only inputs within a sensitivity are neighbours. Integers that floats would round are then
-            refused, since rounding may move neighbours further apart.
-        negligible: inputs with at most this absolute value may be read as 0.
+    Where only inputs within a sensitivity are neighbours (``near``), integers that floats would round are refused,
+    since rounding may move neighbours further apart.
     """
 
-    lower: Any
+    lower: Any  # for vectors, one per coordinate
     upper: Any
-    clip: bool
-    largest: float = 0.0
+    clip: bool  # instead of refusing; NaN and infinities are always refused
+    largest: float = 0.0  # the largest absolute value of an input or a report
     near: bool = False
-    negligible: float = np.inf
-    _ranges: dict[tuple[np.dtype, np.dtype], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
-    _keys: dict[tuple[np.dtype, np.dtype], np.ndarray] = field(default_factory=dict, repr=False)
+    negligible: float = np.inf  # inputs of at most this size may be read as 0
+    _ranges: dict[tuple[np.dtype, np.dtype], ValidRange] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
@@ -88,13 +79,9 @@ class Bounds:
         return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, negligible)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
-        """Return values that may be perturbed, in the type of reports; ``first`` is the row number of the first one.
-
-        Raises:
-            InputError: for the first bad row.
-        """
+        """Return values that may be perturbed, in the type of reports; ``first`` is the row number of the first one."""
         typed = values.astype(report_type(values.dtype), copy=False)
-        low, high = self.range_of(values.dtype, typed.dtype)
+        low, high, _ = self.range_of(values.dtype, typed.dtype)
         if low <= np.minimum.reduce(typed) and np.maximum.reduce(typed) <= high:
             return typed
         return self._repaired(typed, values.dtype, first)
@@ -110,7 +97,7 @@ class Bounds:
         with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
             typed = x.astype(dtype)
-            low, high = self.range_of(np.dtype(x.dtype), dtype)
+            low, high, _ = self.range_of(np.dtype(x.dtype), dtype)
             if not bool(jnp.all((typed >= low) & (typed <= high))):
                 self._repaired(np.asarray(typed).reshape(-1), np.dtype(x.dtype), 0)
                 return jnp.clip(typed, low, high)
@@ -119,46 +106,38 @@ class Bounds:
     def _repaired(self, values: np.ndarray, source: np.dtype, first: int) -> np.ndarray:
         """Return clipped values if clipping is allowed and suffices; else raise an error for the first invalid one."""
         reason = '; every value must be finite (NaN: missing="keep" or missing="drop")'
-        _refuse(values, ~np.isfinite(values), first, None, reason)
+        _refuse(values, ~np.isfinite(values), first, reason)
         low, high = self._ends(source, values.dtype)
         if self.clip:
             values = np.clip(values, low, high)
-        _refuse(values, (values < low) | (values > high), first, (self.lower, self.upper), "")
+        _refuse(values, (values < low) | (values > high), first, (self.lower, self.upper))
         if (most := self._most(source, values.dtype)) is not None:
             reason = f"; {values.dtype} rounds {source} beyond {most:.0f}, and with it how far apart neighbours are: "
-            _refuse(values, np.abs(values) > most, first, None, reason + "make them floats and take those' sensitivity")
+            _refuse(values, np.abs(values) > most, first, reason + "make them floats and take those' sensitivity")
         return values
 
-    def range_of(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    def range_of(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
         """Return the range in which values need no repair, computed once for a type."""
         if (source, dtype) not in self._ranges:
-            self._ranges[source, dtype] = self._worked_out(source, dtype)
+            most, (low, high) = self._most(source, dtype), self._ends(source, dtype)
+            if most is not None:
+                low, high = np.clip([low, high], -most, most)
+            keys = order_keys(np.array([np.where(low, low, -0.0), np.where(high, high, 0.0)], dtype))
+            self._ranges[source, dtype] = ValidRange(low, high, keys)
         return self._ranges[source, dtype]
-
-    def range_keys(self, source: np.dtype, dtype: np.dtype) -> np.ndarray:
-        """Return the ``order_keys`` of the ends of ``range_of``, with both zeros inside where an end is 0."""
-        if (source, dtype) not in self._keys:
-            low, high = self.range_of(source, dtype)
-            ends = np.array([low if low else -0.0, high if high else 0.0], dtype)
-            self._keys[source, dtype] = order_keys(ends)
-        return self._keys[source, dtype]
-
-    def _worked_out(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        most = self._most(source, dtype)
-        ends = self._ends(source, dtype)
-        return ends if most is None else tuple(np.clip(ends, -most, most))
 
     def _most(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
         """Return the size up to which floats hold every integer, 2^53 - 1 for float64, or None if irrelevant."""
         return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1) if self.near and source.kind in "iu" else None
 
     def _ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval rounded to the data's own type; 0.1 becomes float32's 0.1, and no end is infinite.
-
-        Raises:
-            ValueError: reports would overflow the type, or its smallest numbers are too large for the mechanism.
-        """
-        most, least = float(np.finfo(dtype).max), _least(source, dtype)
+        """Return the interval rounded to the data's own type; 0.1 becomes float32's 0.1, and no end is infinite."""
+        # A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16. Narrower types
+        # have none.
+        narrow, least = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
+        if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:
+            least = narrow
+        most = float(np.finfo(dtype).max)
         if self.largest > most:
             raise ValueError(f"x: holds {dtype}, and inputs or reports reach {shortest(self.largest)}; use float64")
         if self.negligible < least:
@@ -169,24 +148,13 @@ class Bounds:
         return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
 
 
-def _least(source: np.dtype, dtype: np.dtype) -> float:
-    """Return the threshold below which a value may be read as 0, also on conversion from one type to the other.
-
-    A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16; narrower types have
-    none.
-    """
-    narrow, own = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
-    if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:
-        return narrow
-    return own
-
-
-def _refuse(values: np.ndarray, bad: np.ndarray, first: int, interval: tuple[Real, Real] | None, reason: str) -> None:
+def _refuse(values: np.ndarray, bad: np.ndarray, first: int, reason: str | tuple[Real, Real]) -> None:
+    """Raise an error for the first bad value; the reason may be the interval that it is not in."""
     if not bad.any():
         return
-    at = tuple(int(index) for index in np.argwhere(bad)[0])
-    ends = None
-    if interval is not None:
-        lower, upper = ends = tuple(float(np.broadcast_to(end, values.shape)[at]) for end in interval)
-        reason = f", outside the input interval [{shortest(lower)}, {shortest(upper)}]"
-    raise InputError(first + at[0], at[1] if len(at) > 1 else None, float(values[at]), ends, reason)  # type: ignore[arg-type]
+    row, *coordinate = at = tuple(int(index) for index in np.argwhere(bad)[0])
+    clips = not isinstance(reason, str)
+    if not isinstance(reason, str):
+        lower, upper = (shortest(np.broadcast_to(end, values.shape)[at]) for end in reason)
+        reason = f", outside the input interval [{lower}, {upper}]"
+    raise InputError(first + row, coordinate[0] if coordinate else None, float(values[at]), clips, reason)

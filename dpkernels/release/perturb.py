@@ -9,6 +9,7 @@ from functools import lru_cache, singledispatch
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -16,34 +17,26 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.exact.combined import ExactMultivariate
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
-from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.mechanisms.multivariate import Multivariate, check_shape, chosen_coordinates
 from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
-from dpkernels.random.keys import (
-    check_key,
-    column_key,
-    column_secret,
-    key_from_bytes,
-    release_key_bytes,
-    simulation_key,
-)
+from dpkernels.random import host, keys
 from dpkernels.release import containers
-from dpkernels.release import missing as missing_values
-from dpkernels.release.engines import DeviceRelease, Simulation, exact_engine, in_chunks
-from dpkernels.release.inputs import Bounds, InputError
+from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
+from dpkernels.release.host_engine import padded_length
+from dpkernels.release.inputs import Bounds, InputError, report_type
 from dpkernels.release.process import check_process
 from dpkernels.release.ray_data import perturb_dataset
-from dpkernels.release.vectors import release_vectors
 from dpkernels.settings import own_settings
 
 Advance = Callable[[int], Any]
 
 _LONG_WORK = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
 _MOST_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
-_ROWS = 1 << 16  # Rows of vectors that are checked at once: bounds the memory of the copy.
+_ROWS = 1 << 16  # The number of vectors that are checked and released at once, which bounds the memory of copies.
 
 
 def perturb(
@@ -114,17 +107,18 @@ def perturb(
         (3,)
     """
     check_process()
-    start = _checked_start(start, key, exact)
-    checks.one_of("missing", missing, missing_values.CHOICES)
+    if type(start) is not int or start:
+        start = checks.whole("start", start, 0, _MOST_VALUES)
+        if start and not exact:
+            raise ValueError(f"start: {start} is for a release; a simulation is not made in parts")
+        if start and key is None:
+            raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
+    checks.one_of("missing", missing, ("refuse", "keep", "drop"))
     options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
     if type(x) is not np.ndarray:
         containers.check_kind(x)
         if containers.is_ray_dataset(x):
-            if missing != "refuse":
-                raise ValueError(
-                    f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets"
-                )
-            return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
+            return _perturb_ray_dataset(x, mechanism, key, exact, clip, start, missing)
         if containers.is_table(x):
             return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
@@ -133,62 +127,43 @@ def perturb(
         there = np.flatnonzero(~gone)
         try:
             if missing == "drop":
-                return perturb(missing_values.rows_of(x, there), mechanism, **options)
-            made = perturb(missing_values.stood_in(x, gone), mechanism, **options)
+                return perturb(containers.rows_of(x, there), mechanism, **options)
+            made = perturb(containers.stood_in(x, gone), mechanism, **options)
         except InputError as error:
             if np.ndim(x) > 1:
                 raise
             row = there[error.row] if missing == "drop" else max(error.row, there[0])
             raise error.named(f"row {row}") from None
-        return missing_values.blanked(made, gone, x)
+        return containers.blanked(made, gone, x)
     with own_settings():
-        return _perturb_column(x, mechanism, key, exact, clip, progress, start)
-
-
-def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
-    if type(start) is int and start == 0:
-        return 0
-    start = checks.whole("start", start, 0, _MOST_VALUES)
-    if start and not exact:
-        raise ValueError(f"start: {start} is for a release; a simulation is not made in parts")
-    if start and key is None:
-        raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
-    return start
+        return _perturb_column(x, mechanism, **options)
 
 
 def _perturb_column(
-    x: Any, mechanism: Any, key: Array | None, exact: bool, clip: bool, progress: bool | None, start: int
+    x: Any, mechanism: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None, start: int
 ) -> Any:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
         raise ValueError("x: is empty; at least one value is needed")
     sampler = exact_sampler(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
-    if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
-        _check_vectors(vectors, array, clip)
+    inner = getattr(sampler, "mechanism", sampler)
+    if isinstance(inner, AdditiveVector):
+        _check_vectors(inner, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
-    first = start and start * _values_per_row(sampler, array.shape)
-    if first:
-        checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
+    if start:
+        is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
+        start *= math.prod(array.shape if is_one_row else array.shape[1:])
+        checks.whole("start: the index of the last value", start + array.size, 0, _MOST_VALUES)
     try:
         if array.size < _LONG_WORK and not progress:
-            return rewrap(_reports(sampler, secret, array, clip, _ignore, first))
+            return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start))
         with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
-            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
+            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start))
     except InputError as error:
         if array.ndim < 2 or error.coordinate is not None:
             raise
         index = tuple(int(at) for at in np.unravel_index(error.row, array.shape))
         raise error.named(f"value {index}") from None
-
-
-def _ignore(count: int) -> None:
-    """Ignore progress."""
-
-
-def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
-    """Return the number of values in a row of an array; a vector by itself is one row."""
-    alone = len(shape) == 1 and isinstance(getattr(sampler, "mechanism", sampler), Multivariate | AdditiveVector)
-    return math.prod(shape if alone else shape[1:])
 
 
 def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
@@ -204,20 +179,18 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
         off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)
         if off.any():
             row, at = (int(index) for index in np.argwhere(off)[0])
-            value = block[row, at]
-            raise ValueError(
-                f"x: row {first + row}, value {at} is {shortest(value)}, no multiple of {shortest(mechanism.lattice)}"
-            )
+            value, step = shortest(block[row, at]), shortest(mechanism.lattice)
+            raise ValueError(f"x: row {first + row}, value {at} is {value}, no multiple of {step}")
 
 
 def _release_secret(key: Array | None) -> bytes:
-    return os.urandom(32) if key is None else release_key_bytes(key)
+    return os.urandom(32) if key is None else keys.release_key_bytes(key)
 
 
 def _simulation_key(key: Array | None) -> Array:
     if key is None:
-        return simulation_key(int.from_bytes(os.urandom(4), "little"))
-    check_key(key)
+        return keys.simulation_key(int.from_bytes(os.urandom(4), "little"))
+    keys.check_key(key)
     return key
 
 
@@ -248,7 +221,35 @@ def _sampler_bounds(sampler: ExactSampler, clip: bool) -> Bounds:
 
 @_reports.register
 def _(sampler: ExactMultivariate, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
-    return release_vectors(sampler, secret, np.asarray(x), clip, advance, first // sampler.mechanism.dimensions)
+    """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
+    mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
+    check_shape(mechanism, x.shape)
+    rows, start = np.asarray(x).reshape(-1, d), first // d
+    bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
+    middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
+    half = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
+    engine = exact_engine(sampler.coordinate, secret)
+    out = np.empty(rows.shape, report_type(x.dtype))
+    out[:] = middle
+    for row in range(0, len(rows), _ROWS):
+        block = bounds.check_rows(rows[row : row + _ROWS], row)
+        chosen = chosen_coordinates(_starts(secret, start + row, len(block), d), d, s)
+        z = (np.take_along_axis(block, chosen, axis=1) - middle[chosen]) / half[chosen]
+        reports = in_chunks(engine, on_unit, z, start=(start + row) * s)
+        np.put_along_axis(out[row : row + _ROWS], chosen, middle[chosen] + half[chosen] * (d / s) * reports, 1)
+        advance(block.size)
+    return out.reshape(x.shape)
+
+
+def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray:
+    """Return floor(word d / 2^64) for one 64-bit word a row; every start has probability 1/d within d/2^64."""
+    skip = first % 8  # A block has eight of them.
+    words = np.empty(skip + rows, "<u8")
+    host.fill(words, secret, COORDINATE_STREAM, first // 8)
+    words = words[skip:]
+    d, half_word = np.uint64(dimensions), np.uint64(32)
+    high, low = words >> half_word, words & np.uint64(0xFFFFFFFF)
+    return ((high * d + (low * d >> half_word)) >> half_word).astype(np.int64)
 
 
 @_reports.register(Mechanism)
@@ -257,7 +258,13 @@ def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: 
     bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
     if isinstance(x, jax.Array):
         return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
-    return in_chunks(Simulation(mechanism, secret), bounds, x, advance=advance)
+
+    def simulate(values: np.ndarray, start: int, out: np.ndarray) -> None:
+        padded = np.pad(values, (0, padded_length(len(values)) - len(values)), mode="edge")
+        with own_settings(x64=values.dtype == np.float64):
+            out[:] = np.asarray(sample_from(mechanism, secret, start, jnp.asarray(padded)))[: len(values)]
+
+    return in_chunks(simulate, bounds, x, advance=advance)
 
 
 @_reports.register
@@ -270,7 +277,11 @@ def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance
     return reports
 
 
-def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool, clip: bool, start: int) -> Any:
+def _perturb_ray_dataset(
+    x: Any, mechanisms: Any, key: Array | None, exact: bool, clip: bool, start: int, missing: str
+) -> Any:
+    if missing != "refuse":
+        raise ValueError(f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets")
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a ray.data.Dataset needs a dict from column name to mechanism")
     for name, given in (("key", key is not None), ("start", start), ("exact=False", not exact)):
@@ -283,7 +294,7 @@ def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
     """Return whether each row has a missing value, of rows that are not all missing."""
     if isinstance(x, int | float):
         raise TypeError("missing: is for arrays and columns; x is one number")
-    gone = missing_values.is_missing(x)
+    gone = containers.is_missing(x)
     if gone.all():
         raise ValueError("x: every row has a missing value; at least one value is needed")
     if np.ndim(x) == 1 and hasattr(getattr(mechanism, "mechanism", mechanism), "dimensions") and gone.any():
@@ -295,24 +306,24 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
     """Perturb every named column with a key of its own, and leave the other columns as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
-    unknown = [name for name in mechanisms if name not in containers.columns_of(table)]
-    if unknown:
-        names = ", ".join(map(str, containers.columns_of(table)))
-        raise ValueError(f"mechanism: no column {unknown[0]!r}; the table has {names}")
+    names = containers.columns_of(table)
+    if unknown := [name for name in mechanisms if name not in names]:
+        raise ValueError(f"mechanism: no column {unknown[0]!r}; the table has {', '.join(map(str, names))}")
     for name in mechanisms:
-        if (count := containers.columns_of(table).count(name)) > 1:
+        if (count := names.count(name)) > 1:
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
     there = None
-    if missing == "drop" and (gone := missing_values.in_any(table[name] for name in mechanisms)).any():
-        there = np.flatnonzero(~gone)
-        table = missing_values.rows_of(table, there)
+    if missing == "drop":
+        gone = np.any([containers.is_missing(table[name]) for name in mechanisms], axis=0)
+        if gone.any():
+            there = np.flatnonzero(~gone)
+            table = containers.rows_of(table, there)
     key, exact = options.pop("key"), options["exact"]
     secret = _release_secret(key) if exact else _simulation_key(key)
-    columns = {}
-    keys = {name: _column_key(secret, name) for name in mechanisms}
+    columns, own_keys = {}, {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
         try:
-            columns[name] = perturb(table[name], mechanism, key=keys[name], missing=missing, **options)
+            columns[name] = perturb(table[name], mechanism, key=own_keys[name], missing=missing, **options)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             if isinstance(error, InputError) and there is not None:
@@ -323,4 +334,6 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
 
 def _column_key(secret: bytes | Array, name: Hashable) -> Array:
     """Return the key of a table's column: two columns never share noise."""
-    return key_from_bytes(column_secret(secret, name)) if isinstance(secret, bytes) else column_key(secret, name)
+    if isinstance(secret, bytes):
+        return keys.key_from_bytes(keys.column_secret(secret, name))
+    return keys.column_key(secret, name)

@@ -13,15 +13,12 @@ fallback.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import jax
 
 _had_run = _after_fork = False
-_forgotten: list[Callable[[], Any]] = []
 
 
 def jax_has_run() -> bool:
@@ -34,11 +31,6 @@ def jax_has_run() -> bool:
         return True
 
 
-def forget_after_fork(forget: Callable[[], Any]) -> None:
-    """Call ``forget`` in every child that is forked: a fork copies no threads."""
-    _forgotten.append(forget)
-
-
 def _before_fork() -> None:
     global _had_run  # Determined before the fork: a lock that another thread held would never be released in the child.
     _had_run = _after_fork or jax_has_run()
@@ -47,8 +39,6 @@ def _before_fork() -> None:
 def _note_fork() -> None:
     global _after_fork
     _after_fork = _had_run
-    for forget in _forgotten:
-        forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -74,21 +64,15 @@ def calling_thread_device() -> Any:
     try:
         from jax._src.lib import xla_client
 
-        with _environment("PJRT_NPROC", "1"):  # The number of its threads, and of the parts that a program is cut into.
+        # The number of the client's threads, and of the parts that a program is cut into.
+        before = os.environ.get("PJRT_NPROC")
+        os.environ["PJRT_NPROC"] = "1"
+        try:
             client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        finally:
+            del os.environ["PJRT_NPROC"]
+            if before is not None:
+                os.environ["PJRT_NPROC"] = before
         return client.devices()[0]
     except (AttributeError, ImportError, TypeError):  # Another version of JAX.
         return jax.local_devices(backend="cpu")[0]
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable of this process's environment for as long as the context lasts."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before

@@ -17,7 +17,7 @@ from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
-from dpkernels.release.device_engine import check_words
+from dpkernels.release.engines import check_words
 from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.settings import own_settings
 
@@ -70,7 +70,7 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
     if not isinstance(values, jax.core.Tracer):
         Bounds.of(sampler, clip=False).check_on_device(values)
     source, dtype = np.dtype(values.dtype), np.dtype(jax.dtypes.canonicalize_dtype(report_type(values.dtype)))
-    low, high = Bounds.of(sampler, clip=True).range_of(source, dtype)
+    low, high, _ = Bounds.of(sampler, clip=True).range_of(source, dtype)
     with own_settings(x64=True):
         typed = values.astype(dtype)
         clipped = jnp.where(jnp.isnan(typed), low, jnp.clip(typed, low, high))

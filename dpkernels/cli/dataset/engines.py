@@ -27,8 +27,8 @@ import jax
 
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.parts import Part, Secret, Task, TaskError, run_task
+from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import understood
-from dpkernels.release.threads import CORES
 
 _MOST_THREADS = 16  # each holds about 100 MB
 

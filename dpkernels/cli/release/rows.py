@@ -92,8 +92,8 @@ def _with_numbers(
             values = np.where(found.missing, values[first], values)  # stands in, also before its own row
         return found, use(values) if values.size else None
     except InputError as error:
-        clips = "" if error.interval is None else "; --clip clips"
-        limits = "" if error.interval is None else column.guarantee.limits
+        clips = "; --clip clips" if error.clips else ""
+        limits = column.guarantee.limits if error.clips else ""
         where = source.place(piece, max(error.row, start + first), start)
         reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
         raise ValueError(f"{label(column.name)}{where} is {shortest(error.value)}{reason}{limits}{clips}") from error

@@ -19,7 +19,7 @@ from dpkernels.exact.kernels import alias_columns
 from dpkernels.exact.sampler import COORDINATE_STREAM, order_keys
 from dpkernels.exact.windows import ExactWindow, certify_table, code_kernel
 from dpkernels.random import host
-from dpkernels.release import vectors
+from dpkernels.release import perturb as perturbation
 
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
 SLICE = 1 << 24
@@ -289,6 +289,6 @@ def test_vectors_start_at_the_floor_of_word_times_d(dimensions):
     secret = bytes(range(32))
     words = np.empty(5000, "<u8")
     host.fill(words, secret, COORDINATE_STREAM, 64 * 64 // 512)
-    starts = vectors._starts(secret, 64, 5000, dimensions)
+    starts = perturbation._starts(secret, 64, 5000, dimensions)
     assert starts.tolist() == [word * dimensions >> 64 for word in words.tolist()]
     assert 0 <= min(starts) <= max(starts) < dimensions

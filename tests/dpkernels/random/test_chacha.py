@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dpkernels.random import chacha, host
-from dpkernels.release import device_engine
+from dpkernels.release import engines
 
 SECRET = bytes(range(7, 39))
 ZERO = bytes(32)
@@ -120,11 +120,11 @@ def test_a_users_settings_do_not_reach_the_programs():
 
 
 def test_a_device_with_other_words_is_refused(monkeypatch):
-    device_engine.check_words.__wrapped__(jax.devices()[0])
+    engines.check_words.__wrapped__(jax.devices()[0])
     wrong = chacha.words_from
     monkeypatch.setattr(chacha, "words_from", lambda head, count, bits: wrong(head.at[8].add(1), count, bits))
     with pytest.raises(RuntimeError, match="other ChaCha20 words than OpenSSL"):
-        device_engine.check_words.__wrapped__(jax.devices()[0])
+        engines.check_words.__wrapped__(jax.devices()[0])
 
 
 @pytest.mark.quick("63-16", "1000-64")

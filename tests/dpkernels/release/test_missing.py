@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import dpkernels as dpk
-from dpkernels.release import missing
+from dpkernels.release import containers
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))
 M = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
@@ -52,7 +52,7 @@ def test_kept_rows_stay_missing_and_others_have_their_own_noise(kind):
     assert np.array_equal(plain(made)[~GONE], expected[~GONE])
     if "pandas" in kind:
         assert made.index.equals(column.index)
-    assert np.array_equal(missing.is_missing(made), GONE)
+    assert np.array_equal(containers.is_missing(made), GONE)
 
 
 @pytest.mark.parametrize("kind", COLUMNS)

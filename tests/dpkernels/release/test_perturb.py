@@ -17,7 +17,6 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.random import host
-from dpkernels.release import device_engine, vectors
 from dpkernels.release import engines as release
 from dpkernels.release import perturb as perturbation
 from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
@@ -167,7 +166,7 @@ def test_a_report_that_is_missing_is_an_error():
 def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count):
     form, events = exact("piecewise", 1.0), []
     x, sent = inputs(form.mechanism, count), DeviceRelease.sent
-    monkeypatch.setattr(device_engine, "_DEVICE_CHUNK", 256)
+    monkeypatch.setattr(release, "_DEVICE_CHUNK", 256)
     monkeypatch.setattr(DeviceRelease, "sent", lambda self, x, at: events.append(at) or sent(self, x, at))
     engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
     reports = in_chunks(engine, bounds, x, advance=lambda done: events.append("back"))
@@ -297,7 +296,7 @@ def test_vectors_have_the_mechanisms_mean():
 def test_vectors_do_not_depend_on_blocks_of_rows(monkeypatch):
     x = vector_inputs(3000)
     whole = perturb(x, VECTOR)
-    monkeypatch.setattr(vectors, "_ROWS", 256)
+    monkeypatch.setattr(perturbation, "_ROWS", 256)
     monkeypatch.setattr(release, "CHUNK", 100)
     np.testing.assert_array_equal(perturb(x, VECTOR), whole)
     np.testing.assert_array_equal(perturb(x.reshape(30, 100, 7), VECTOR), whole.reshape(30, 100, 7))

@@ -23,7 +23,7 @@ import dpkernels as dpk
 from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release
-from dpkernels.release import host_engine, process, threads
+from dpkernels.release import host_engine, process
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.host_engine import HostRelease
 from dpkernels.release.inputs import Bounds, InputError
@@ -176,8 +176,8 @@ PIECEWISE = MADE["piecewise"]()
 
 
 def idle(dtype=np.float64):
-    length = host_engine.padded_length(9001)
-    return host_engine._idle_for(dpk.exact_sampler(PIECEWISE), length, np.dtype(dtype))
+    words = host_engine._word_types(dpk.exact_sampler(PIECEWISE))
+    return host_engine._idle(words, host_engine.padded_length(9001), np.dtype(dtype))
 
 
 def test_nothing_is_read_from_a_workspace_that_was_there_before():
@@ -256,7 +256,7 @@ def test_nobody_writes_once_a_release_has_failed(monkeypatch):
 
 def test_reports_that_nobody_made_are_an_error(monkeypatch):
     monkeypatch.setattr(release, "CHUNK", 10)
-    monkeypatch.setattr(threads, "pairwise", lambda ends: [piece for piece in pairwise(ends) if piece[0] != 50])
+    monkeypatch.setattr(release, "pairwise", lambda ends: [piece for piece in pairwise(ends) if piece[0] != 50])
     with pytest.raises(RuntimeError, match="990 of 1000 values"):
         in_chunks(lambda x, start, out: None, Bounds.of(PIECEWISE, clip=False), np.ones(1000))
 
@@ -295,7 +295,7 @@ def test_the_kernel_refuses_what_numpy_refuses_and_writes_nothing(lower, upper, 
     sampler = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower, upper=upper))
     engine, bounds, count = HostRelease(sampler, SECRET), Bounds.of(sampler, clip=False), 10_000
     good = np.linspace(lower, upper, count).astype(dtype)
-    low, high = bounds.range_of(good.dtype, good.dtype)
+    low, high, _ = bounds.range_of(good.dtype, good.dtype)
     good = np.clip(good, low, high)
     for value in odd_values(dtype, lower, upper):
         x, out = good.copy(), np.full(count, 12345.0, dtype)
