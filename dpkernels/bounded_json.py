@@ -1,4 +1,4 @@
-"""Reading of JSON from untrusted sources, with bounds on sizes and checks of types."""
+"""Reading of JSON from untrusted sources: whatever is too large or of the wrong type is a ValueError."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _MOST_DIGITS = 32  # The largest length of an integer; 64-bit integers have 20 d
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ValueError: the file is too large, or not UTF-8.
-        OSError: the file cannot be read.
-    """
+    """Return the text of a file in UTF-8."""
     with path.open("rb") as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
@@ -33,8 +28,12 @@ def parse_json(text: str) -> Any:
         ValueError: the text is not JSON, is nested too deeply, has a duplicate key, a number that is not finite, or an
             integer with too many digits.
     """
+
+    def number(text: str) -> float:
+        return real("JSON", float(text))
+
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=_float, parse_constant=_float)
+        return json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=number, parse_constant=number)
     except RecursionError as error:
         raise ValueError("JSON: lists and objects are nested too deeply") from error
 
@@ -52,27 +51,15 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _float(text: str) -> float:
-    return real("JSON", float(text))
-
-
 def real(name: str, value: Any) -> float:
-    """Return the value if it is a finite float.
-
-    Raises:
-        ValueError: it is not, or it is an integer.
-    """
+    """Return the value if it is a finite float, and no integer."""
     if type(value) is not float or not math.isfinite(value):
         raise ValueError(f"{name}: {brief(value)} is not a finite float")
     return value
 
 
 def integer(name: str, value: Any) -> int:
-    """Return the value if it is an integer of at most 64 bits.
-
-    Raises:
-        ValueError: it is not, or it is a bool.
-    """
+    """Return the value if it is an integer of at most 64 bits, and no bool."""
     if type(value) is not int or value.bit_length() > 64:
         raise ValueError(f"{name}: {brief(value)} is not an integer of at most 64 bits")
     return value

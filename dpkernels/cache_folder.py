@@ -36,9 +36,6 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 
     A compiled program is executed as it is read, so a user who can write to the folder can execute code. Therefore only
     a folder is used that belongs to this user and that no other user can enter.
-
-    Args:
-        environment: of this process.
     """
     place = folder()
     if place is None or "JAX_COMPILATION_CACHE_DIR" in environment or "JAX_ENABLE_COMPILATION_CACHE" in environment:
@@ -51,14 +48,10 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def trim(programs: Path, most: int) -> None:
-    """Remove the least recently used programs of a folder that is larger than ``most``, until half of that is left.
+    """Remove the least recently used programs of a folder of more than ``most`` bytes, until half of that is left.
 
     Only files with JAX's names are removed. Other processes may remove or read files at the same time; JAX compiles a
     missing program again.
-
-    Args:
-        programs: the folder.
-        most: the largest size in bytes.
     """
     with suppress(OSError), os.scandir(programs) as entries:
         own = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
@@ -88,11 +81,11 @@ def _is_ours_alone(place: Path) -> bool:
         found, above = place.lstat(), [one.lstat() for one in place.parents]
     except OSError:
         return False
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return ours and all(map(_is_safe, above))
-
-
-def _is_safe(above: os.stat_result) -> bool:
-    """Return whether only this user and root can rename the entries of a folder; False for a link."""
-    shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
-    return stat.S_ISDIR(above.st_mode) and above.st_uid in (0, os.getuid()) and not shared
+    user = os.getuid()
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == user
+        and not found.st_mode & 0o077
+        and all(stat.S_ISDIR(one.st_mode) and one.st_uid in (0, user) for one in above)  # no link
+        and not any(one.st_mode & 0o022 and not one.st_mode & stat.S_ISVTX for one in above)
+    )

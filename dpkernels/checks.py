@@ -1,6 +1,6 @@
 """Validation of arguments: every error names the argument, its value and what is allowed.
 
-Traced values are accepted unchecked.
+The wrong kind of value is a TypeError, a wrong value a ValueError. Traced values are accepted unchecked.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither va
 
 
 def concrete(value: Real) -> np.ndarray | None:
-    """Return the value as a float64 array, or None where it is a tracer.
-
-    Raises:
-        TypeError: not a real number or an array of them.
-    """
+    """Return real numbers as a float64 array, or None where they are traced."""
     if isinstance(value, jax.core.Tracer):
         return None
     array = np.asarray(value)
@@ -35,11 +31,7 @@ def concrete(value: Real) -> np.ndarray | None:
 
 
 def number(name: str, value: Any) -> Any:
-    """Return one real number: a tracer as it is, any other as a float.
-
-    Raises:
-        TypeError: anything else, naming the argument.
-    """
+    """Return one real number: a tracer as it is, any other as a float."""
     if isinstance(value, jax.core.Tracer) and not value.shape:
         return value
     array = np.asarray(value)
@@ -49,22 +41,13 @@ def number(name: str, value: Any) -> Any:
 
 
 def not_traced(name: str, reason: str, *values: Any) -> None:
-    """Refuse values that JAX traces.
-
-    Raises:
-        TypeError: one is traced; names the argument, and gives the reason with what to do instead.
-    """
+    """Refuse values that JAX traces, for a reason that says what to do instead."""
     if any(isinstance(value, jax.core.Tracer) for value in values):
         raise TypeError(f"{name}: traced by JAX (jit, grad or vmap). {reason}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return an integer in low..high.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: out of range.
-    """
+    """Return an integer in low..high."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: {value!r} is not a whole number")
     if not low <= value <= high:
@@ -73,12 +56,7 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def integers(name: str, values: Any) -> np.ndarray:
-    """Return a vector of integers, at least one.
-
-    Raises:
-        TypeError: not integers, or some are masked.
-        ValueError: not a vector, or empty.
-    """
+    """Return a vector of integers, at least one and none masked."""
     if np.ma.is_masked(values):
         raise TypeError(f"{name}: some are masked; there is no number for these")
     array = np.asarray(values)
@@ -90,13 +68,9 @@ def integers(name: str, values: Any) -> np.ndarray:
 
 
 def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = False, span: str = "") -> None:
-    """Refuse a concrete value outside [low, high], or (low, high) with ``open_ends``; NaN is outside.
+    """Refuse a value outside [low, high], or (low, high) with ``open_ends``; NaN is outside.
 
     An error shows the range, or ``span`` for it.
-
-    Raises:
-        ValueError: it is outside; names the argument, the value and the range.
-        TypeError: the value is text.
     """
     if isinstance(value, str):
         raise TypeError(f"{name}: {value!r} is text; it must be a number")
@@ -133,7 +107,7 @@ def sensitivity(value: Real) -> None:
 
 
 def epsilon(value: Real) -> None:
-    """Refuse a budget outside [0.01, 20]: below there is no signal left, above no privacy."""
+    """Refuse a budget outside [0.01, 20]."""
     within("epsilon", value, *EPSILON_RANGE)
 
 
@@ -164,11 +138,7 @@ def budget(value: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
 
 
 def unbiased_for_any_two(name: str, mechanism: Any) -> None:
-    """Refuse a part of a mechanism that is biased, or private only for inputs within a sensitivity.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Refuse a part of a mechanism that is biased, or private only for inputs within a sensitivity."""
     if hasattr(mechanism, "bias"):
         raise ValueError(f"{name}: {type(mechanism).__name__} is biased; a mechanism whose mean is the input is needed")
     if (near := getattr(mechanism, "sensitivity", None)) is not None:
