@@ -10,8 +10,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import click
-
 import dpkernels
 from dpkernels.cache_folder import folder
 from dpkernels.staging import naming, replaced
@@ -50,18 +48,6 @@ def write(target: Path) -> None:
     """Write the page to a file, whole or not at all."""
     with naming(target), replaced(target, 0o666) as file:
         file.write(page().encode())
-
-
-def check_target(target: Path, force: bool) -> None:
-    """Refuse a file that must not or cannot be written.
-
-    Raises:
-        click.UsageError: the file exists, and is not to be replaced; or its folder does not exist.
-    """
-    if target.exists() and not force:
-        raise click.UsageError(f"--output: {target} exists; --force replaces it")
-    if not target.parent.is_dir():
-        raise click.UsageError(f"--output: the folder {target.parent} does not exist")
 
 
 def kept() -> Path:

@@ -20,8 +20,9 @@ from click.testing import CliRunner
 import accountants
 import dpkernels as dpk
 from accountants import calibrate
+from benchmarks import explorer_tables as tables
 from dpkernels.cli.commands import dpkernels as command
-from dpkernels.cli.explorer import page, tables
+from dpkernels.cli.explorer import page
 
 TEXT = page.page()
 HELD = page.tables()

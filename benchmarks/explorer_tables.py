@@ -4,7 +4,8 @@ Budgets are on geometric grids. A table of composed or shuffled epsilon holds th
 own epsilon. A table of errors of the distribution holds logarithms of the expected error of the cdf, in widths of the
 interval.
 
-``python -m dpkernels.cli.explorer.tables`` computes all tables in a few minutes and writes ``tables.json.gz``.
+``python -m benchmarks.explorer_tables`` computes all tables in a few minutes and writes
+``dpkernels/cli/explorer/tables.json.gz``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from statistics import NormalDist
 from typing import Any
@@ -61,6 +62,8 @@ ERROR_BUDGETS = (0.01, 12.0, 97)
 ERROR_VALUES = (1e2, 1e8, 25)  # numbers of people
 GAUSSIAN = (1e-3, 1e4, 193)  # epsilon, also of many releases together
 CONFIDENCES = (0.9, 0.95, 0.99)
+_GRIDS = {"parameters": PARAMETERS, "reports": REPORTS, "shares": SHARES, "people": PEOPLE, "optimum": OPTIMUM}
+_GRIDS |= {"distributed": ERROR_BUDGETS, "values": ERROR_VALUES, "gaussian": GAUSSIAN}
 _WIDTHS = (-7.0, math.log(1.9))  # log m of the narrowest and the widest window
 _NEAR = 0.3  # log m of the best window moves at most this far from one budget to the next.
 
@@ -99,16 +102,15 @@ def jumps(name: str) -> list[float]:
     log_m = np.array(_parameters(name)[0])
     rise = np.diff(log_m)
     usual = [np.median(np.delete(rise[max(i - 2, 0) : i + 3], min(i, 2))) for i in range(len(rise))]
-    return [_jump(name, int(i), log_m[i], log_m[i + 1]) for i in np.flatnonzero(abs(rise - usual) > _JUMP)]
-
-
-def _jump(name: str, cell: int, before: float, after: float) -> float:
-    low, high = grid(PARAMETERS)[cell : cell + 2]
-    for _ in range(14):
-        middle = math.sqrt(low * high)
-        m = windowed(name, middle)[0]
-        low, high = (middle, high) if abs(m - before) < abs(m - after) else (low, middle)
-    return math.sqrt(low * high)
+    found = []
+    for i in np.flatnonzero(abs(rise - usual) > _JUMP):
+        low, high = grid(PARAMETERS)[i : i + 2]
+        for _ in range(14):
+            middle = math.sqrt(low * high)
+            m = windowed(name, middle)[0]
+            low, high = (middle, high) if abs(m - log_m[i]) < abs(m - log_m[i + 1]) else (low, middle)
+        found.append(math.sqrt(low * high))
+    return found
 
 
 def optimum(epsilon: float) -> list[float]:
@@ -182,9 +184,14 @@ def errors(mechanism: Any) -> list[float]:
 
 def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]:
     """Return, for each budget, log m of the piecewise mechanism with the least error of the cdf, and its error."""
-    found: list[tuple[float, float]] = []
-    for epsilon in budgets:
-        found.append(_narrowest(float(epsilon), people, found[-1][0] if found else None))
+    (low, high), found = _WIDTHS, list[tuple[float, float]]()
+    for epsilon in map(float, budgets):
+        error = partial(narrow_error, epsilon, people)
+        if found:
+            before = found[-1][0]
+            found.append(bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4))
+        else:
+            found.append(minimum_near_grid(error, np.linspace(low, high, 25), xatol=1e-4))
     return found
 
 
@@ -195,46 +202,28 @@ def narrow_error(epsilon: float, people: float, log_m: float) -> float:
         return math.log(_error(one, people))
 
 
-def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[float, float]:
-    def error(log_m: float) -> float:
-        return narrow_error(epsilon, people, log_m)
-
-    low, high = _WIDTHS
-    if before is None:
-        return minimum_near_grid(error, np.linspace(low, high, 25), xatol=1e-4)
-    return bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4)
-
-
 def people() -> list[int]:
     """Return the tabulated numbers of people."""
     return [round(n) for n in grid(PEOPLE)]
 
 
-def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
+def tables() -> dict[str, Any]:
     """Return all tables as the page takes them; this takes a few minutes."""
 
     def each(what: str, names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
         found = {}
         for name in names:
-            say(f"{what}: {name}")
+            print(f"{what}: {name}", file=sys.stderr)
             found[name] = make(name)
         return found
 
-    say("optimum")
+    narrowest = [narrow(n, grid(ERROR_BUDGETS)) for n in grid(ERROR_VALUES)]
+    widths, least_errors = np.moveaxis(np.array(narrowest), 2, 0)
     return {
         "deltas": DELTAS,
         "counts": COUNTS,
         "people": people(),
-        "grids": {
-            "parameters": PARAMETERS,
-            "reports": REPORTS,
-            "shares": SHARES,
-            "people": PEOPLE,
-            "optimum": OPTIMUM,
-            "distributed": ERROR_BUDGETS,
-            "values": ERROR_VALUES,
-            "gaussian": GAUSSIAN,
-        },
+        "grids": _GRIDS,
         "normal": {str(c): NormalDist().inv_cdf((1 + c) / 2) for c in CONFIDENCES},
         "gaussian": [gaussian(delta) for delta in DELTAS],
         "optimalReports": budgets("optimal").tolist(),
@@ -247,19 +236,12 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
         "shuffled": each("shuffled", SHUFFLED, _shuffled),
         # By crowd, then budget.
         "distribution": each("distribution", DISTRIBUTED, _distribution),
-        "narrow": _narrow(),
+        "narrow": {"widths": [rounded(row) for row in widths], "errors": [rounded(row) for row in least_errors]},
     }
 
 
 def _distribution(name: str) -> list[list[float]]:
     return _columns(errors(made(name, e)) for e in grid(ERROR_BUDGETS))
-
-
-def _narrow() -> dict[str, list[list[float]]]:
-    """Return widths and errors of the piecewise mechanism with the least error of the cdf."""
-    found = [narrow(n, grid(ERROR_BUDGETS)) for n in grid(ERROR_VALUES)]
-    widths, errors = np.moveaxis(np.array(found), 2, 0)
-    return {"widths": [rounded(row) for row in widths], "errors": [rounded(row) for row in errors]}
 
 
 def _composed(name: str) -> list[list[list[float]]]:
@@ -278,12 +260,7 @@ def packed(values: Any) -> Any:
     return np.diff(np.rint(np.array(values) / UNIT).astype(int), axis=-1, prepend=0).tolist()
 
 
-def write(found: dict[str, Any]) -> None:
-    """Write the tables into the package."""
-    form = {name: packed(one) if name in PACKED else one for name, one in found.items()}
-    text = json.dumps(form, separators=(",", ":"))
-    TABLES.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-
-
 if __name__ == "__main__":
-    write(tables(lambda what: print(what, file=sys.stderr)))
+    found = tables()
+    form = {name: packed(one) if name in PACKED else one for name, one in found.items()}
+    TABLES.write_bytes(gzip.compress(json.dumps(form, separators=(",", ":")).encode(), 9, mtime=0))
