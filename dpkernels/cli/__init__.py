@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 keep_programs()
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt as error:
-        return _fail("interrupted" + _also(error))
+        return _fail(error, "interrupted")
     except Exception as error:
         return _failed(error, requests)
 
@@ -56,7 +56,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception, requests: Requests) -> int:
-    _detach_broken_stdout()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, OSError) and not error.filename and _is_of_stdout(error):
         error.filename = "standard output"
     if os.environ.get("DPKERNELS_DEBUG") == "1":
@@ -65,31 +69,19 @@ def _failed(error: Exception, requests: Requests) -> int:
         _say(f"the output is complete; what came after failed: {_message(error)}")
         return 0
     if requests.asked:  # while a library was imported or ran, which made another error of it
-        return _fail("interrupted" + _also(error))
+        return _fail(error, "interrupted")
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, and wants no message
         return 1
-    return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
+    return _fail(error, _message(error), getattr(error, "exit_code", 1))
 
 
 def _is_of_stdout(error: OSError) -> bool:
     """Return whether an error arose while text was printed; such an error names no file."""
+    from traceback import walk_tb
+
     import click
 
-    frames = error.__traceback__
-    while frames is not None:
-        if frames.tb_frame.f_code is click.echo.__code__:
-            return True
-        frames = frames.tb_next
-    return False
-
-
-def _detach_broken_stdout() -> None:
-    """Keep Python from complaining again about a stdout that cannot be written, when it flushes at exit."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def _occupy_closed_streams() -> None:
@@ -99,8 +91,10 @@ def _occupy_closed_streams() -> None:
     os.close(descriptor)
 
 
-def _fail(message: str, code: int = 1) -> int:
-    _say(f"error: {message}")
+def _fail(error: BaseException, message: str, code: int = 1) -> int:
+    # What the failure left behind, where something did. Not a note of the error: libraries add notes too.
+    left = getattr(error, "left_behind", "")
+    _say(f"error: {message}" + (f" {left}" if left else ""))
     return code
 
 
@@ -108,11 +102,6 @@ def _say(message: str) -> None:
     with suppress(OSError):
         if sys.stderr is not None:  # else print would take stdout
             print(f"dpkernels: {' '.join(message.split())}", file=sys.stderr)
-
-
-def _also(error: BaseException) -> str:
-    """Return what the failure left behind, where something did. Not a note of the error: libraries add notes too."""
-    return f" {left}" if (left := getattr(error, "left_behind", "")) else ""
 
 
 def _message(error: Exception) -> str:

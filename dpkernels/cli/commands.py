@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 import dpkernels as package
+from dpkernels.cli import options as opts
 from dpkernels.cli.files.layout import DASH
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.options import (
-    ENGINE,
-    INPUT,
-    OUTPUT,
-    Command,
-    Input,
-    NumberList,
-    Options,
-    Target,
-    engine_options,
-    json_option,
-    mechanism_options,
-    option,
-    options_of,
-    plot_option,
-    row_options,
-    single,
-)
 from dpkernels.cli.text import as_text
 
 _OVERVIEW = """\b
@@ -52,21 +35,25 @@ Exit codes:
 
 
 class _Group(click.Group):
-    command_class = Command
+    command_class = opts.Command
 
 
-@click.group(
-    cls=_Group,
-    epilog=_OVERVIEW,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=_Group, epilog=_OVERVIEW, invoke_without_command=True, context_settings=_SETTINGS)
 @click.version_option(package.__version__, prog_name="dpkernels")
 @click.pass_context
 def dpkernels(context: click.Context) -> None:
     """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def _print(found: Any, as_json: bool, plot: Path | None = None) -> None:
+    if plot is not None:
+        found.plot(plot)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 
 _MORE_ACCOUNT = """\b
@@ -102,18 +89,20 @@ Examples:
 """
 
 
+_CONFIDENCE = "Probability that each single interval contains its true value. Default: 0.95."
+_ASSUME = (
+    "What intervals assume about the values: nothing (default), or a smooth density beside --atoms and the point "
+    "masses that are found, which makes intervals narrower."
+)
+
 # Accounting of several reports.
-_TOGETHER: Options = {
+_TOGETHER: opts.Options = {
     "reports": (int, "N", "Account N reports together."),
-    "subsample": (
-        float,
-        "RATE",
-        "Sample the records anew for each report, at this rate (Poisson).",
-    ),
+    "subsample": (float, "RATE", "Sample the records anew for each report, at this rate (Poisson)."),
     "shuffle": (int, "N", "N honest people send one report each through a trusted shuffler."),
 }
 
-_TUNED: Options = {
+_TUNED: opts.Options = {
     "epsilon": (float, "E", "Privacy budget, 0.01 to 20."),
     "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
     "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
@@ -129,19 +118,16 @@ _TUNED: Options = {
 
 @dpkernels.command(epilog=_MORE_ACCOUNT)
 @click.argument("mechanism")
-@mechanism_options
+@opts.mechanism_options
 @click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta here; repeats.")
 @click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon here; repeats.")
-@options_of(_TOGETHER)
-@plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
-@json_option()
+@opts.options_of(_TOGETHER)
+@opts.plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
+@opts.json_option()
 def account(
     mechanism: str,
     at_epsilon: tuple[float, ...],
     at_delta: tuple[float, ...],
-    reports: tuple[int, ...],
-    subsample: tuple[float, ...],
-    shuffle: tuple[int, ...],
     plot: Path | None,
     as_json: bool,
     **options: tuple[Any, ...],
@@ -155,27 +141,23 @@ def account(
     with importing():
         from dpkernels.cli import account as accounting
 
-    several = single({"reports": reports, "subsample": subsample})
-    together = single({"shuffle": shuffle})
+    several = opts.single({name: options.pop(name) for name in ("reports", "subsample")})
+    together = opts.single({"shuffle": options.pop("shuffle")})
     if together and several:
         raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
-    found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
-    draw: Any = accounting.plot_profile
+    found: Any = accounting.Account.of(mechanism, opts.single(options), at_epsilon, at_delta)
     if several:
-        found = accounting.composed(found, at_epsilon, at_delta, **several)
-        draw = accounting.plot_composed
+        found = accounting.composed(found, **several)
     if together:
-        found, draw = accounting.shuffled(found, at_epsilon, at_delta, together["shuffle"]), accounting.plot_shuffled
-    if plot is not None:
-        draw(plot, found)
-    click.echo(as_text(found.to_dict()) if as_json else str(found))
+        found = accounting.shuffled(found, together["shuffle"])
+    _print(found, as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_TUNE)
 @click.option("--objective", metavar="NAME", default="variance", help="What to optimise; see below.")
-@options_of(_TUNED)
-@plot_option("Also draw the searches into this .png.")
-@json_option()
+@opts.options_of(_TUNED)
+@opts.plot_option("Also draw the searches into this .png.")
+@opts.json_option()
 def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """Find the best parameters of every mechanism for one budget, by gradient, and list the best mechanism first.
 
@@ -185,55 +167,36 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     with importing():
         from dpkernels.cli import tune as tuning
 
-    found = tuning.tuned(objective, single(options))
-    if plot is not None:
-        tuning.plot(plot, found)
-    click.echo(as_text(found.to_dict()) if as_json else str(found))
+    found = tuning.tuned(objective, opts.single(options))
+    _print(found, as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_ESTIMATE)
-@click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
-@click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates. Default: REPORTS.json.")
+@click.argument("reports", metavar="REPORTS", type=opts.REPORTS)
+@click.option("--sidecar", type=opts.INPUT, metavar="FILE", help="The release's certificates. Default: REPORTS.json.")
 @click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
-@click.option("--quantiles", type=NumberList(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
+@click.option("--quantiles", type=opts.NumberList(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
 @click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
 @click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
 @click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
 @click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
-@click.option(
-    "--confidence",
-    type=float,
-    default=0.95,
-    help="Probability that each single interval contains its true value. Default: 0.95.",
-)
-@click.option("--atoms", type=NumberList(), metavar="X,X,..", help="Values that many people may have, such as 0.")
+@click.option("--confidence", type=float, default=0.95, help=_CONFIDENCE)
+@click.option("--atoms", type=opts.NumberList(), metavar="X,X,..", help="Values that many people may have, such as 0.")
 @click.option("--grid", type=float, metavar="G", help="Values are multiples of G: 1 for whole numbers.")
-@click.option(
-    "--assume",
-    type=click.Choice(["nothing", "smooth"]),
-    default="nothing",
-    help="What intervals assume about the values: nothing (default), or a smooth density beside --atoms and the point "
-    "masses that are found, which makes intervals narrower.",
-)
-@plot_option("Also draw the histogram and the cdf into this .png, of every group.")
-@engine_options
-@json_option()
+@click.option("--assume", type=click.Choice(["nothing", "smooth"]), default="nothing", help=_ASSUME)
+@opts.plot_option("Also draw the histogram and the cdf into this .png, of every group.")
+@opts.engine_options
+@opts.json_option()
 def estimate(
     reports: Path | str,
     sidecar: Path | None,
     column: str | None,
-    quantiles: tuple[float, ...] | None,
-    histogram: int | None,
     by: str | None,
     lower: float | None,
     upper: float | None,
-    confidence: float,
-    atoms: tuple[float, ...] | None,
-    grid: float | None,
-    assume: str,
     plot: Path | None,
     as_json: bool,
-    **runs: Any,
+    **options: Any,
 ) -> None:
     """Estimate from the reports in a released file the values behind them, with intervals.
 
@@ -246,45 +209,31 @@ def estimate(
 
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
-    asked = estimate.EstimateOptions(quantiles, histogram, confidence, atoms or (), grid, assume)
+    runs = {name: options.pop(name) for name in opts.ENGINE}
+    asked = estimate.EstimateOptions(**options)
     bounds = None if lower is None or upper is None else (lower, upper)
-    counted = _counted(reports, sidecar, column, by, bounds, runs)
-    if plot is not None:
-        estimate.check_panels(counted)
-    found = estimate.estimates(counted, asked)
-    click.echo(as_text(found.to_dict()) if as_json else str(found))
-    if plot is not None:
-        found.plot(plot, histogram)
-
-
-def _counted(
-    reports: Path | str,
-    sidecar: Path | None,
-    column: str | None,
-    by: str | None,
-    bounds: tuple[float, float] | None,
-    runs: Mapping[str, Any],
-) -> Any:
-    """Return the reports of a file, or of a dataset's parts."""
+    counted: Any
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
+        counted = estimate.read(reports, sidecar, column, by, bounds)
+    else:
+        if sidecar is not None:
+            raise click.UsageError("--sidecar: is for one file; a dataset has its own")
         with importing():
-            from dpkernels.cli import estimate
+            from dpkernels.cli.dataset import estimate as dataset
+            from dpkernels.cli.dataset.engines import engine
 
-        return estimate.read(reports, sidecar, column, by, bounds)
-    if sidecar is not None:
-        raise click.UsageError("--sidecar: is for one file; a dataset has its own")
-    with importing():
-        from dpkernels.cli.dataset import estimate as dataset
-        from dpkernels.cli.dataset.engines import engine
+        counted = dataset.read(reports, column, by, bounds, engine(runs))
+    if plot is not None:
+        estimate.check_panels(counted)
+    found = estimate.estimates(counted, asked)
+    _print(found, as_json)
+    if plot is not None:
+        found.plot(plot)
 
-    return dataset.read(reports, column, by, bounds, engine(runs))
 
-
-_RUN = "Course of the run"
-_STREAM = Input(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
-_TARGET = Target(path_type=Path)
+_run_option = opts.rare_options("Course of the run")
 
 _EXAMPLES = """\b
 Examples:
@@ -323,6 +272,11 @@ More examples:
       --epsilon 1
 """
 
+_MECHANISM = "Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all."
+_MISSING = "Empty cells, NA, NaN and null: refuse (default); or keep them or drop their rows, which reveals where."
+_LEDGER = "First charge a row's total to this ledger; refuse a release above its budget."
+_BUDGET = "Budget of a new ledger. Additive noise needs a DELTA."
+
 _MORE_COMPARE = """\b
 Examples:
   dpkernels compare --epsilon 1 --lower 0 --upper 120
@@ -330,7 +284,7 @@ Examples:
   dpkernels compare --epsilon 1 --lower 0 --upper 120 --sensitivity 10 --plot variances.png
 """
 
-_COMPARED: Options = {
+_COMPARED: opts.Options = {
     "lower": (float, "X", "Smallest valid value."),
     "upper": (float, "X", "Largest valid value."),
     "sensitivity": (float, "D", "Largest distance of neighbours: compare noise, and mechanisms for it."),
@@ -338,47 +292,23 @@ _COMPARED: Options = {
 
 
 @dpkernels.command(details=_DETAILS, epilog=_EXAMPLES)
-@click.argument("source", metavar="IN", type=_STREAM)
-@click.argument("target", metavar="OUT", type=_TARGET)
+@click.argument("source", metavar="IN", type=opts.SOURCE)
+@click.argument("target", metavar="OUT", type=opts.TARGET)
 @click.option("--column", "columns", metavar="NAME", multiple=True, help="Column to perturb (not of .npy); repeats.")
-@click.option(
-    "--mechanism",
-    metavar="NAME",
-    multiple=True,
-    help="Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all.",
-)
-@mechanism_options
+@click.option("--mechanism", metavar="NAME", multiple=True, help=_MECHANISM)
+@opts.mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
-@click.option(
-    "--missing",
-    type=click.Choice(["error", "keep", "drop"]),
-    default="error",
-    help="Empty cells, NA, NaN and null: refuse (default); or keep them or drop their rows, which reveals where.",
-)
-@click.option(
-    "--ledger",
-    type=OUTPUT,
-    metavar="FILE",
-    multiple=True,
-    help="First charge a row's total to this ledger; refuse a release above its budget.",
-)
-@click.option(
-    "--budget",
-    type=NumberList(),
-    metavar="EPS[,DELTA]",
-    multiple=True,
-    help="Budget of a new ledger. Additive noise needs a DELTA.",
-)
-@row_options
-@engine_options
-@option("--check-first", section=_RUN, is_flag=True, help="Read every value once before the ledger is charged.")
-@option(
-    "--progress/--no-progress", section=_RUN, default=None, help="Show a progress bar. Default: for long work only."
-)
-@option("--quiet", section=_RUN, is_flag=True, help="Print no summary.")
+@click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
+@click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
+@click.option("--budget", type=opts.NumberList(), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
+@opts.row_options
+@opts.engine_options
+@_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
+@_run_option("--progress/--no-progress", default=None, help="Show a progress bar. Default: for long work only.")
+@_run_option("--quiet", is_flag=True, help="Print no summary.")
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
-@json_option("Print the summary as JSON.")
+@opts.json_option("Print the summary as JSON.")
 def perturb(
     source: Path | str,
     target: Path | str,
@@ -398,15 +328,14 @@ def perturb(
         from dpkernels.cli.files.row_options import RowOptions
         from dpkernels.cli.release import plan, summary
 
-    runs = {name: options.pop(name) for name in ENGINE}
-    own = {
-        name: options.pop(name) for name in ("columns", "clip", "force", "sidecar", "kind", "delimiter", "multiline")
-    }
+    runs = {name: options.pop(name) for name in opts.ENGINE}
+    names = ("columns", "clip", "force", "sidecar", "kind", "delimiter", "multiline")
+    own = {name: options.pop(name) for name in names}
     request = plan.Request(
         source=source,
         target=target,
         mechanisms=options.pop("mechanism"),
-        ledger=single({name: options.pop(name) for name in ("ledger", "budget")}),
+        ledger=opts.single({name: options.pop(name) for name in ("ledger", "budget")}),
         rows=RowOptions(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
         **own,
         options={name: values for name, values in options.items() if values},
@@ -427,10 +356,10 @@ def perturb(
 
 
 @dpkernels.command(epilog=_MORE_COMPARE)
-@options_of({"epsilon": (float, "E", "Privacy budget, 0.01 to 20.")}, required=True)
-@options_of(_COMPARED)
-@plot_option("Also draw worst-case variances against epsilon into this .png.")
-@json_option()
+@opts.options_of({"epsilon": (float, "E", "Privacy budget, 0.01 to 20.")}, required=True)
+@opts.options_of(_COMPARED)
+@opts.plot_option("Also draw worst-case variances against epsilon into this .png.")
+@opts.json_option()
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first.
 
@@ -440,7 +369,7 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
     with importing():
         from dpkernels.cli import compare as comparing
 
-    given = single(options)
+    given = opts.single(options)
     rows = comparing.comparison(**given)
     if plot is not None:
         comparing.plot(plot, **given)
@@ -449,16 +378,16 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
 
 @dpkernels.command()
 @click.option("--mechanism", metavar="NAME", multiple=True, help="A mechanism; `dpkernels mechanisms` lists them.")
-@mechanism_options
-@json_option("Print JSON, the integer table included.")
-@click.option("--verify", type=INPUT, help="Instead, verify every certificate of this OUT.json.")
+@opts.mechanism_options
+@opts.json_option("Print JSON, the integer table included.")
+@click.option("--verify", type=opts.INPUT, help="Instead, verify every certificate of this OUT.json.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
     """Print the certificate of a mechanism's integer table, or verify every column of a finished release (--verify).
 
     --verify checks the output as well. For a dataset it checks every part, and refuses a folder in which a part is
     missing or altered, or that has a file which the release does not have.
     """
-    wanted = single({"mechanism": mechanism, **options})
+    wanted = opts.single({"mechanism": mechanism, **options})
     if verify is not None:
         if wanted or as_json:
             raise click.UsageError("--verify: takes no other option")
@@ -472,13 +401,12 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     with importing():
         from dpkernels.cli.release.verify import MechanismCertificate
 
-    found = MechanismCertificate.of(wanted.pop("mechanism"), wanted)
-    click.echo(as_text(found.to_dict()) if as_json else str(found))
+    _print(MechanismCertificate.of(wanted.pop("mechanism"), wanted), as_json)
 
 
 @dpkernels.command()
-@click.argument("file", type=INPUT)
-@json_option()
+@click.argument("file", type=opts.INPUT)
+@opts.json_option()
 def ledger(file: Path, as_json: bool) -> None:
     """Print the budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
@@ -495,7 +423,7 @@ def mechanisms() -> None:
 
 
 @dpkernels.command()
-@click.option("--output", type=OUTPUT, metavar="FILE", help="Write the page to this file instead of opening it.")
+@click.option("--output", type=opts.OUTPUT, metavar="FILE", help="Write the page to this file instead of opening it.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--print", "only_print", is_flag=True, help="Print where the page is, and open nothing.")
 def explore(output: Path | None, force: bool, only_print: bool) -> None:
@@ -508,19 +436,16 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
     from dpkernels.cli.explorer import page
 
     if output is not None:
-        page.check_target(output, force)
+        if output.exists() and not force:
+            raise click.UsageError(f"--output: {output} exists; --force replaces it")
+        if not output.parent.is_dir():
+            raise click.UsageError(f"--output: the folder {output.parent} does not exist")
         page.write(output)
         click.echo(output)
         return
-    place = page.kept().as_uri()
-    if not only_print and not _opened(place):
+    place, is_open = page.kept().as_uri(), only_print
+    with suppress(webbrowser.Error):
+        is_open = is_open or webbrowser.open(place)
+    if not is_open:
         raise click.ClickException(f"no browser opened {place}; --output FILE writes the page to a file")
     click.echo(place)
-
-
-def _opened(address: str) -> bool:
-    """Return whether a browser took the page."""
-    try:
-        return webbrowser.open(address)
-    except webbrowser.Error:
-        return False

@@ -28,7 +28,7 @@ NOISE = [
 ]
 
 
-def laplace_variance(epsilon: float, width: float) -> float:
+def _laplace_variance(epsilon: float, width: float) -> float:
     """2 (R / eps)^2, at any input."""
     return 2 * (width / epsilon) ** 2
 
@@ -56,7 +56,7 @@ def comparison(
         raise click.UsageError(
             "--lower and --upper: give both for values in an interval, or --sensitivity, or all three"
         )
-    made: dict[str, Mechanism] = {}
+    made: dict[str, Any] = {}
     D = sensitivity or 0.0
     if lower is not None and upper is not None:
         options = {"epsilon": epsilon, "lower": lower, "upper": upper}
@@ -65,14 +65,23 @@ def comparison(
             made |= {"central-piecewise": mechanism("central-piecewise", {**options, "sensitivity": sensitivity})}
         made |= _optima(options, sensitivity)
         D = upper - lower if sensitivity is None else sensitivity
-    laplace = laplace_variance(epsilon, D)
+    laplace = _laplace_variance(epsilon, D)
     best = made.get("optimal" if sensitivity is None else "optimal-central")
     optimum = None if best is None else float(best.worst_variance)
-    rows = [_row(name, one, laplace, optimum) for name, one in made.items()]
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, worst: float, central: float, reports: list[float] | None) -> None:
+        above = None if optimum is None else 100 * (worst / optimum - 1)
+        row = {"mechanism": name, "worst_variance": worst, "central_variance": central}
+        row |= {"worst_over_laplace": worst / laplace, "percent_above_optimum": above, "reports": reports}
+        rows.append(row)
+
+    for name, one in made.items():
+        add(name, float(one.worst_variance), float(one.central_variance), [float(end) for end in one.output_interval])
     for name in NOISE:
         unit: Any = mechanism(name, {"epsilon": epsilon, "sensitivity": 1.0})
         variance = float(unit.noise.variance) * D**2
-        rows.append(_figures(f"{name} (unbounded)", variance, variance, laplace, optimum, None))
+        add(f"{name} (unbounded)", variance, variance, None)
     return sorted(rows, key=lambda row: row["worst_variance"])
 
 
@@ -88,31 +97,7 @@ def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, M
     return {name: mechanism(name, own) for name, own in wanted.items()}
 
 
-def _row(name: str, made: Any, laplace: float, optimum: float | None) -> dict[str, Any]:
-    worst, central = float(made.worst_variance), float(made.central_variance)
-    return _figures(name, worst, central, laplace, optimum, [float(end) for end in made.output_interval])
-
-
-def _figures(
-    name: str, worst: float, central: float, laplace: float, optimum: float | None, reports: list[float] | None
-) -> dict[str, Any]:
-    return {
-        "mechanism": name,
-        "worst_variance": worst,
-        "central_variance": central,
-        "worst_over_laplace": worst / laplace,
-        "percent_above_optimum": None if optimum is None else 100 * (worst / optimum - 1),
-        "reports": reports,
-    }
-
-
-def as_table(
-    rows: list[dict[str, Any]],
-    epsilon: float,
-    lower: float | None = None,
-    upper: float | None = None,
-    sensitivity: float | None = None,
-) -> str:
+def as_table(rows: Any, epsilon: float, lower: Any = None, upper: Any = None, sensitivity: Any = None) -> str:
     """Return the rows for a terminal."""
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
     title = f"epsilon {shortest(epsilon)}"
@@ -123,14 +108,13 @@ def as_table(
     title += "; variances in squared data units"
     if any(row["mechanism"] in CENTRAL for row in rows):
         title += f"\nneighbours at most the sensitivity apart: noise, {', '.join(CENTRAL)}; else any two inputs"
-    return "\n".join([title, *aligned([heading, *map(_cells, rows)])])
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = [rounded(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
-    above = row["percent_above_optimum"]
-    reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(rounded, row["reports"]))
-    return [row["mechanism"], *numbers, "none" if above is None else f"{rounded(above, 4)} %", reports]
+    cells = [heading]
+    for row in rows:
+        numbers = [rounded(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
+        above = row["percent_above_optimum"]
+        reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(rounded, row["reports"]))
+        cells.append([row["mechanism"], *numbers, "none" if above is None else f"{rounded(above, 4)} %", reports])
+    return "\n".join([title, *aligned(cells)])
 
 
 # Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
@@ -139,13 +123,7 @@ _POINTS, _FEWER = 25, 13
 _SLOW = ("quartic", "optimal")
 
 
-def plot(
-    target: Path,
-    epsilon: float,
-    lower: float | None = None,
-    upper: float | None = None,
-    sensitivity: float | None = None,
-) -> None:
+def plot(target: Path, epsilon: float, lower: Any = None, upper: Any = None, sensitivity: Any = None) -> None:
     """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
     if lower is None or upper is None:
         raise click.UsageError("--plot: draws bounded mechanisms; give --lower and --upper")
@@ -165,7 +143,7 @@ def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: f
     budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), ratio)])
     near = {"sensitivity": sensitivity} if name in CENTRAL else {}
     made = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
-    return budgets, np.array([float(m.worst_variance) / laplace_variance(float(m.epsilon), sensitivity) for m in made])
+    return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), sensitivity) for m in made])
 
 
 def _covers(name: str, epsilon: float, ratio: float) -> bool:
@@ -175,17 +153,10 @@ def _covers(name: str, epsilon: float, ratio: float) -> bool:
     return epsilon <= EPSILON_RANGE[1]
 
 
-def _smooth(budgets: np.ndarray, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Between the points that were computed a monotone cubic in logarithms."""
-    from scipy.interpolate import PchipInterpolator
-
-    between = np.geomspace(budgets[0], budgets[-1], 200)
-    return between, np.exp(PchipInterpolator(np.log(budgets), np.log(ratios))(np.log(between)))
-
-
 def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
+    from scipy.interpolate import PchipInterpolator
 
     figure = Figure(figsize=(10, 6), dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -194,7 +165,10 @@ def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> An
         if len(curve[0]) > _FEWER + 1:
             axes.plot(*curve, label=name, **look)
         else:
-            axes.plot(*_smooth(*curve), label=name, **look)
+            # Between the points that were computed a monotone cubic in logarithms.
+            between = np.geomspace(curve[0][0], curve[0][-1], 200)
+            smooth = np.exp(PchipInterpolator(*np.log(curve))(np.log(between)))
+            axes.plot(between, smooth, label=name, **look)
             axes.plot(*curve, ".", color=f"C{number}")
     axes.axhline(1.0, color="black", linewidth=1, label="Laplace (unbounded)")
     axes.axvline(epsilon, color="grey", linewidth=1, linestyle="-.", label=f"epsilon = {shortest(epsilon)}")

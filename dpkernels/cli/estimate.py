@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -60,76 +60,52 @@ def _group_names(cells: Any) -> list[str | None]:
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         cells = cells.cast(pa.large_binary())
-    elif pa.types.is_timestamp(kind) and kind.tz is not None:
-        cells = cells.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.string())
     elif pa.types.is_duration(kind):
         return [None if count is None else f"{count} {kind.unit}" for count in cells.cast(pa.int64()).to_pylist()]
-    elif pa.types.is_date64(kind):
-        cells = cells.cast(pa.timestamp("ms")).cast(pa.string())
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            cells = cells.cast(pa.timestamp(kind.unit, "UTC"))
+        elif pa.types.is_date64(kind):
+            cells = cells.cast(pa.timestamp("ms"))
         cells = cells.cast(pa.string())
-    names = [_cell_text(cell) for cell in cells.to_pylist()]
+    texts = [cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell for cell in cells.to_pylist()]
+    names = [None if text is None else str(text) for text in texts]
     if len(set(names)) < len(names):
         raise ValueError(f"--by: different cells of {kind} read alike; make them texts")
     return names
 
 
-def _cell_text(cell: Any) -> str | None:
-    if isinstance(cell, bytes):
-        return cell.decode(errors="surrogateescape")
-    return None if cell is None else str(cell)
-
-
-def ordered(cell: str | None) -> tuple[int, float, str]:
-    """Numbers by size, then other texts, then null: the same order, whichever part comes first."""
-    if cell is None:
-        return 2, 0.0, ""
+def _rank(cell: str | None) -> tuple[int, float, str]:
+    """Return what sorts numbers by size, then other texts, then null."""
     try:
-        number = float(cell)
+        number = math.nan if cell is None else float(cell)
     except ValueError:
         number = math.nan
-    return (1, 0.0, cell) if math.isnan(number) else (0, number, cell)
+    return (0, number, cell or "") if not math.isnan(number) else (1 + (cell is None), 0.0, cell or "")
 
 
 # Counts of all groups together, eight bytes each.
 _MOST_COUNTS = 1 << 25
 
 
-@dataclass(frozen=True)
-class Tallied:
-    """Reports of one file or part.
+class Tallied(NamedTuple):
+    """Reports of one file or part."""
 
-    Attributes:
-        groups: of every cell of the column of groups, as ``groups`` names it, how often each report of the
-            channel is there; of None where there is no such column, and of the cells that are null.
-        missing: rows without a report.
-    """
-
-    groups: dict[str | None, np.ndarray]
-    missing: int
+    groups: dict[str | None, np.ndarray]  # how often each report of the channel is in each group, named as in ``Read``
+    missing: int  # rows without a report
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which reports are counted; the same for every file of a release.
+    """Which reports are counted; the same for every file of a release."""
 
-    Attributes:
-        column: the column's name; None for an array.
-        by: a column that was copied as it is, whose cells are groups.
-        mechanism: the mechanism's name.
-        epsilon: its budget.
-        channel: what the mechanism makes of inputs.
-        keep: whether the release kept missing values.
-        clip: whether the release clipped values outside the interval.
-    """
-
-    column: str | None
-    by: str | None
+    column: str | None  # None for an array
+    by: str | None  # a column that was copied as it is, whose cells are groups
     mechanism: str
     epsilon: float
-    channel: Channel
-    keep: bool
-    clip: bool
+    channel: Channel  # what the mechanism makes of inputs
+    keep: bool  # whether the release kept missing values
+    clip: bool  # whether the release clipped values outside the interval
 
     @classmethod
     def of(
@@ -141,16 +117,24 @@ class Wanted:
         by: str | None,
         bounds: tuple[float, float] | None,
     ) -> Wanted:
-        """Args are a sidecar's JSON, the columns that files have, how errors name these, and those of ``estimates``."""
-        own = _column(form, names, where, column)
+        """Args are a sidecar's JSON, the columns that files have, how errors name these, and those of ``read``."""
+        own, found = _column(form, names, where, column), list(names)
         if by is not None:
-            _check_groups(form, names, where, by)
+            if by in [one["column"] for one in form["columns"]]:
+                raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
+            if found.count(by) != 1:
+                raise click.UsageError(f"--by: {where} has {found.count(by)} columns {by!r}")
         try:
             channel = channel_of(form, column=own["column"], bounds=bounds)
         except CertificateError:
             raise
         except ValueError as error:
-            raise click.UsageError(f"{label(own['column'])}{_as_options(str(error))}") from error
+            message = str(error).replace("bounds:", "--lower, --upper:")
+            if message.startswith("--lower, --upper: None"):
+                message = (
+                    "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
+                )
+            raise click.UsageError(f"{label(own['column'])}{message}") from error
         epsilon, keep = float(own["certificate"]["epsilon"]), form.get("missing") == "keep"
         return cls(own["column"], by, own["mechanism"], epsilon, channel, keep, bool(form.get("clip")))
 
@@ -159,24 +143,17 @@ class Wanted:
 class Read:
     """Counted reports of a release.
 
-    Attributes:
-        wanted: which.
-        groups: counts by group, in the order of these; a group may have no report.
-        missing: rows without a report.
+    The groups are sorted. They are named by the cells of a column, with None for those that are null, or None where
+    there is no such column. A group may have no report.
     """
 
     wanted: Wanted
     groups: dict[str | None, Counts]
-    missing: int
+    missing: int  # rows without a report
 
     @classmethod
     def of(cls, wanted: Wanted, parts: Iterable[Tallied], where: Any) -> Read:
-        """Join what was counted, one after the other; ``where`` is how errors name the release.
-
-        Raises:
-            click.UsageError: too many groups.
-            ValueError: no report.
-        """
+        """Join what was counted, one after the other; ``where`` is how errors name the release."""
         groups, missing = dict[str | None, Counts](), 0
         for part in parts:
             missing += part.missing
@@ -185,7 +162,7 @@ class Read:
                 groups.setdefault(cell, Counts(wanted.channel)).numbers += numbers
         if not any(counts.total for counts in groups.values()):
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        return cls(wanted, {cell: groups[cell] for cell in sorted(groups, key=ordered)}, missing)
+        return cls(wanted, {cell: groups[cell] for cell in sorted(groups, key=_rank)}, missing)
 
 
 def read(
@@ -206,14 +183,7 @@ def read(
         ValueError: not a sidecar, or another file's; no readable file; a number that is no report of the mechanism,
             with its row; no report.
     """
-    form, source = _opened(path, sidecar)
-    wanted = Wanted.of(form, source.names, path, column, by, bounds)
-    return Read.of(wanted, [tallied(source, wanted)], path)
-
-
-def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
-    """Return what a sidecar holds, and the file as it says that it is written."""
-    place = path.with_name(path.name + ".json") if given is None else given
+    place = path.with_name(path.name + ".json") if sidecar is None else sidecar
     if not place.is_file():
         raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
     target = place.with_name(place.name.removesuffix(".json"))
@@ -224,28 +194,27 @@ def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
         form = parse_json(own)
         check_fields(form)
         written = Layout.from_dict(form["layout"])
-        if given is None and "parts" in form["output"]:
+        if sidecar is None and "parts" in form["output"]:
             raise ValueError("it is that of a release of many files; REPORTS is then their folder")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{place}: is not the sidecar of a release") from error
     except ValueError as error:
         raise ValueError(f"{place}: is not the sidecar of a release of one file; {error}") from error
-    if given is None and form["output"]["sha256"] != digest(path):
+    if sidecar is None and form["output"]["sha256"] != digest(path):
         raise ValueError(
             f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
         )
-    return form, open_source(path, _layout(path, written, is_own=given is None))
+    source = open_source(path, written if sidecar is None else _layout(path, written))
+    wanted = Wanted.of(form, source.names, path, column, by, bounds)
+    return Read.of(wanted, [tallied(source, wanted)], path)
 
 
-def _layout(path: Path, written: Layout, *, is_own: bool) -> Layout:
-    """As the sidecar says; of another file with the same reports as its suffix says, cells separated likewise."""
-    if is_own:
-        return written
+def _layout(path: Path, written: Layout) -> Layout:
+    """Return the layout of another file with the same reports: as its suffix says, cells separated likewise."""
     kind, packed = known_format(path), path.suffix.lower() == ".gz"
-    plain = Layout(kind, "\t" if kind == "tsv" else ",", multiline=kind in ("csv", "tsv"), unpack=packed, pack=packed)
-    if written.kind != kind:
-        return plain
-    return replace(plain, delimiter=written.delimiter, multiline=written.multiline)
+    if written.kind == kind:
+        return replace(written, unpack=packed, pack=packed)
+    return Layout(kind, "\t" if kind == "tsv" else ",", multiline=kind in ("csv", "tsv"), unpack=packed, pack=packed)
 
 
 def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
@@ -264,20 +233,6 @@ def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: s
     if column is not None and list(found).count(column) != 1:
         raise ValueError(f"{where}: has {list(found).count(column)} columns {column!r}")
     return each[column]
-
-
-def _check_groups(form: Mapping[str, Any], found: Sequence[str], where: Any, by: str) -> None:
-    if by in [one["column"] for one in form["columns"]]:
-        raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
-    if list(found).count(by) != 1:
-        raise click.UsageError(f"--by: {where} has {list(found).count(by)} columns {by!r}")
-
-
-def _as_options(message: str) -> str:
-    """Return an error of the library in the words of the command."""
-    if message.startswith("bounds: None"):
-        return "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
-    return message.replace("bounds:", "--lower, --upper:")
 
 
 def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
@@ -331,34 +286,24 @@ def _reports(source: Source, piece: Any, name: str | None, start: int, channel: 
 
 
 _QUANTILES = (0.1, 0.5, 0.9)
+_SMOOTH_GROUPS = (
+    "Intervals assume that the values of a group have a smooth density, with point masses where it has them."
+)
 
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """The quantities to estimate, and what is known of the values.
+    """The quantities to estimate, and what is known of the values."""
 
-    Attributes:
-        quantiles: shares; None for the usual ones, for groups that have enough reports.
-        histogram: the number of bins; None for no histogram.
-        confidence: of every interval.
-        atoms: places of point masses.
-        grid: the distance between possible values; None if values may lie between.
-        assume: what intervals assume, as of ``dpkernels.estimate``.
-    """
-
-    quantiles: tuple[float, ...] | None
-    histogram: int | None
-    confidence: float
-    atoms: tuple[float, ...] = ()
-    grid: float | None = None
-    assume: str = "nothing"
+    quantiles: tuple[float, ...] | None  # None for the usual ones, of groups that have enough reports
+    histogram: int | None  # the number of bins
+    confidence: float  # of every interval
+    atoms: tuple[float, ...] | None  # places of point masses
+    grid: float | None  # the distance between possible values; None if values may lie between
+    assume: str  # what intervals assume, as of ``dpkernels.estimate``
 
     def __post_init__(self) -> None:
-        """Check the options before a file is read.
-
-        Raises:
-            click.UsageError: one is out of range.
-        """
+        """Check the options before a file is read."""
         try:
             checks.within("--quantiles", self.quantiles or 0.5, 0.0, 1.0, open_ends=True)
             checks.within("--confidence", self.confidence, 0.0, 1.0, open_ends=True)
@@ -367,73 +312,34 @@ class EstimateOptions:
         except ValueError as error:
             raise click.UsageError(str(error)) from error
 
-    def estimate(self, counts: Counts) -> Estimate:
-        """Return the estimate from counts.
 
-        Raises:
-            click.UsageError: the atoms or the grid do not fit the interval of the values.
-        """
-        try:
-            return estimate(counts, atoms=self.atoms, grid=self.grid, assume=self.assume)
-        except ValueError as error:
-            raise click.UsageError("--" + str(error)) from error
+class EstimateRow(NamedTuple):
+    """What one group's reports say."""
 
-
-@dataclass(frozen=True)
-class EstimateRow:
-    """What one group's reports say.
-
-    Attributes:
-        group: its cell in the column of groups; None for all rows, and for the cells that are null.
-        reports: how many there are.
-        numbers: estimates by name, each a value with its interval, or why there is none.
-        bins: of a histogram: lower end, upper end, share with its interval, number with its interval.
-        model: a description of the estimated distribution; None if the reports have no information on it.
-    """
-
-    group: str | None
-    reports: int
-    numbers: dict[str, tuple[float, float, float] | str]
-    bins: list[tuple[float, ...]]
-    model: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
-        form: dict[str, Any] = {"group": self.group, "reports": self.reports, "distribution": self.model}
-        for name, one in self.numbers.items():
-            stated = (
-                {"value": one[0], "interval": list(one[1:])} if isinstance(one, tuple) else {"value": None, "why": one}
-            )
-            form[name] = stated
-        if self.bins:
-            names = ("lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high")
-            form["histogram"] = [dict(zip(names, one, strict=True)) for one in self.bins]
-        return form
+    form: dict[str, Any]  # in JSON: the group, its reports, and every estimate with its interval or why there is none
+    made: Estimate | None  # None if there are no reports
+    error: ValueError | None  # the first of the estimates that were asked for
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """The outcome.
+    """The estimates of every group of a release."""
 
-    Attributes:
-        wanted: the column, its mechanism and its groups.
-        missing: rows without a report.
-        confidence: of every interval.
-        assumption: a sentence on what the intervals assume.
-        groups: the estimates of each group.
-        made: the estimates of each group that has reports, to be drawn.
-    """
+    found: Read
+    asked: EstimateOptions
+    rows: list[EstimateRow]
 
-    wanted: Wanted
-    missing: int
-    confidence: float
-    assumption: str | None
-    groups: list[EstimateRow]
-    made: dict[str | None, Estimate]
+    @property
+    def assumption(self) -> str | None:
+        """A sentence on what the intervals assume; that of smooth groups names no places, which differ."""
+        made = next((row.made for row in self.rows if row.form["distribution"] is not None), None)
+        if made is not None and self.found.wanted.by is not None and self.asked.assume == "smooth":
+            return _SMOOTH_GROUPS
+        return None if made is None else made.assumption
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
-        wanted = self.wanted
+        wanted = self.found.wanted
         return {
             "column": wanted.column,
             "by": wanted.by,
@@ -441,67 +347,56 @@ class Estimates:
             "epsilon": wanted.epsilon,
             "values": [wanted.channel.lower, wanted.channel.upper],
             "clipped": wanted.clip,
-            "missing": self.missing,
-            "confidence": self.confidence,
+            "missing": self.found.missing,
+            "confidence": self.asked.confidence,
             "assumption": self.assumption,
-            "estimates": [one.to_dict() for one in self.groups],
+            "estimates": [row.form for row in self.rows],
         }
 
     def __str__(self) -> str:
-        lines = [self._heading()]
-        lines += [f"{self.missing:,} rows without a report"] if self.missing else []
-        if self.wanted.by is None and self.groups[0].model is not None:
-            lines.append(f"Distribution: {self.groups[0].model}.")
-        lines += [self.assumption] if self.assumption else []
-        lines += ["", *self._numbers()]
-        for one in self.groups:
-            lines += ["", *self._bins(one)] if one.bins else []
-        return "\n".join(lines)
-
-    def _heading(self) -> str:
-        wanted, count = self.wanted, sum(one.reports for one in self.groups)
+        wanted, forms = self.found.wanted, [row.form for row in self.rows]
         ends = f"[{shortest(wanted.channel.lower)}, {shortest(wanted.channel.upper)}]"
-        made = f"{count:,} reports of {shown(wanted.mechanism)} at epsilon {wanted.epsilon:.6g}"
+        count = f"{sum(form['reports'] for form in forms):,}"
+        made = f"{count} reports of {shown(wanted.mechanism)} at epsilon {wanted.epsilon:.6g}"
         clipped = "; values outside were clipped" if wanted.clip else ""
-        return f"{title(wanted.column)}: {made}, values in {ends}{clipped}"
+        lines = [f"{title(wanted.column)}: {made}, values in {ends}{clipped}"]
+        lines += [f"{self.found.missing:,} rows without a report"] if self.found.missing else []
+        if wanted.by is None and forms[0]["distribution"] is not None:
+            lines.append(f"Distribution: {forms[0]['distribution']}.")
+        lines += [self.assumption] if self.assumption else []
+        by = [] if wanted.by is None else [shown(wanted.by)]
+        interval = f"{100 * self.asked.confidence:.6g} % interval"
+        numbers, histograms = [[*by, "reports", "", "estimate", interval]], list[str]()
+        for form in forms:
+            group = [_group_title(form["group"])] if by else []
+            first = [*group, f"{form['reports']:,}"]
+            for name, one in form.items():
+                if isinstance(one, dict):
+                    numbers.append([*first, name.replace("_", " "), *_cells(**one)])
+                    first = [""] * len(first)
+                elif isinstance(one, list):
+                    heading = [*by, "from", "to", "share", interval, "number", interval]
+                    histograms += ["", *aligned([heading, *([*group, *_bin_cells(*each.values())] for each in one)])]
+        return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
-    def plot(self, target: Path, bins: int | None) -> None:
+    def plot(self, target: Path) -> None:
         """Write the histogram and the cdf of each group as a .png."""
-        named = {
-            "" if self.wanted.by is None else f"{shown(self.wanted.by)} {_group_title(group)}": one
-            for group, one in self.made.items()
-        }
-        save_plots(named, target, self.confidence, bins=bins, label=title(self.wanted.column))
+        wanted = self.found.wanted
+        by = "" if wanted.by is None else f"{shown(wanted.by)} "
+        made = {by and by + _group_title(row.form["group"]): row.made for row in self.rows if row.made is not None}
+        save_plots(made, target, self.asked.confidence, bins=self.asked.histogram, label=title(wanted.column))
 
-    def _numbers(self) -> list[str]:
-        heading = [*self._named("reports"), "", "estimate", f"{100 * self.confidence:.6g} % interval"]
-        rows = [heading]
-        for one in self.groups:
-            first = [*self._group(one), f"{one.reports:,}"]
-            for name, stated in one.numbers.items():
-                if isinstance(stated, str):
-                    cells = ["-", stated.partition(",")[0].partition(": ")[0]]
-                else:
-                    value, low, high = map(number_text, stated)
-                    cells = [value, f"{low} to {high}"]
-                rows.append([*first, name.replace("_", " "), *cells])
-                first = [""] * len(first)
-        return aligned(rows)
 
-    def _bins(self, one: EstimateRow) -> list[str]:
-        interval = f"{100 * self.confidence:.6g} % interval"
-        rows = [[*self._named("from"), "to", "share", interval, "number", interval]]
-        for lower, upper, share, low, high, number, least, most in one.bins:
-            ends = [number_text(lower), number_text(upper)]
-            shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
-            rows.append([*self._group(one), *ends, *shares, f"{number:,.0f}", f"{least:,.0f} to {most:,.0f}"])
-        return aligned(rows)
+def _cells(value: float | None, interval: Sequence[float] = (), why: str = "") -> list[str]:
+    if value is None:
+        return ["-", why.partition(",")[0].partition(": ")[0]]
+    return [number_text(value), " to ".join(map(number_text, interval))]
 
-    def _named(self, *rest: str) -> list[str]:
-        return [*([] if self.wanted.by is None else [shown(self.wanted.by)]), *rest]
 
-    def _group(self, one: EstimateRow) -> list[str]:
-        return [] if self.wanted.by is None else [_group_title(one.group)]
+def _bin_cells(*stated: float) -> list[str]:
+    lower, upper, share, low, high, number, least, most = stated
+    shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
+    return [number_text(lower), number_text(upper), *shares, f"{number:,.0f}", f"{least:,.0f} to {most:,.0f}"]
 
 
 def _group_title(group: str | None) -> str:
@@ -509,11 +404,7 @@ def _group_title(group: str | None) -> str:
 
 
 def check_panels(found: Read) -> None:
-    """Refuse, before the work, to draw more groups than a picture can show.
-
-    Raises:
-        click.UsageError: there are too many groups.
-    """
+    """Refuse, before the work, to draw more groups than a picture can show."""
     count = sum(counts.total > 0 for counts in found.groups.values())
     if count > MOST_PANELS:
         raise click.UsageError(f"--plot: {count} groups; at most {MOST_PANELS} are drawn")
@@ -522,95 +413,57 @@ def check_panels(found: Read) -> None:
 def estimates(found: Read, asked: EstimateOptions) -> Estimates:
     """Estimate from counted reports.
 
-    Args:
-        found: the reports of a release.
-        asked: what is estimated of each group.
-
     Raises:
+        click.UsageError: the atoms or the grid do not fit the interval of the values.
         ValueError: too few reports for what was asked, in every group.
     """
-    wanted = found.wanted
-    made = {group: asked.estimate(counts) for group, counts in found.groups.items() if counts.total}
-    each = [(group, *_row_and_error(group, made.get(group), asked)) for group in found.groups]
-    if all(error is not None for *_, error in each):
-        group, _, error = each[0]
-        where = "" if wanted.by is None else f"--by: no group can answer; {wanted.by} {_group_title(group)}: "
-        raise ValueError(where + _as_quantile_option(str(error))) from error
-    rows = [one for _, one, _ in each]
-    one = next((one for group, one in made.items() if _row_of(group, rows).model is not None), None)
-    assumption = _assumption(one, wanted, asked)
-    return Estimates(wanted, found.missing, asked.confidence, assumption, rows, made)
+    rows = [_row(group, counts, asked) for group, counts in found.groups.items()]
+    if all(row.error is not None for row in rows):
+        by, message = found.wanted.by, str(rows[0].error)
+        where = "" if by is None else f"--by: no group can answer; {by} {_group_title(rows[0].form['group'])}: "
+        raise ValueError(where + ("--quantiles: " if message.startswith("p: ") else "") + message.removeprefix("p: "))
+    return Estimates(found, asked, rows)
 
 
-def _row_of(group: str | None, rows: list[EstimateRow]) -> EstimateRow:
-    return next(row for row in rows if row.group == group)
+def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateRow:
+    """Return every estimate of one group that its reports allow.
 
-
-def _assumption(one: Estimate | None, wanted: Wanted, asked: EstimateOptions) -> str | None:
-    """Return the sentence on what intervals assume; that of smooth groups names no places, which differ."""
-    if one is None:
-        return None
-    if wanted.by is not None and asked.assume == "smooth":
-        return "Intervals assume that the values of a group have a smooth density, with point masses where it has them."
-    return one.assumption
-
-
-def _row_and_error(
-    group: str | None, made: Estimate | None, asked: EstimateOptions
-) -> tuple[EstimateRow, ValueError | None]:
-    """Return every estimate of one group that its reports allow; ``made`` is None for a group without reports.
-
-    Returns:
-        The numbers, and the first error of those that were asked for; the standard deviation and the default quantiles
-        are printed where the reports tell them.
+    The standard deviation and the default quantiles are printed where the reports tell them; no other may fail.
     """
-    if made is None:
-        return EstimateRow(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
+    form: dict[str, Any] = {"group": group, "reports": int(counts.total), "distribution": None}
+    if not counts.total:
+        form["mean"] = {"value": None, "why": "no report"}
+        return EstimateRow(form, None, ValueError("reports: there is none"))
     try:
-        model = made.model
-    except ValueError:  # The mean is all that the reports have information on.
-        model = None
-    default: dict[str, Callable[[], Any]] = {"standard_deviation": lambda: made.standard_deviation}
-    default |= _quantiles(made, _QUANTILES) if asked.quantiles is None else {}
-    numbers, bins, errors = dict[str, tuple[float, float, float] | str](), list[tuple[float, ...]](), []
-    for name, ask in {"mean": lambda: made.mean, **default, **_quantiles(made, asked.quantiles or ())}.items():
-        try:
-            numbers[name] = _with_interval(ask(), asked)
-        except ValueError as error:
-            numbers[name] = _reason(error)
-            errors += [error] if name not in default else []
-    try:
-        bins = _histogram(made, asked)
+        made = estimate(counts, atoms=asked.atoms or (), grid=asked.grid, assume=asked.assume)
     except ValueError as error:
-        numbers["histogram"] = _reason(error)
-        errors.append(error)
-    return EstimateRow(group, made.count, numbers, bins, model), errors[0] if errors else None
+        raise click.UsageError("--" + str(error)) from error
+    with suppress(ValueError):  # Otherwise the mean is all that the reports have information on.
+        form["distribution"] = made.model
+    quantiles = {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in asked.quantiles or _QUANTILES}
+    optional = {"standard_deviation", *(quantiles if asked.quantiles is None else ())}
+
+    asks: dict[str, Callable[[], Any]] = {"mean": lambda: made.mean}
+    asks |= {"standard_deviation": lambda: made.standard_deviation, **quantiles}
+    asks |= {} if asked.histogram is None else {"histogram": partial(made.histogram, asked.histogram)}
+    first = None
+    for name, ask in asks.items():
+        try:
+            form[name] = (_bins if name == "histogram" else _number)(ask(), asked.confidence)
+        except ValueError as error:
+            form[name] = {"value": None, "why": str(error).partition(": ")[2]}  # without the library's argument
+            if name not in optional:
+                first = first or error
+    return EstimateRow(form, made, first)
 
 
-def _reason(error: ValueError) -> str:
-    """Return the error without the argument of the library that it begins with."""
-    return str(error).partition(": ")[2]
+def _number(estimated: Any, confidence: float) -> dict[str, Any]:
+    return {"value": float(estimated.value), "interval": [float(end) for end in estimated.interval(confidence)]}
 
 
-def _as_quantile_option(message: str) -> str:
-    """Return an error of the library in the words of the command."""
-    return f"--quantiles: {message.removeprefix('p: ')}" if message.startswith("p: ") else message
-
-
-def _quantiles(made: Estimate, shares: tuple[float, ...]) -> dict[str, Callable[[], Any]]:
-    return {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in shares}
-
-
-def _with_interval(found: Any, asked: EstimateOptions) -> tuple[float, float, float]:
-    low, high = found.interval(asked.confidence)
-    return float(found.value), float(low), float(high)
-
-
-def _histogram(made: Estimate, asked: EstimateOptions) -> list[tuple[float, ...]]:
-    if asked.histogram is None:
-        return []
-    found = made.histogram(asked.histogram)
-    parts = [found.edges[:-1], found.edges[1:]]
-    for one in (found.shares, found.counts):
-        parts += [one.value, *one.interval(asked.confidence)]
-    return [tuple(map(float, row)) for row in zip(*parts, strict=True)]
+def _bins(histogram: Any, confidence: float) -> list[dict[str, float]]:
+    names = ("lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high")
+    columns = [histogram.edges[:-1], histogram.edges[1:]]
+    for one in (histogram.shares, histogram.counts):
+        columns += [one.value, *one.interval(confidence)]
+    return [dict(zip(names, map(float, row), strict=True)) for row in zip(*columns, strict=True)]

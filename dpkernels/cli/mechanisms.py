@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from difflib import get_close_matches
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pkgutil import walk_packages
 from types import UnionType
@@ -60,9 +60,6 @@ def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     0.61 that is Duchi's, whose two reports cannot estimate a distribution; ``balanced`` then takes a hybrid. The
     objective ``distribution`` selects piecewise: no family that ``tune --objective distribution`` compares has a
     smaller error, and its reports are unbiased.
-
-    Raises:
-        ValueError: as for the mechanism.
     """
     if name not in CHOICES:
         return name, dict(options)
@@ -75,9 +72,8 @@ def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return best, own
 
 
-def _least_variance(names: Iterable[str], *, epsilon: float, lower: float, upper: float) -> str:
-    tried = [name for name in names if name != "optimal" or covers(epsilon)]
-    made = {name: MECHANISMS[name](epsilon=epsilon, lower=lower, upper=upper) for name in tried}
+def _least_variance(names: Iterable[str], **own: float) -> str:
+    made = {name: MECHANISMS[name](**own) for name in names if name != "optimal" or covers(own["epsilon"])}
     return min(made, key=lambda name: float(made[name].worst_variance))
 
 
@@ -87,26 +83,24 @@ def best_variance(epsilon: float, lower: float, upper: float) -> float:
     return float(MECHANISMS[_least_variance(_CLOSED_FORMS, **own)](**own).worst_variance)
 
 
-def _balanced_share(*, epsilon: float, lower: float, upper: float) -> float:
+def _balanced_share(**own: float) -> float:
     """Return the largest share s of a hybrid whose worst-case variance is at most ``ROOM`` times Duchi's, W.
 
     At an end x of the interval s V_piecewise(x) + (1 - s) V_duchi(x) = ROOM W. Elsewhere the mixture's variance is
     smaller.
     """
-    own = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    points, piecewise = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own)
+    points, piecewise, upper = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own), own["upper"]
     at_end = float(points.variance(upper))
     share = (ROOM * float(points.worst_variance) - at_end) / (float(piecewise.variance(upper)) - at_end)
     return math.floor(1000 * share) / 1000
 
 
 @lru_cache(maxsize=16)
-def _eta_for_distribution(*, epsilon: float, lower: float, upper: float) -> float:
+def _eta_for_distribution(**own: float) -> float:
     """Return the eta of ``piecewise`` with which 10^5 reports estimate the distribution best."""
     from accountants import tune
 
-    family = tune.piecewise(epsilon=epsilon, lower=lower, upper=upper)
-    return float(tune.best(family, tune.distribution()).parameters["eta"])
+    return float(tune.best(tune.piecewise(**own), tune.distribution()).parameters["eta"])
 
 
 def _choice(name: str, /, *, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
@@ -129,43 +123,29 @@ def _truncated_laplace(
         raise ValueError(("noise-upper" if name == "upper" else name) + colon + text) from error
 
 
-def _recycled_gaussian(
+def _recycled(
+    family: type[Distribution],
+    width: str,
+    /,
     *,
     sensitivity: float,
     theta: float,
     epsilon: float | None = None,
     delta: float | None = None,
     sigma: float | None = None,
-    q: float | None = None,
-) -> Additive:
-    claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
-    return _recycled(Gaussian, "--sigma", sigma, q, theta, claim)
-
-
-def _recycled_laplace(
-    *,
-    sensitivity: float,
-    theta: float,
-    epsilon: float | None = None,
-    delta: float | None = None,
     scale: float | None = None,
     q: float | None = None,
 ) -> Additive:
-    claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
-    return _recycled(Laplace, "--scale", scale, q, theta, claim)
-
-
-def _recycled(family: Any, option: str, width: float | None, q: float | None, theta: float, claim: Any) -> Additive:
-    """Recycle the budget of a kernel; its width and q are calibrated to the claim where they are not given."""
-    kernel: Distribution | None = None if width is None else family(width)
-    if kernel is not None and q is not None:
-        return dpkernels.budget_recycled(kernel, theta=theta, q=q, **claim)
+    """Recycle the budget of a kernel; its width, sigma or scale, and q are calibrated to the claim if not given."""
+    given = sigma if scale is None else scale
+    options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity, "theta": theta}
+    kernel: Any = family if given is None else family(given)
+    if given is not None and q is not None:
+        return dpkernels.budget_recycled(kernel, q=q, **options)
     from accountants import calibrate
 
-    _check_claim(option if kernel is None else "--q", claim)
-    if kernel is not None:
-        return calibrate.budget_recycled(kernel, theta=theta, **claim)
-    return calibrate.budget_recycled(family, theta=theta, q=q, **claim)
+    _check_claim(flag(width) if given is None else "--q", options)
+    return calibrate.budget_recycled(kernel, q=q, **options)
 
 
 def _check_claim(option: str, given: Mapping[str, Any]) -> None:
@@ -173,28 +153,21 @@ def _check_claim(option: str, given: Mapping[str, Any]) -> None:
         raise ValueError(f"{option}: missing; give it, or --epsilon and --delta, to which it is calibrated")
 
 
-@dataclass(frozen=True)
 class NamedConstructor:
-    """A mechanism of the command, by its name and its constructor."""
+    """A mechanism of the command.
 
-    name: str
-    construct: Constructor
+    Attributes:
+        arguments: the constructor's arguments that are options, in the order of help.
+        options: their names, each with True if it may be left out.
+    """
 
-    @cached_property
-    def _arguments(self) -> Mapping[str, inspect.Parameter]:
-        found = inspect.signature(self.construct).parameters.items()
-        # What a constructor calls an objective is another one than that of a choice.
-        left_out = () if self.name in CHOICES else ("objective",)
-        return {name: one for name, one in found if one.kind == _BY_NAME and name not in left_out}
-
-    @cached_property
-    def options(self) -> dict[str, bool]:
-        """The options in the order of help, each with True if it may be left out."""
-        found = self._arguments
-        return {
-            name: found[name].default is not inspect.Parameter.empty or name in _SCALES
-            for name in OPTIONS
-            if name in found
+    def __init__(self, name: str, construct: Constructor, left_out: str = "") -> None:
+        self.name, self.construct = name, construct
+        found = inspect.signature(construct).parameters
+        known = [option for option in OPTIONS if option in found and option != left_out]
+        self.arguments = {option: found[option] for option in known if found[option].kind == _BY_NAME}
+        self.options = {
+            option: one.default is not one.empty or option in _SCALES for option, one in self.arguments.items()
         }
 
     @property
@@ -208,56 +181,48 @@ class NamedConstructor:
         return [name for name, optional in self.options.items() if not optional or name in always]
 
     def check(self, given: Iterable[str], release: bool) -> None:
-        """Refuse options that the mechanism does not have, and a missing option.
-
-        Raises:
-            click.UsageError: names the option.
-        """
+        """Refuse options that the mechanism does not have, and a missing option."""
         given, required = list(given), self.required(release)
         for name in given:
             if name not in self.options:
-                raise click.UsageError(
-                    f"{flag(name)}: {_title(self.name)} has no such option; it has {flags(self.options)}"
-                )
+                known = flags(self.options)
+                raise click.UsageError(f"{flag(name)}: {_title(self.name)} has no such option; it has {known}")
         if missing := [name for name in required if name not in given]:
             shown = ", ".join(map(flag, missing))
             raise click.UsageError(f"{shown}: missing; {_title(self.name)} needs {flags(required)}")
 
     def make(self, options: Mapping[str, Any]) -> Mechanism:
-        """Return the mechanism of these options; a scale that is not given is calibrated to the claim.
+        """Return the mechanism of these options; a scale that is not given is calibrated to the claim."""
+        for name, one in self.arguments.items():
+            if name in _SCALES and name not in options and one.default is one.empty:
+                from accountants import calibrate
 
-        Raises:
-            ValueError: as for the constructor; neither a scale nor a claim is given.
-        """
-        empty = inspect.Parameter.empty
-        scale = [name for name in _SCALES if name not in options and name in self._arguments]
-        if not scale or self._arguments[scale[0]].default is not empty:
-            return self.construct(**options)
-        from accountants import calibrate
-
-        _check_claim(flag(scale[0]), options)
-        return getattr(calibrate, self.name.replace("-", "_"))(**options)
+                _check_claim(flag(name), options)
+                return getattr(calibrate, self.name.replace("-", "_"))(**options)
+        return self.construct(**options)
 
 
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
-def _constructors() -> Iterator[tuple[str, Constructor]]:
-    """Yield every name and its constructor: the exceptions, then whatever else the package has."""
-    special: dict[str, Constructor] = {
-        **MECHANISMS,
-        **{name: partial(_choice, name) for name in CHOICES},
-        "optimal-central": _optimal_central,
-        "truncated-laplace": _truncated_laplace,
-        "recycled-laplace": _recycled_laplace,
-        "recycled-gaussian": _recycled_gaussian,
-    }
-    yield from special.items()
+def _constructors() -> Iterator[NamedConstructor]:
+    """Yield every mechanism: the exceptions, then whatever else the package has."""
+    # What a constructor calls an objective is another one than that of a choice.
+    special = [
+        *(NamedConstructor(name, made, "objective") for name, made in MECHANISMS.items()),
+        *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
+        NamedConstructor("optimal-central", _optimal_central),
+        NamedConstructor("truncated-laplace", _truncated_laplace),
+        NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), "sigma"),
+        NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
+    ]
+    yield from special
+    known = {one.name for one in special}
     modules = [import_module(one.name) for one in walk_packages(mechanisms.__path__, f"{mechanisms.__name__}.")]
     functions = {name: one for module in modules for name, one in vars(module).items() if inspect.isfunction(one)}
     for name in sorted(functions.keys() & dpkernels.__all__):  # getattr of all public names would load SciPy and others
-        if (word := name.replace("_", "-")) not in special and _is_constructor(functions[name]):
-            yield word, functions[name]
+        if (word := name.replace("_", "-")) not in known and _is_constructor(functions[name]):
+            yield NamedConstructor(word, functions[name], "objective")
 
 
 def _is_constructor(function: Callable[..., Any]) -> bool:
@@ -270,7 +235,7 @@ def _is_constructor(function: Callable[..., Any]) -> bool:
     )
 
 
-CONSTRUCTORS = {name: NamedConstructor(name, constructor) for name, constructor in _constructors()}
+CONSTRUCTORS = {one.name: one for one in _constructors()}
 
 
 def _title(name: str) -> str:
@@ -290,21 +255,16 @@ def listing() -> list[str]:
         "An optional argument that is not given is chosen for the mechanism; `dpkernels perturb --help-all` explains",
         "each. Use square-wave for the distribution alone: the mean of its reports is biased.",
     ]
-    return [*aligned([heading, *map(_listed, CONSTRUCTORS.values())]), "", *notes]
-
-
-def _listed(one: NamedConstructor) -> list[str]:
-    required = one.required(release=True)
-    more = [name for name in one.options if name not in required]
-    return [one.name, " ".join(map(flag, required)), " ".join(map(flag, more))]
+    rows = [heading]
+    for one in CONSTRUCTORS.values():
+        required = one.required(release=True)
+        more = [name for name in one.options if name not in required]
+        rows.append([one.name, " ".join(map(flag, required)), " ".join(map(flag, more))])
+    return [*aligned(rows), "", *notes]
 
 
 def named(name: str, where: str = "") -> NamedConstructor:
-    """Return the constructor of a name.
-
-    Raises:
-        click.UsageError: there is no such mechanism; the message begins with ``where``.
-    """
+    """Return the constructor of a name; errors begin with ``where``."""
     if name not in CONSTRUCTORS:
         near = get_close_matches(name, CONSTRUCTORS, 1)
         known = f"the mechanisms; did you mean {near[0]}?" if near else ", ".join(CONSTRUCTORS)
@@ -313,13 +273,7 @@ def named(name: str, where: str = "") -> NamedConstructor:
 
 
 def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
-    """Return the mechanism of a name.
-
-    Args:
-        name: the name.
-        options: the options that were given.
-        where: the beginning of an error.
-        release: whether the mechanism needs a claim. Accounting does not.
+    """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim.
 
     Raises:
         click.UsageError: the name is unknown; an option is missing, unknown or out of range; or a program fails.
@@ -339,53 +293,38 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
 def build_exact_sampler(
     name: str, options: Mapping[str, Any], where: str = ""
 ) -> tuple[str, ExactSampler, dict[str, Any]]:
-    """Return the name of the mechanism, which a choice selects, with its exact sampler and its options.
-
-    Raises:
-        click.UsageError: as ``mechanism``.
-        CertificateError: its integers do not have the guarantee.
-    """
-    made = mechanism(name, options, where)
+    """Return the name of the mechanism, which a choice selects, with its exact sampler and its options."""
+    made: Any = mechanism(name, options, where)
     try:
         own, given = chosen(name, options)
         return own, exact_sampler(made), given
     except CertificateError as error:
-        instead = _feasible(made) if str(error).startswith("delta:") else ""
+        instead = ""
+        if str(error).startswith("delta:"):
+            from accountants import epsilon
+
+            with suppress(TypeError, ValueError):  # The epsilon that the noise has at its delta, where that is known.
+                found = epsilon(made, made.delta)
+                if found > made.epsilon * (1 + 1e-9):  # Else the noise has its claim; it is the table that does not.
+                    instead = f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
         raise CertificateError(f"{where}{error}{instead}") from error
-
-
-def _feasible(made: Any) -> str:
-    """Return the epsilon that noise has at its delta, where that can be said."""
-    from accountants import epsilon
-
-    try:
-        found = epsilon(made, made.delta)
-    except (TypeError, ValueError):
-        return ""
-    if found <= made.epsilon * (1 + 1e-9):  # The noise has its claim; it is the table that does not.
-        return ""
-    return f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
 
 
 def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the options of each column.
 
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for
-    these in their order.
-
-    Args:
-        names: the mechanism of each column.
-        given: the values of each option that was given, in their order.
-
-    Raises:
-        click.UsageError: an unknown mechanism, an option that none has, or one given another number of times.
+    these in their order. ``names`` are the columns' mechanisms.
     """
     chosen = [named(name) for name in names]
     columns: list[dict[str, Any]] = [{} for _ in chosen]
     for option, values in given.items():
         having = [column for column, one in zip(columns, chosen, strict=True) if option in one.options]
         if not having:
-            raise click.UsageError(f"{flag(option)}: {_without(names)}")
+            different = list(dict.fromkeys(names))
+            if len(different) == 1:
+                raise click.UsageError(f"{flag(option)}: {_title(different[0])} has no such option")
+            raise click.UsageError(f"{flag(option)}: none of {', '.join(different)} has such an option")
         those = "" if len(having) == len(names) else " whose mechanism has it"
         check_count(option, len(values), len(having), those)
         each = list(values) * (len(having) if len(values) == 1 else 1)
@@ -394,19 +333,8 @@ def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) 
     return columns
 
 
-def _without(names: Sequence[str]) -> str:
-    different = list(dict.fromkeys(names))
-    if len(different) == 1:
-        return f"{_title(different[0])} has no such option"
-    return f"none of {', '.join(different)} has such an option"
-
-
 def check_count(option: str, count: int, columns: int, those: str = "") -> None:
-    """Refuse an option that is given neither once nor once a column.
-
-    Raises:
-        click.UsageError: says what is allowed.
-    """
+    """Refuse an option that is given neither once nor once a column."""
     if count not in (1, columns):
         allowed = "once" if columns == 1 else f"once, or once for each of the {columns} columns{those}"
         raise click.UsageError(f"{flag(option)}: given {count} times; give it {allowed}")

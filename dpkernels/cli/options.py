@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,37 @@ import click
 
 from dpkernels.cli.files.layout import FORMATS
 
-INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+def is_dataset(text: str) -> bool:
+    """Return whether an argument names a folder, an URI or, where no file has this name, a pattern."""
+    has_wildcard = re.search(r"[*?\[]", text) is not None
+    return "://" in text or (bool(text) and Path(text).is_dir()) or (has_wildcard and not Path(text).exists())
 
 
-class _OutputFile(click.Path):
-    """A file that is written, by its name: not standard output, for which other programs take -."""
+class _Place(click.Path):
+    """A file or folder. Some names are refused, each with a reason; URIs and datasets are kept as they were given."""
+
+    def __init__(self, refused: dict[str, str], kept: Callable[[str], bool] = lambda _: False, **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+        self.refused, self.kept = refused, kept
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if str(value) in ("", "-"):
-            self.fail("an empty name" if not str(value) else "- is not a file; ./- is one of this name", param, ctx)
-        return super().convert(value, param, ctx)
+        if (text := str(value)) in self.refused:
+            self.fail(self.refused[text], param, ctx)
+        return value if self.kept(text) else super().convert(value, param, ctx)
 
 
-OUTPUT = _OutputFile(dir_okay=False, path_type=Path)
+INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Not standard output, for which other programs take -.
+OUTPUT = _Place({"": "an empty name", "-": "- is not a file; ./- is one of this name"}, dir_okay=False)
+_NO_NAME = {"": "an empty name; . is the current folder"}
+REPORTS = _Place(_NO_NAME, is_dataset, exists=True, dir_okay=False)
+SOURCE = _Place(_NO_NAME, is_dataset, exists=True, dir_okay=False, allow_dash=True)
+TARGET = _Place({"": "an empty name"}, lambda text: "://" in text)
 
 
 class NumberList(click.ParamType):
-    """Numbers separated by commas, such as 1,0.5.
-
-    Args:
-        may_be_none: whether an empty string is allowed, for no numbers.
-    """
+    """Numbers separated by commas, such as 1,0.5; or none, if that is allowed."""
 
     name = "numbers"
 
@@ -52,16 +63,13 @@ class NumberList(click.ParamType):
 class Command(click.Command):
     """A command whose ``--help`` fits on one screen.
 
-    Options with a section are rare: ``--help`` lists their names, and ``--help-all`` explains them.
-
-    Args:
-        details: text that ``--help-all`` shows below the summary.
+    Options with a section are rare: ``--help`` lists their names, and ``--help-all`` explains them and shows details.
     """
 
     def __init__(self, *args: Any, details: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.details = details
-        if details or any(map(_section, self.params)):
+        if details or any(isinstance(one, _Rare) for one in self.params):
             show = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all)
             show.help = "Show all options" + (" and details." if details else ".")
             self.params.append(show)
@@ -74,26 +82,20 @@ class Command(click.Command):
                 formatter.write_text(self.details)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[click.Parameter]] = {"": []}
+        sections: dict[str, list[click.Parameter]] = {"Options": []}
         for parameter in self.get_params(context):
-            if isinstance(parameter, click.Argument):
-                continue
-            sections.setdefault(_section(parameter), []).append(parameter)
-        rare = {name: found for name, found in sections.items() if name}
-        shown = sections if _ALL in context.meta else {"": sections[""]}
-        for name, found in shown.items():
-            with formatter.section(name or "Options"):
+            if not isinstance(parameter, click.Argument):
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(parameter)
+        rare = {} if _ALL in context.meta else {name: sections.pop(name) for name in list(sections)[1:]}
+        for name, found in sections.items():
+            with formatter.section(name):
                 formatter.write_dl([record for one in found if (record := one.get_help_record(context))])
-        if rare and _ALL not in context.meta:
+        if rare:
             with formatter.section("More options, explained by --help-all"):
                 formatter.write_dl([(name, ", ".join(one.opts[0] for one in found)) for name, found in rare.items()])
 
 
 _ALL = "dpkernels.help_all"
-
-
-def _section(parameter: click.Parameter) -> str:
-    return getattr(parameter, "section", "")
 
 
 def _show_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
@@ -103,17 +105,17 @@ def _show_all(context: click.Context, option: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-class _Option(click.Option):
+class _Rare(click.Option):
     """An option in a section of ``--help-all``."""
 
-    def __init__(self, *args: Any, section: str = "", **settings: Any) -> None:
+    def __init__(self, *args: Any, section: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.section = section
 
 
-def option(*names: str, section: str = "", **settings: Any) -> Decorator:
-    """Give a command an option; with a section it is a rare one."""
-    return click.option(*names, cls=_Option, section=section, **settings)
+def rare_options(section: str) -> Callable[..., Decorator]:
+    """Return a ``click.option`` for a section of ``--help-all``."""
+    return partial(click.option, cls=_Rare, section=section)
 
 
 Function = Callable[..., object]
@@ -122,13 +124,7 @@ Decorator = Callable[[Function], Function]
 
 def together(*decorators: Decorator) -> Decorator:
     """Give a command several options, in the order of its help."""
-
-    def give(function: Function) -> Function:
-        for decorate in reversed(decorators):
-            function = decorate(function)
-        return function
-
-    return give
+    return lambda function: reduce(lambda made, decorate: decorate(made), reversed(decorators), function)
 
 
 # Type, metavar and help by name, in the order in which help shows them.
@@ -182,70 +178,45 @@ def flags(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def options_of(table: Options, section: str = "", *, required: bool = False) -> Decorator:
+def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: Any) -> Decorator:
     """Give a command the options of a table; ``single`` reads them.
 
     All may repeat: click would drop all but the last in silence.
     """
-    usual: dict[str, Any] = {"section": section, "required": required, "multiple": True}
+    settings["multiple"] = True
     return together(
         *(
-            option(flag(name), name, type=kind, metavar=metavar, help=text, **usual)
+            option(flag(name), name, type=kind, metavar=metavar, help=text, **settings)
             for name, (kind, metavar, text) in table.items()
         )
     )
 
 
-mechanism_options = together(options_of(_USUAL), options_of(_PARAMETERS, "Mechanism parameters"))
+mechanism_options = together(options_of(_USUAL), options_of(_PARAMETERS, rare_options("Mechanism parameters")))
 
-_ROWS = "Rows and formats"
+_SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1 GiB."
+_FORMAT = "Format of IN and OUT. Default: from their suffixes."
+_SIDECAR = "Where to write the certificates if OUT is -."
+_row_option = rare_options("Rows and formats")
 row_options = together(
-    option("--round", "decimals", section=_ROWS, type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
-    option(
-        "--shuffle-rows",
-        section=_ROWS,
-        is_flag=True,
-        help="Put the rows into a random order. They are held in memory, at most 1 GiB.",
-    ),
-    option(
-        "--format",
-        "kind",
-        section=_ROWS,
-        type=click.Choice(list(FORMATS)),
-        help="Format of IN and OUT. Default: from their suffixes.",
-    ),
-    option("--delimiter", section=_ROWS, metavar="C", help="What separates the cells of a csv or tsv."),
-    option("--multiline", section=_ROWS, is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),
-    option(
-        "--sidecar",
-        section=_ROWS,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Where to write the certificates if OUT is -.",
-    ),
+    _row_option("--round", "decimals", type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
+    _row_option("--shuffle-rows", is_flag=True, help=_SHUFFLE),
+    _row_option("--format", "kind", type=click.Choice(list(FORMATS)), help=_FORMAT),
+    _row_option("--delimiter", metavar="C", help="What separates the cells of a csv or tsv."),
+    _row_option("--multiline", is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),
+    _row_option("--sidecar", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=_SIDECAR),
 )
 
-_DATASET = "Datasets of many files"
+_ENGINE = "What runs the parts: threads of this process (default), or tasks of a Ray cluster."
+_ADDRESS = "Address of the Ray cluster; auto is the one of this machine. Default: a new one that ends with the command."
+_engine_option = rare_options("Datasets of many files")
 engine_options = together(
-    option(
-        "--engine",
-        section=_DATASET,
-        type=click.Choice(["local", "ray"]),
-        help="What runs the parts: threads of this process (default), or tasks of a Ray cluster.",
-    ),
-    option(
-        "--address",
-        section=_DATASET,
-        metavar="ADDRESS",
-        help="Address of the Ray cluster; auto is the one of this machine. Default: a new one that ends with the "
-        "command.",
-    ),
-    option(
-        "--task-cpus", section=_DATASET, type=click.FloatRange(0, min_open=True), help="CPUs of a task. Default: 1."
-    ),
-    option("--task-gpus", section=_DATASET, type=click.IntRange(0, 1), help="GPUs of a task. Default: 0."),
-    option("--task-resource", section=_DATASET, metavar="NAME=N", multiple=True, help="Another resource of a task."),
-    option("--retries", section=_DATASET, type=click.IntRange(0), help="Further attempts for a part. Default: 10."),
+    _engine_option("--engine", type=click.Choice(["local", "ray"]), help=_ENGINE),
+    _engine_option("--address", metavar="ADDRESS", help=_ADDRESS),
+    _engine_option("--task-cpus", type=click.FloatRange(0, min_open=True), help="CPUs of a task. Default: 1."),
+    _engine_option("--task-gpus", type=click.IntRange(0, 1), help="GPUs of a task. Default: 0."),
+    _engine_option("--task-resource", metavar="NAME=N", multiple=True, help="Another resource of a task."),
+    _engine_option("--retries", type=click.IntRange(0), help="Further attempts for a part. Default: 10."),
 )
 ENGINE = ("engine", "address", "task_cpus", "task_gpus", "task_resource", "retries")
 
@@ -268,40 +239,8 @@ def json_option(text: str = "Print JSON.") -> Decorator:
 
 
 def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the options that were given, of a command that takes each once.
-
-    Raises:
-        click.UsageError: one was given twice.
-    """
+    """Return the options that were given, of a command that takes each once."""
     for name, values in given.items():
         if len(values) > 1:
             raise click.UsageError(f"{flag(name)}: given {len(values)} times; give it once")
     return {name: values[0] for name, values in given.items() if values}
-
-
-_WILD = re.compile(r"[*?\[]")
-
-
-class Input(click.Path):
-    """A file; or, as it was given, a folder, a pattern or an URI."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not str(value):
-            self.fail("an empty name; . is the current folder", param, ctx)
-        return value if is_dataset(str(value)) else super().convert(value, param, ctx)
-
-
-class Target(click.Path):
-    """A file or folder; an URI, as it was given."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not str(value):
-            self.fail("an empty name", param, ctx)
-        return value if "://" in str(value) else super().convert(value, param, ctx)
-
-
-def is_dataset(text: str) -> bool:
-    """Return whether an argument names a folder, an URI or, where no file has this name, a pattern."""
-    return (
-        "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
-    )

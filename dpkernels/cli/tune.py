@@ -50,49 +50,69 @@ _FAMILIES: dict[tuple[str, ...], tuple[Callable[..., Family], ...]] = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """The results of all families, best first.
+    """The results of all feasible families, best first."""
 
-    Attributes:
-        objective: the name of the objective and its numbers.
-        unit: the unit of its values.
-        asked: budget and interval or sensitivity, in words.
-        results: a result for every feasible family.
-        refused: families without a result, and why.
-        covers: the reports that the budget is for, if they are shuffled; otherwise empty.
-    """
-
-    objective: str
+    objective: str  # its name and its numbers
     unit: str
-    asked: str
+    asked: str  # budget and interval or sensitivity, in words
     results: list[Result]
-    refused: list[tuple[str, str]]
-    covers: str = ""
+    refused: list[tuple[str, str]]  # families without a result, and why
+    covers: str = ""  # the reports that the budget is for, if they are shuffled
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
+        names = ("value", "parameters", "epsilon", "delta", "steps", "evaluations", "python")
         return {
             "objective": self.objective,
             "unit": self.unit,
             **({"covers": self.covers} if self.covers else {}),
-            "results": [_form(result) for result in self.results],
+            "results": [
+                {"mechanism": one.family, **{name: getattr(one, name) for name in names}} for one in self.results
+            ],
             "refused": [{"family": name, "reason": reason} for name, reason in self.refused],
         }
 
     def __str__(self) -> str:
-        best, *_ = self.results
-        heading = ["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]
-        rows = [[one.family, rounded(one.value, 6), _parameters(one), f"{one.delta:.4g}"] for one in self.results]
+        rows = [["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]]
+        for one in self.results:
+            chosen = ", ".join(f"{name} {_shown(value)}" for name, value in one.parameters.items())
+            rows.append([one.family, rounded(one.value, 6), chosen or "-", f"{one.delta:.4g}"])
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
         covers = ["", f"epsilon and delta: {self.covers}"] if self.covers else []
-        return "\n".join([*aligned([heading, *rows]), *refused, *covers, "", f"best: {best.family}", best.python])
+        best = self.results[0]
+        return "\n".join([*aligned(rows), *refused, *covers, "", f"best: {best.family}", best.python])
+
+    def plot(self, target: Path) -> None:
+        """Draw the objective along every search into a PNG; a mechanism without free parameters is a dashed line."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        for number, result in enumerate(self.results):
+            look: Any = {"color": f"C{number}", "label": f"{result.family}: {result.value:.5g}"}
+            if result.steps:
+                axes.plot(result.path["objective"], marker="o", markersize=3, linestyle=("-", ":")[number % 2], **look)
+            else:
+                axes.axhline(result.value, linestyle="--", linewidth=1, **look)
+        # Far starts are cut off: what is of interest is the way to the end.
+        ends = [result.value for result in self.results]
+        if self.unit == "a probability":
+            axes.set(ylim=(0.0, 1.0), ylabel=self.objective)
+        else:
+            axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
+            axes.set(ylabel=f"{self.objective} ({self.unit}), log scale")
+        axes.set(xlabel="step of the winning start", title=f"Search by gradient, the best first\n{self.asked}")
+        axes.grid(alpha=0.3, which="both")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        write_png(figure, target)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(f"{part:.6g}" for part in value) if isinstance(value, tuple) else f"{value:.6g}"
 
 
 def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
     """Tune every family that the options allow.
-
-    Args:
-        objective: its name.
-        given: the options that were given, by their names.
 
     Raises:
         click.UsageError: no such objective; a missing or needless option, or one out of range; no family is feasible.
@@ -106,13 +126,11 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
         families = [family for names in budget for family in _families(names, given)]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    text = {name: shortest(value) for name, value in given.items()}
     if "at" in needs and "lower" in given and not given["lower"] <= given["at"] <= given["upper"]:
-        raise click.UsageError(
-            f"--at: {shortest(given['at'])} is not in [{shortest(given['lower'])}, {shortest(given['upper'])}]"
-        )
-    title = " ".join([objective, *(shortest(given[name]) for name in needs)])
-    groups = dict.fromkeys((*_SHUFFLED, *_ADDITIVE))
-    asked = ", ".join(f"{name} {shortest(given[name])}" for name in groups if name in given)
+        raise click.UsageError(f"--at: {text['at']} is not in [{text['lower']}, {text['upper']}]")
+    title = " ".join([objective, *(text[name] for name in needs)])
+    asked = ", ".join(f"{name} {text[name]}" for name in dict.fromkeys((*_SHUFFLED, *_ADDITIVE)) if name in given)
     return Tuned(title, unit, asked, *_search(families, aim), NEIGHBOURING if "shuffle" in given else "")
 
 
@@ -121,20 +139,14 @@ def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family
     # Square waves are biased: of use for the distribution only.
     biased = (tune.square_wave,) if "reports" in given else ()
     if names != _SHUFFLED:
-        makers = (*_FAMILIES[names], *(biased if names == _BOUNDED else ()))
-        return [one(**{name: given[name] for name in names}) for one in makers]
-    ends = {"lower": given["lower"], "upper": given["upper"]}
-    inner = [one(epsilon=1.0, **ends) for one in (*_FAMILIES[_BOUNDED], *biased)]
+        return [one(**{name: given[name] for name in names}) for one in (*_FAMILIES[names], *biased)]
+    inner = [one(epsilon=1.0, lower=given["lower"], upper=given["upper"]) for one in (*_FAMILIES[_BOUNDED], *biased)]
     n, epsilon, delta = int(given["shuffle"]), given["epsilon"], given["delta"]
     return [tune.shuffled(one, n=n, epsilon=epsilon, delta=delta) for one in inner]
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return which groups of families the options are for.
-
-    Raises:
-        click.UsageError: the options fit none, or one is missing or has no use.
-    """
+    """Return which groups of families the options are for."""
     bounded = bool({"lower", "upper", "shuffle"} & given.keys()) or "reports" in needs
     required = _SHUFFLED if "shuffle" in given else _BOUNDED if bounded else _PURE
     allowed = {*required, *needs, *(() if bounded else ("delta",))}
@@ -161,49 +173,3 @@ def _search(families: list[Family], aim: Objective) -> tuple[list[Result], list[
         raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
     results.sort(key=lambda one: aim.sign * one.value)
     return results, refused
-
-
-def _parameters(result: Result) -> str:
-    return ", ".join(f"{name} {_shown(value)}" for name, value in result.parameters.items()) or "-"
-
-
-def _shown(value: Any) -> str:
-    return ",".join(f"{part:.6g}" for part in value) if isinstance(value, tuple) else f"{value:.6g}"
-
-
-def _form(result: Result) -> dict[str, Any]:
-    return {
-        "mechanism": result.family,
-        "value": result.value,
-        "parameters": result.parameters,
-        "epsilon": result.epsilon,
-        "delta": result.delta,
-        "steps": result.steps,
-        "evaluations": result.evaluations,
-        "python": result.python,
-    }
-
-
-def plot(target: Path, found: Tuned) -> None:
-    """Draw the objective along every search into a PNG; a mechanism without free parameters is a dashed line."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    for number, result in enumerate(found.results):
-        look: Any = {"color": f"C{number}", "label": f"{result.family}: {result.value:.5g}"}
-        if result.steps:
-            axes.plot(result.path["objective"], marker="o", markersize=3, linestyle=("-", ":")[number % 2], **look)
-        else:
-            axes.axhline(result.value, linestyle="--", linewidth=1, **look)
-    # Far starts are cut off: what is of interest is the way to the end.
-    ends = [result.value for result in found.results]
-    if found.unit == "a probability":
-        axes.set(ylim=(0.0, 1.0), ylabel=found.objective)
-    else:
-        axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
-        axes.set(ylabel=f"{found.objective} ({found.unit}), log scale")
-    axes.set(xlabel="step of the winning start", title=f"Search by gradient, the best first\n{found.asked}")
-    axes.grid(alpha=0.3, which="both")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    write_png(figure, target)
