@@ -194,7 +194,7 @@ def _finite(value: Real) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], at: Callable[[float], str]) -> str:
+def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], at: Callable[[Any], str]) -> str:
     lines = [f"{name:<19} {text}" for name, text in facts.items()]
     for rows in filter(None, tables.values()):
         cells = [[name.replace("_", " ") for name in rows[0]]]

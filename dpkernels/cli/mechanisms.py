@@ -124,7 +124,7 @@ def _truncated_laplace(
 
 
 def _recycled(
-    family: type[Distribution],
+    family: Callable[[float], Distribution],
     width: str,
     /,
     *,
