@@ -38,19 +38,10 @@ def comparison(
 ) -> list[dict[str, Any]]:
     """Return a row for every bounded mechanism and for pure noise, the lowest worst-case variance first.
 
-    The optimum is that of the linear program, which is solved once (a note says so) and then kept. There is none above
-    epsilon 12, and none for a sensitivity that is a small part of the interval: the Central Piecewise Mechanism is then
-    as good.
-
-    Args:
-        epsilon: the budget.
-        lower: smallest valid value; None for a statistic without an interval, which only noise protects.
-        upper: largest valid value.
-        sensitivity: the largest distance of neighbours. It adds the bounded mechanisms for it, and noise is for it;
-            the other mechanisms still protect any two inputs.
-
-    Raises:
-        click.UsageError: one end without the other, neither an interval nor a sensitivity, or a number out of range.
+    Only noise protects a statistic without an interval. A sensitivity adds the bounded mechanisms for it, and noise is
+    for it; the other mechanisms still protect any two inputs. The optimum is that of the linear program, which is
+    solved once (a note says so) and then kept. There is none above epsilon 12, and none for a sensitivity that is a
+    small part of the interval: the Central Piecewise Mechanism is then as good.
     """
     if (lower is None) != (upper is None) or (lower is None and sensitivity is None):
         raise click.UsageError(

@@ -176,12 +176,6 @@ def read(
         column: the perturbed column; None where there is one only.
         by: a column that was copied as it is, whose cells are groups.
         bounds: smallest and largest value, of additive noise.
-
-    Raises:
-        click.UsageError: a wrong option or argument.
-        CertificateError: the sidecar's tables do not have what it claims.
-        ValueError: not a sidecar, or another file's; no readable file; a number that is no report of the mechanism,
-            with its row; no report.
     """
     place = path.with_name(path.name + ".json") if sidecar is None else sidecar
     if not place.is_file():
@@ -236,12 +230,7 @@ def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: s
 
 
 def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
-    """Count one source, which begins with that row of its file.
-
-    Raises:
-        click.UsageError: too many groups.
-        ValueError: a number that is no report of the mechanism, with its row; missing where the release kept none.
-    """
+    """Count one source, which begins with that row of its file."""
     name, by, channel = wanted.column, wanted.by, wanted.channel
     groups: dict[str | None, np.ndarray] = {}
     start, missing, width = row, 0, len(channel.written)
@@ -411,12 +400,7 @@ def check_panels(found: Read) -> None:
 
 
 def estimates(found: Read, asked: EstimateOptions) -> Estimates:
-    """Estimate from counted reports.
-
-    Raises:
-        click.UsageError: the atoms or the grid do not fit the interval of the values.
-        ValueError: too few reports for what was asked, in every group.
-    """
+    """Estimate from counted reports; an error if no group has enough of them for what was asked."""
     rows = [_row(group, counts, asked) for group, counts in found.groups.items()]
     if all(row.error is not None for row in rows):
         by, message = found.wanted.by, str(rows[0].error)

@@ -273,11 +273,7 @@ def named(name: str, where: str = "") -> NamedConstructor:
 
 
 def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
-    """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim.
-
-    Raises:
-        click.UsageError: the name is unknown; an option is missing, unknown or out of range; or a program fails.
-    """
+    """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim."""
     found = named(name, where)
     try:
         found.check(options, release)

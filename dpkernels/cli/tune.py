@@ -112,11 +112,7 @@ def _shown(value: Any) -> str:
 
 
 def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
-    """Tune every family that the options allow.
-
-    Raises:
-        click.UsageError: no such objective; a missing or needless option, or one out of range; no family is feasible.
-    """
+    """Tune every family that the options allow; an error if none is feasible."""
     if objective not in OBJECTIVES:
         raise click.UsageError(f"--objective: {objective!r} is not one of {', '.join(OBJECTIVES)}")
     needs, make, unit = OBJECTIVES[objective]
