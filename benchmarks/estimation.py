@@ -35,7 +35,7 @@ import dpkernels as dpk
 from accountants import tune
 from benchmarks.shown import markdown, parser_of
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.distribution import InputDistribution
+from dpkernels.estimation.models import InputDistribution
 
 # Budgets and numbers of reports.
 CELLS = [*((epsilon, 100_000) for epsilon in (0.25, 0.5, 1.0, 2.5, 4.0)), *((1.0, 10**k) for k in (4, 6, 7))]

@@ -30,12 +30,10 @@ from dpkernels.cli.release.rows import label
 from dpkernels.cli.release.sidecar import check_fields, title
 from dpkernels.cli.text import aligned, shown
 from dpkernels.decimals import shortest
-from dpkernels.estimation.channel import Channel
+from dpkernels.estimation.channel import Channel, channel_of
 from dpkernels.estimation.counts import Counts, ReportError, codes
-from dpkernels.estimation.estimate import Estimate, estimate
+from dpkernels.estimation.estimate import MOST_PANELS, Estimate, estimate, save_plots
 from dpkernels.estimation.intervals import shown as number_text
-from dpkernels.estimation.plot import MOST_PANELS, save_plots
-from dpkernels.estimation.sources import channel_of
 from dpkernels.exact.certificate import CertificateError
 
 

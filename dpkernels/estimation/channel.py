@@ -2,32 +2,37 @@
 
 An input between two rows of a table is rounded to one of them at random, so P(report | x) is linear between rows. For
 an input that is uniform on a bin, the probability is the average over the bin, a difference of integrals.
+
+``channel_of`` returns the channel of a mechanism, an exact sampler, a certificate or a sidecar.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import signal
 
+from dpkernels import checks
+from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.decimals import shortest
-from dpkernels.estimation.tables import (
-    Squares,
-    inputs_of,
-    integrals_of,
-    probabilities_of,
-    reports_of,
-    row_means,
-    squares_of,
-    unbiased,
-)
-from dpkernels.exact.noise import NoiseCertificate
-from dpkernels.exact.rows import RowTable
-from dpkernels.exact.windows import WindowTable
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.combined import Certificate, ExactMultivariate, MixtureCertificate, MultivariateCertificate
+from dpkernels.exact.kernels import report_kernel
+from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.rows import RowCertificate, RowTable
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable
+
+Squares = tuple[np.ndarray, float]
+Table = WindowTable | RowTable
 
 # The largest number of lattice points on which reports of additive noise are counted.
 _MOST_POINTS = 1 << 22
@@ -37,9 +42,14 @@ _FARTHEST = 2.0**62
 _FINE = 64
 # The number of positions at which variances are compared; they are convex in the position, or constant.
 _MOST_SHIFTS = 256
-_MOST_PLACES = 512  # inputs at which a distribution can have mass
+_MOST_PLACES = 512  # intervals between the inputs at which a distribution can have mass
 _COMPARED = 5  # edges of bins whose reports are compared
-_NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
+# With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
+_FEWEST_ROWS = 16
+# The largest bias of weights for squares, relative to the squared width of the interval. Some tables of ``optimal``
+# have fewer codes than rows; no weights are then unbiased for every row.
+_LARGEST_BIAS = 5e-3
+_MOST_DECIMALS = 15  # to which reports can have been rounded
 
 
 class Channel(abc.ABC):
@@ -64,26 +74,25 @@ class Channel(abc.ABC):
     epsilon: float | None = None
     lattice: float | None = None
 
+    def _set_reports(self, exact: np.ndarray, stand_for: np.ndarray, decimals: int | None, shift: float = 0.0) -> None:
+        """Set the possible reports, rounded to decimals, and their values; equal reports have their mean value."""
+        rounded = exact if decimals is None else exact.round(decimals)
+        self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
+        self._is_merged = len(self.written) < len(exact)
+        values = np.bincount(self._places, stand_for) / np.bincount(self._places) - shift - self.middle
+        right, self.bias_bound = self._made_right(values, 1)
+        self.values = right + self.middle
+
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return the integral of P(report in group | u) over u up to every x, from an arbitrary starting point.
+        """Return (g, k) the integral of P(report in group | u) over u up to every x, from an arbitrary starting point.
 
-        Args:
-            x: (k,) inputs, increasing.
-            groups: (g,) the first report of every group, increasing from 0.
-
-        Returns:
-            (g, k), in data units.
+        ``x`` are (k,) increasing inputs, and ``groups`` (g,) the first report of every group, increasing from 0.
         """
 
     @abc.abstractmethod
     def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return (g, k) P(report in group | input x).
-
-        Args:
-            x: (k,) inputs.
-            groups: (g,) the first report of every group, increasing from 0.
-        """
+        """Return (g, k) P(report in group | input x)."""
 
     @property
     @abc.abstractmethod
@@ -91,7 +100,8 @@ class Channel(abc.ABC):
         """Return (k,) increasing inputs between which P(report | x) is linear.
 
         Every distribution of inputs has the same distribution of reports as one on these places: the mass between two
-        places moves to both in proportion. If there would be too many places, P is linear between them approximately.
+        places moves to both in proportion. Additive noise on an interval of more than 512 cells of its table has 513
+        equally distant places instead, between which P is linear only approximately.
         """
 
     @property
@@ -99,8 +109,7 @@ class Channel(abc.ABC):
     def squares(self) -> Squares:
         """Return (m,) weights whose mean over the reports of x is (x - middle)^2, and a bound on their bias.
 
-        Raises:
-            ValueError: the reports have no information beyond the mean.
+        It raises a ValueError if the reports have no information beyond the mean.
         """
 
     @abc.abstractmethod
@@ -108,11 +117,7 @@ class Channel(abc.ABC):
         """Return increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
 
     def worst(self, weights: np.ndarray) -> tuple[float, float]:
-        """Return the largest variance, and the largest distance from the mean, of weights given any one input.
-
-        Args:
-            weights: (m,).
-        """
+        """Return the largest variance, and the largest distance from the mean, of (m,) weights given any one input."""
         weights = weights - weights.mean()  # Far from 0, squares would have no digits left for the variance.
         (_, first), (_, second) = self.means(weights), self.means(weights**2)
         # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
@@ -138,11 +143,6 @@ class Channel(abc.ABC):
         low, high = float(away.min()), float(away.max())
         return weights - (low + high) / 2, (high - low) / 2
 
-    @property
-    @abc.abstractmethod
-    def _is_merged(self) -> bool:
-        """Return whether rounding to decimals has made reports equal."""
-
     def same(self, other: Channel) -> bool:
         """Return whether two reports are the same number and equally probable for every input."""
         if self is other:
@@ -165,60 +165,57 @@ class Channel(abc.ABC):
 class TableChannel(Channel):
     """The channel of one bounded table, or of a mixture of tables chosen independently of the input.
 
-    Args:
-        parts: tables with the probability of each.
-        decimals: the number of decimals to which written reports were rounded; None if they were not.
+    ``parts`` are tables with the probability of each. Written reports were rounded to ``decimals``, unless it is None.
     """
 
-    def __init__(self, parts: Sequence[tuple[float, WindowTable | RowTable]], decimals: int | None = None) -> None:
+    def __init__(self, parts: Sequence[tuple[float, Table]], decimals: int | None = None) -> None:
         self.parts = tuple(parts)
         self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
-        exact = np.concatenate([reports_of(table) for _, table in parts])
-        self.written, places = np.unique(exact if decimals is None else exact.round(decimals), return_inverse=True)
+        exact = np.concatenate([_reports_of(table) for _, table in parts])
         # Reports of a window placed at the input are stretched by the inverse of its slope, which makes them unbiased.
-        stand_for = np.concatenate([reports_of(unbiased(table)) for _, table in parts])
-        values = np.bincount(places, stand_for) / np.bincount(places) - self.middle
-        self._places = np.split(places, np.cumsum([table.codes for _, table in parts])[:-1])
-        right, self.bias_bound = self._made_right(values, 1)
-        self.values = right + self.middle
+        self._set_reports(exact, np.concatenate([_reports_of(_stretched(table)) for _, table in parts]), decimals)
 
-    @property
-    def _is_merged(self) -> bool:
-        return len(self.written) < sum(len(places) for places in self._places)
+    def _placed_parts(self) -> Iterator[tuple[float, Table, np.ndarray]]:
+        """Yield every part with the places of its reports among the written ones."""
+        ends = np.cumsum([table.codes for _, table in self.parts])[:-1]
+        for (weight, table), places in zip(self.parts, np.split(self._places, ends), strict=True):
+            yield weight, table, places
+
+    def _summed(self, of: Callable[[Table, np.ndarray], np.ndarray], x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        total = np.zeros((len(self.written), len(x)))
+        for weight, table, places in self._placed_parts():
+            np.add.at(total, places, weight * of(table, x))
+        return np.add.reduceat(total, groups)
 
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        total = np.zeros((len(self.written), len(x)))
-        for (weight, table), places in zip(self.parts, self._places, strict=True):
-            np.add.at(total, places, weight * integrals_of(table, x))
-        return np.add.reduceat(total, groups)
+        return self._summed(_integrals_of, x, groups)
 
     def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        total = np.zeros((len(self.written), len(x)))
-        for (weight, table), places in zip(self.parts, self._places, strict=True):
-            np.add.at(total, places, weight * probabilities_of(table, x))
-        return np.add.reduceat(total, groups)
+        return self._summed(_probabilities_of, x, groups)
 
     @cached_property
     def places(self) -> np.ndarray:
-        return np.unique(np.concatenate([inputs_of(table) for _, table in self.parts]))
+        return np.unique(np.concatenate([_inputs_of(table) for _, table in self.parts]))
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x = self.places
-        means = np.zeros(len(x))
-        for (weight, table), places in zip(self.parts, self._places, strict=True):
-            means += weight * np.interp(x, inputs_of(table), row_means(table, weights[places]))
-        return x, means
+        return x, sum(
+            weight * np.interp(x, _inputs_of(table), _row_means(table, weights[places]))
+            for weight, table, places in self._placed_parts()
+        )
 
     @cached_property
     def squares(self) -> Squares:
-        found = [(weight, table, squares_of(table)) for weight, table in self.parts]
+        found = [(weight, table, _squares_of(_stretched(table))) for weight, table in self.parts]
         known = sum(weight for weight, _, squares in found if squares)
         if not known:
-            raise ValueError(f"mechanism: {_NO_SQUARES}")
+            raise ValueError(
+                "mechanism: its reports tell the mean only: values with the same mean but another spread are reported "
+                "alike"
+            )
         # A part without information contributes 0, and the others are scaled up.
         each = [squares[0] / known if squares else np.zeros(table.codes) for _, table, squares in found]
-        places = np.concatenate(self._places)
-        g, bias_bound = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
+        g, bias_bound = self._made_right(np.bincount(self._places, np.concatenate(each)) / np.bincount(self._places), 2)
         return g, bias_bound + max(squares[1] for _, _, squares in found if squares)
 
 
@@ -228,45 +225,30 @@ class NoiseChannel(Channel):
     An input at grid point i = q M + f, 0 <= f < M, is rounded to position q + 1 with probability f/M, else to q. If the
     grid is coarse compared with the sensitivity, inputs are assumed to be on the grid, and M is 1.
 
-    Args:
-        certificate: the certificate of the noise.
-        lower: smallest input.
-        upper: largest input.
-        decimals: as for ``TableChannel``.
-
-    Raises:
-        ValueError: the interval is too wide for the noise, or too far from 0.
+    A ValueError says that the interval is too wide for the noise, or too far from 0.
     """
 
     def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
         self.table, self.lower, self.upper = certificate.table, lower, upper
         table, on_lattice = certificate.table, certificate.shift < _FINE
-        self._grain, self._grains = (
-            (float(table.bin_width), 1) if on_lattice else (2.0**table.grid_log2, table.points_per_bin)
-        )
-        self.lattice = self._grain if on_lattice else None
+        if on_lattice:
+            self._grain, self._grains = float(table.bin_width), 1
+            self.lattice = self._grain
+        else:
+            self._grain, self._grains = 2.0**table.grid_log2, table.points_per_bin
         asked = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
         if max(abs(lower), abs(upper)) / self._grain >= _FARTHEST:
             raise ValueError(f"{asked} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
         begin, end = (int(np.floor(x / self._grain + 0.5)) for x in (lower, upper))
         self._first = begin // self._grains + table.first
-        points = -(-end // self._grains) + table.last - self._first + 1
-        if points > _MOST_POINTS:
+        self._points = -(-end // self._grains) + table.last - self._first + 1
+        if self._points > _MOST_POINTS:
             raise ValueError(
-                f"{asked} has {points:.3g} possible reports, more than {_MOST_POINTS}; "
+                f"{asked} has {self._points:.3g} possible reports, more than {_MOST_POINTS}; "
                 "the noise hardly matters on so wide an interval"
             )
-        self._points = points
-        exact = (self._first + np.arange(points)) * float(table.bin_width)
-        rounded = exact if decimals is None else exact.round(decimals)
-        self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
-        values = np.bincount(self._places, exact) / np.bincount(self._places) - float(table.mean) - self.middle
-        right, self.bias_bound = self._made_right(values, 1)
-        self.values = right + self.middle
-
-    @property
-    def _is_merged(self) -> bool:
-        return len(self.written) < self._points
+        exact = (self._first + np.arange(self._points)) * float(table.bin_width)
+        self._set_reports(exact, exact, decimals, float(table.mean))
 
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
         return np.diff(self._below(self._ends(groups), x), axis=0)
@@ -282,15 +264,10 @@ class NoiseChannel(Channel):
     def places(self) -> np.ndarray:
         """Return the lattice positions that inputs are rounded to, or some of them, and both ends of the interval."""
         width = float(self.table.bin_width)
-        count = round((self.upper - self.lower) / width)
-        if count > _MOST_PLACES:
+        if round((self.upper - self.lower) / width) > _MOST_PLACES:
             return np.linspace(self.lower, self.upper, _MOST_PLACES + 1)
         inner = width * np.arange(math.ceil(self.lower / width), math.floor(self.upper / width) + 1)
         return np.unique(np.concatenate([[self.lower], inner, [self.upper]]))
-
-    def _ends(self, groups: np.ndarray) -> np.ndarray:
-        """Return (g + 1, 1) the first lattice point of every group, and the first one after all groups."""
-        return (self._first + np.append(self._begin[groups], self._points))[:, None]
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
@@ -302,6 +279,16 @@ class NoiseChannel(Channel):
         else:
             means = np.array([noise @ weights[i : i + self.table.codes] for i in at])
         return (self._first - self.table.first + at) * float(self.table.bin_width), means
+
+    @cached_property
+    def squares(self) -> Squares:
+        """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
+        rounding = float(self.table.bin_width) ** 2 * (1 - self._grains**-2) / 6
+        return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
+
+    def _ends(self, groups: np.ndarray) -> np.ndarray:
+        """Return (g + 1, 1) the first lattice point of every group, and the first one after all groups."""
+        return (self._first + np.append(self._begin[groups], self._points))[:, None]
 
     def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the integral of P(position + code < end | u) over u up to x, from the first position on.
@@ -335,9 +322,187 @@ class NoiseChannel(Channel):
     def _summed(self) -> np.ndarray:
         return np.cumsum(self._cumulated)
 
-    @cached_property
-    def squares(self) -> Squares:
-        """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
-        cell = float(self.table.bin_width)
-        rounding = cell**2 * (1 - self._grains**-2) / 6
-        return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
+
+def _stretched(table: Table) -> Table:
+    """Return the table with reports of a placed window stretched, so that their means are the inputs."""
+    return replace(table, is_placed=False) if isinstance(table, WindowTable) and table.is_placed else table
+
+
+def _squares_of(table: Table) -> Squares | None:
+    """Return (m,) weights g of codes with E[g(code) | x] = (x - middle)^2 and their bias, or None if there are none.
+
+    For a window table E[(y - middle)^2 | x] = A + (1 + c) (x - middle)^2 + (1 + c) f (1 - f) gap^2 at the share f
+    between two rows, whose mean over f is gap^2/6 (``WindowTable.variance_terms``).
+
+    For a table of rows g has the least variance for uniform inputs: min sum_j q_j g_j^2 with A' g = t is
+    g = A_q (A' A_q)^+ t, A[j, i] the probability of code j in row i, q its mean over rows, and A_q[j, i] = A[j, i]/q_j.
+    """
+    if table.shifts < _FEWEST_ROWS:
+        return None
+    if isinstance(table, WindowTable):
+        A, c, _ = map(float, table.variance_terms)
+        away = float(table.step) * (np.arange(table.codes) - (table.codes - 1) / 2)
+        gap = (table.upper - table.lower) / table.shifts
+        return (away**2 - A) / (1 + c) - gap**2 / 6, 0.0
+    inputs = np.array([float(table.row_input(i) - table.middle) for i in range(table.rows)])
+    probabilities = table.weights.T / 2.0**table.bits
+    target = inputs**2 - float(table.gap) ** 2 / 6
+    scaled = probabilities / probabilities.mean(axis=1, keepdims=True)
+    g = scaled @ np.linalg.lstsq(probabilities.T @ scaled, target, rcond=1e-12)[0]
+    bias_bound = float(np.abs(probabilities.T @ g - target).max())
+    return (g, bias_bound) if bias_bound <= _LARGEST_BIAS * (inputs[-1] - inputs[0]) ** 2 else None
+
+
+def _reports_of(table: Table) -> np.ndarray:
+    """Return the reports of all codes, to the bit."""
+    if isinstance(table, WindowTable):
+        doubled = 2 * np.arange(table.codes) - (table.codes - 1)
+    else:
+        doubled = 2 * np.array(table.places)
+    return report_kernel(table.middle, table.step)(doubled, np.float64)
+
+
+def _inputs_of(table: Table) -> np.ndarray:
+    """Return (rows,) the inputs of the rows."""
+    first, last = (float(table.row_input(i)) for i in (0, table.shifts))
+    return np.linspace(first, last, table.shifts + 1)
+
+
+def _integrals_of(table: Table, x: np.ndarray) -> np.ndarray:
+    """Return (codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
+    f, whole, first, second = _rows_at(table, x)
+    inputs = _inputs_of(table)
+    sums = whole + f * first + f**2 / 2 * (second - first)
+    return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
+
+
+def _probabilities_of(table: Table, x: np.ndarray) -> np.ndarray:
+    """Return (codes, len(x)) P(code | x), which is linear between rows."""
+    f, _, first, second = _rows_at(table, x)
+    return (first + f * (second - first)) / 2.0**table.bits
+
+
+def _rows_at(table: Table, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return what interpolates a table's weights between the row i before every x and the next row.
+
+    It is the share of the way from row i, and of shape (codes, k) the integrals of weights over rows up to row i, in
+    units of rows, the weights of row i, and those of row i + 1.
+    """
+    inputs = _inputs_of(table)
+    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
+    i = np.minimum(place.astype(int), table.shifts - 1)
+    if isinstance(table, RowTable):
+        W = table.weights.T.astype(np.float64)
+        whole = np.zeros_like(W)
+        np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=whole[:, 1:])
+        return place - i, whole[:, i], W[:, i], W[:, i + 1]
+    # Row i is base[code] + window[code - i]; cumulative sums of the window are its integrals over rows.
+    sums, w = np.append(0.0, np.cumsum(table.window.astype(np.float64))), len(table.window)
+    padded = np.concatenate([np.zeros(table.shifts + 1), table.window, np.zeros(table.shifts + 1)])
+    code, base = np.arange(table.codes)[:, None], table.base.astype(np.float64)[:, None]
+
+    def below(n: np.ndarray) -> np.ndarray:
+        return sums[np.clip(n, 0, w)]
+
+    whole = (below(code + 1) - below(code + 1 - i) + below(code) - below(code - i)) / 2 + base * i
+    return place - i, whole, base + padded[code - i + table.shifts + 1], base + padded[code - i + table.shifts]
+
+
+def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
+    """Return (rows,) the mean of weights of codes for every row."""
+    if isinstance(table, RowTable):
+        return table.weights @ weights / 2.0**table.bits
+    window, base = (part / 2.0**table.bits for part in (table.window, table.base))
+    return base @ weights + np.correlate(weights, window, "valid")
+
+
+def channel_of(
+    source: Any, *, column: str | None = None, bounds: tuple[float, float] | None = None, decimals: int | None = None
+) -> Channel:
+    """Return the channel of the reports of a source.
+
+    The source is a channel (returned unchanged), a mechanism, an exact sampler, a certificate, or a sidecar (a path or
+    its JSON content). The other arguments and the errors are those of ``Counts``.
+    """
+    if isinstance(source, Channel):
+        return source
+    if isinstance(source, str | Path):
+        try:
+            source = parse_json(read_text(Path(source)))
+        except ValueError as error:
+            raise ValueError(f"{source}: is not the sidecar of a release; {error}") from error
+    if isinstance(source, Mapping):
+        source, decimals = _of_sidecar(source, column, decimals)
+    elif column is not None:
+        raise ValueError(f"column: {column!r} is for a sidecar; {type(source).__name__} is of one column")
+    if not isinstance(source, Certificate):
+        form = source if isinstance(source, ExactSampler | ExactMultivariate) else exact_sampler(source)
+        source = form.certificate
+    if decimals is not None:
+        checks.whole("decimals", decimals, 0, _MOST_DECIMALS)
+    if bounds is not None:
+        bounds = (checks.number("bounds", bounds[0]), checks.number("bounds", bounds[1]))
+        if not -math.inf < bounds[0] < bounds[1] < math.inf:
+            raise ValueError(f"bounds: {bounds} must be two finite numbers, the smaller first")
+    return _channel_once(_Same(source), bounds, decimals)
+
+
+class _Same:
+    """A certificate as a cache key that is compared by identity, since tables are large."""
+
+    def __init__(self, certificate: Certificate) -> None:
+        self.certificate = certificate
+
+    def __hash__(self) -> int:
+        return id(self.certificate)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.certificate is other.certificate
+
+
+@lru_cache(maxsize=16)
+def _channel_once(of: _Same, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    channel = _channel(of.certificate, bounds, decimals)
+    channel.epsilon = float(of.certificate.epsilon)  # type: ignore[attr-defined]  # of every kind
+    return channel
+
+
+def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
+    """Return a column's certificate, verified, and the decimals that its release rounded to."""
+    try:
+        columns = {one["column"]: one["certificate"] for one in form["columns"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError("mechanism: is not the sidecar of a release; it has no columns with certificates") from error
+    if column is None and len(columns) == 1:
+        column = next(iter(columns))
+    if column not in columns:
+        raise ValueError(f"column: {column!r} is not one of the perturbed columns {sorted(map(str, columns))}")
+    if "replacing" in form:
+        raise CertificateError("mechanism: a run to the sidecar's output was killed; run it again")
+    stated = form.get("decimals")
+    if stated is not None and decimals not in (None, stated):
+        raise ValueError(f"decimals: {decimals}, but the sidecar says {stated}")
+    return Certificate.from_dict(columns[column]), decimals if stated is None else stated
+
+
+def _channel(certificate: Certificate, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    if isinstance(certificate, VectorNoiseCertificate | MultivariateCertificate):
+        raise TypeError(
+            "mechanism: is for vectors; estimate columns perturbed one by one (estimate_mean takes vectors)"
+        )
+    if isinstance(certificate, NoiseCertificate):
+        if bounds is None:
+            raise ValueError(
+                "bounds: None; additive noise needs the smallest and the largest value that inputs can have"
+            )
+        return NoiseChannel(certificate, *bounds, decimals)
+    if isinstance(certificate, MixtureCertificate):
+        first = float(certificate.weight)
+        parts = [(first, certificate.first.table), (1 - first, certificate.second.table)]
+    elif isinstance(certificate, WindowCertificate | PlacedCertificate | RowCertificate):
+        parts = [(1.0, certificate.table)]
+    else:
+        raise TypeError(f"mechanism: {type(certificate).__name__} is not of a column of numbers")
+    if bounds is not None:
+        raise ValueError(f"bounds: {bounds} are for additive noise; a bounded mechanism has its own interval")
+    return TableChannel(parts, decimals)

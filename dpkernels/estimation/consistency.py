@@ -54,13 +54,7 @@ class ConsistentCounts:
         risk a each. With groups they are bounds on the errors of the least squares estimate, which are known
         combinations of the noise. Their largest standardised value is simulated with a fixed seed; the simulated
         quantile is too small with probability at most 1e-6. In both cases the bounds are then tightened by the
-        constraints on counts and sums, and extended to contain ``values``.
-
-        Args:
-            confidence: in (0, 1).
-
-        Returns:
-            Lower and upper bounds, each of the shape of ``values``.
+        constraints on counts and sums, and extended to contain ``values``. Each has the shape of ``values``.
 
         Raises:
             ValueError: confidence not in (0, 1).
@@ -161,11 +155,6 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
     return G
 
 
-def _rounding(noise: NoiseTable) -> float:
-    """Return the largest distance of a whole number from the lattice point that it is rounded to."""
-    return 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
-
-
 @lru_cache(maxsize=8)
 def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard deviations of the least squares errors, and sorted simulated maxima relative to them.
@@ -177,7 +166,9 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
     errors = A @ _solved(G, A.T, np.zeros((1, len(A))) if has_total else None)
     spread = math.sqrt(float(noise.variance)) * np.sqrt((errors**2).sum(1))
     scale = np.where(spread > 1e-9 * spread.max(), spread, np.inf)
-    room = (_rounding(noise) * np.abs(errors).sum(1) / scale)[:, None]
+    # The largest distance of a whole number from the lattice point that it is rounded to.
+    rounding = 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
+    room = (rounding * np.abs(errors).sum(1) / scale)[:, None]
     cumulated, rng = np.cumsum(noise.weights / 2.0**noise.bits), np.random.default_rng(0)
     largest, size = np.empty(_ERRORS), max(1, _CHUNK // len(A))
     for first in range(0, _ERRORS, size):
@@ -192,7 +183,13 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
     if total == 0:
         return np.zeros(G.shape[1])
     if not len(G):
-        return np.maximum(r, 0.0) if total is None else _on_simplex(r, total)
+        if total is None:
+            return np.maximum(r, 0.0)
+        # max(r - t, 0) for the t that gives the total; the k largest bins stay positive.
+        falling = np.sort(r)[::-1]
+        levels = (np.cumsum(falling) - total) / np.arange(1, len(r) + 1)
+        x = np.maximum(r - levels[np.flatnonzero(falling > levels)[-1]], 0.0)
+        return x * (total / x.sum())
     x = _least_squares(G, r, total)
     if x.min() >= 0:
         return x
@@ -204,15 +201,6 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
     B = np.vstack([A - r[:, None] / total, np.ones(G.shape[1])])
     z = nnls(B, np.append(np.zeros(len(A)), 1.0))[0]
     return z * (total / z.sum())
-
-
-def _on_simplex(r: np.ndarray, total: float) -> np.ndarray:
-    """Return max(r - t, 0) for the t that gives the total; the k largest bins stay positive."""
-    falling = np.sort(r)[::-1]
-    levels = (np.cumsum(falling) - total) / np.arange(1, len(r) + 1)
-    t = levels[np.flatnonzero(falling > levels)[-1]]
-    x = np.maximum(r - t, 0.0)
-    return x * (total / x.sum())
 
 
 def _least_squares(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:

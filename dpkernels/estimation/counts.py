@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.estimation.channel import Channel
-from dpkernels.estimation.sources import channel_of
+from dpkernels.estimation.channel import Channel, channel_of
 from dpkernels.release import containers
 
 # Reports are computed in float64 by a few roundings, each of half a unit in the last place.
@@ -82,7 +81,7 @@ class Counts:
         """
         present, rows = containers.present_rows(reports)
         try:
-            found = codes(self.channel, numbers_of("reports", present))
+            found = codes(self.channel, numbers_of("reports", present).reshape(-1))
         except ReportError as error:
             raise ReportError(error.row if rows is None else int(rows[error.row]), error.reason) from None
         self.numbers += np.bincount(found, minlength=len(self.numbers))
@@ -99,13 +98,9 @@ class Counts:
 
 
 def numbers_of(name: str, column: Any) -> np.ndarray:
-    """Return the numbers of an array or a column of any kind and shape as a flat array.
-
-    Raises:
-        TypeError, ValueError: the argument does not hold numbers.
-    """
+    """Return the numbers of an array or a column of any kind and shape."""
     try:
-        return np.asarray(containers.unwrap(column)[0]).reshape(-1)
+        return np.asarray(containers.unwrap(column)[0])
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {str(error).removeprefix('x: ')}") from error
 
@@ -113,9 +108,8 @@ def numbers_of(name: str, column: Any) -> np.ndarray:
 def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
     """Return (n,) the index of every report in ``channel.written``.
 
-    Raises:
-        ReportError: a number is not a possible report; the error has the first such number and its row.
-        ValueError: the float type is too coarse for the mechanism.
+    A ``ReportError`` has the first number that is not a possible report, and its row. Another ValueError says that the
+    float type is too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
         found, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
@@ -126,17 +120,23 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
         # Or they are float32, and perhaps were written as text and read again.
         with np.errstate(over="ignore"):
             found, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
-        near = np.abs(reports.astype(np.float64) - single[found]) <= np.spacing(
-            np.abs(single[found]).astype(np.float32)
-        )
-        good = as_single & near
+        unit = np.spacing(np.abs(single[found]).astype(np.float32))
+        good = as_single & (np.abs(reports.astype(np.float64) - single[found]) <= unit)
         if good.all():
             return found
     elif reports.dtype == np.float32:
         raise ValueError(
             "reports: are float32, in which different reports of this mechanism are the same number; perturb float64"
         )
-    raise _refusal(channel, reports, int(good.argmin()))
+    row = int(good.argmin())
+    value, written = float(reports[row]), channel.written
+    if not written[0] <= value <= written[-1]:
+        why = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
+    else:
+        above = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
+        near = " and ".join(shortest(float(at)) for at in written[above - 1 : above + 1])
+        why = f"is not one of its reports; the next are {near} (decimals=K if reports were rounded)"
+    raise ReportError(row, f"is {shortest(value)}, which {why}; the mechanism cannot have made it")
 
 
 def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,14 +146,3 @@ def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.n
     slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))
     with np.errstate(invalid="ignore"):
         return found, np.abs(reports - written[found]) <= slack
-
-
-def _refusal(channel: Channel, reports: np.ndarray, row: int) -> ReportError:
-    value, written = float(reports[row]), channel.written
-    if not written[0] <= value <= written[-1]:
-        why = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
-    else:
-        above = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
-        near = " and ".join(shortest(float(at)) for at in written[above - 1 : above + 1])
-        why = f"is not one of its reports; the next are {near} (decimals=K if reports were rounded)"
-    return ReportError(row, f"is {shortest(value)}, which {why}; the mechanism cannot have made it")

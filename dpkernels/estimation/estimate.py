@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.dictionaries import Dictionary, Ends
-from dpkernels.estimation.distribution import InputDistribution
-from dpkernels.estimation.intervals import Functional, Histogram, Interval, TooFewReportsError, shown
+from dpkernels.estimation.intervals import Functional, Histogram, Interval, Moment, TooFewReportsError, plain, shown
 from dpkernels.estimation.likelihood import Fit
-from dpkernels.estimation.models import MODELS, ReportModels, Weights, grid_points, models_of
-from dpkernels.estimation.moments import Moment, deviation_of, fewest_for_mean, mean_of, variance_of
-from dpkernels.estimation.plot import plot_estimate
+from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
+from dpkernels.estimation.profile_likelihood import Dictionary, Ends
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
+from dpkernels.staging import write_png
 
-ASSUMPTIONS = ("nothing", "smooth")
 _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _MOST_ATOMS, _MOST_POINTS = 64, 1024
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
@@ -31,6 +30,8 @@ _CONFIDENCE = 0.95
 # Four times the number of reports make intervals about half as wide.
 _MANY_TIMES = 4
 _NAMED = 5  # places of point masses that a sentence names
+# Bins of a drawn histogram, points of a drawn cdf, ticks of an axis, and estimates in one picture.
+_DRAWN_BINS, _DRAWN_POINTS, _MOST_TICKS, MOST_PANELS = 25, 65, 6, 12
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ def estimate(
         e.gap                                      # certificate of the likelihood's optimality
         e.plot(label="age in years")               # Matplotlib axes, shown in a notebook
 
-    Moments and all intervals make no assumption about the values, unless ``grid`` or ``assume`` make one. The estimated
-    distribution is the model among splines, smoothed expectation maximisation, splines with point masses, and point
-    masses alone that predicts held-out reports best (``Estimate.model`` names it).
+    Moments and all intervals make no assumption about the values, unless ``grid`` or ``assume`` make one (``assume``
+    states an approximation for additive noise on wide intervals). The estimated distribution is the model among
+    splines, smoothed expectation maximisation, splines with point masses, and point masses alone that predicts held-out
+    reports best (``Estimate.model`` names it).
 
     Args:
         reports: the output of ``perturb`` as float64 or float32, of any shape and without rows left out, also after it
@@ -95,7 +97,9 @@ def estimate(
             lie between. Noise on a lattice of inputs implies that lattice.
         assume: "nothing", so that intervals hold for all distributions (on the grid, if there is one), or "smooth", so
             that they hold for distributions with a smooth density and point masses only at ``atoms`` and the places
-            that were found. These are narrower.
+            that were found. These are narrower. "nothing" is exact for bounded mechanisms. For additive noise whose
+            ``bounds`` are more than 512 cells of its table apart, the reports of a value are computed as those of its
+            two neighbours among 513 equally distant places, in proportion.
         seed: the seed of the division of reports for cross-validation.
 
     Returns:
@@ -119,23 +123,17 @@ def estimate(
         counts = Counts(mechanism, column=column, bounds=bounds, decimals=decimals).add(reports)
     if not counts.total:
         raise ValueError("reports: is empty; at least one report is needed")
-    settings = _settings(counts, bins, model, atoms, grid, assume, seed)
-    return Estimate(counts, settings)
+    return Estimate(counts, _settings(counts.channel, bins, model, atoms, grid, assume, seed))
 
 
 def _settings(
-    counts: Counts, bins: int, model: str, atoms: Sequence[float], grid: float | None, assume: str, seed: int
+    channel: Channel, bins: int, model: str, atoms: Sequence[float], grid: float | None, assume: str, seed: int
 ) -> Settings:
-    """Return checked settings.
-
-    Raises:
-        ValueError: one is out of range or does not apply.
-    """
-    channel = counts.channel
+    """Return the settings, checked."""
     checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
     checks.whole("seed", seed, 0, 1 << 32)
     checks.one_of("model", model, ("auto", *MODELS))
-    checks.one_of("assume", assume, ASSUMPTIONS)
+    checks.one_of("assume", assume, ("nothing", "smooth"))
     places = tuple(checks.number(f"atoms[{i}]", place) for i, place in enumerate(atoms))
     if len(places) > _MOST_ATOMS:
         raise ValueError(f"atoms: {len(places)} places; at most {_MOST_ATOMS} are allowed")
@@ -190,22 +188,55 @@ class Estimate:
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as the inputs' interval.
         """
-        return mean_of(self.reports)
+        channel = self.reports.channel
+        average = _Average(self.reports, channel.values)
+        _check_enough(self.count, "the mean", self._fewest_for_mean)
+        return Moment(average.value, average.error, channel.bias_bound, self.lower, self.upper, average.bernstein)
+
+    @property
+    def _fewest_for_mean(self) -> float:
+        return _fewest(self.reports.channel.mean_variance, (self.upper - self.lower) / 2)
 
     @cached_property
     def variance(self) -> Moment:
         """Return the unbiased estimate of the variance of the inputs: that of the reports less the noise's, at least 0.
 
+        With weights g such that E[g | x] = (x - middle)^2 it is mean(g) - (mean(y) - middle)^2 + s_y^2/n. Its standard
+        error is that of the mean of g - 2 (mean(y) - middle) y.
+
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as what is possible.
             ValueError: the reports have no information beyond the mean (two-point mechanisms).
         """
-        return variance_of(self.reports)
+        channel = self.reports.channel
+        (g, bias_bound), away = channel.squares, channel.values - channel.middle
+        first, second = _Average(self.reports, away), _Average(self.reports, g)
+        both = _Average(self.reports, g - 2 * first.value * away)
+        value = second.value - first.value**2 + first.error**2
+        bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
+        largest = ((self.upper - self.lower) / 2) ** 2
+        _check_enough(self.count, "the variance", _fewest(channel.square_variance, largest / 2))
+
+        def bernstein(confidence: float) -> Interval:
+            (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
+            a, b = a - channel.bias_bound, b + channel.bias_bound
+            nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
+            return low - max(a * a, b * b), high - nearest
+
+        return Moment(value, both.error, bias_bound, 0.0, largest, bernstein)
 
     @cached_property
     def standard_deviation(self) -> Moment:
-        """Return the root of ``variance``."""
-        return deviation_of(self.reports)
+        """Return the root of ``variance``; its standard error is that of the variance over twice the root."""
+        variance = self.variance
+        root = math.sqrt(variance.value)
+        error, bias_bound = (part / (2 * root) if root else math.inf for part in (variance.error, variance.bias_bound))
+
+        def bernstein(confidence: float) -> Interval:
+            low, high = variance.bernstein(confidence)
+            return math.sqrt(low), math.sqrt(high)
+
+        return Moment(root, error, bias_bound, 0.0, math.sqrt(variance.largest), bernstein)
 
     @cached_property
     def distribution(self) -> InputDistribution:
@@ -224,7 +255,10 @@ class Estimate:
 
     @property
     def assumption(self) -> str:
-        """Return one sentence that says what the intervals assume about the values."""
+        """Return one sentence that says what the intervals assume about the values.
+
+        For additive noise on a wide interval there is one approximation besides; see ``assume`` of ``estimate``.
+        """
         kind, grid = self._settings.assume, self._settings.grid
         if kind == "smooth":
             places = self._models.places[self._models.named | self._weights.point_masses]
@@ -246,7 +280,7 @@ class Estimate:
         Raises:
             ValueError: an x is not in the inputs' interval, or the reports have no information beyond the mean.
         """
-        x = self._within("x", x, self.lower, self.upper)
+        x = _within("x", x, self.lower, self.upper)
         ends = [self._possible.cumulative(float(one)) for one in x.flat]
         return self._functional(self.distribution.cdf(x), ends)
 
@@ -261,13 +295,13 @@ class Estimate:
                 would be no 95 % interval of so few values even without noise.
             ValueError: a p that is not in (0, 1), or reports that have no information beyond the mean.
         """
-        p = self._within("p", p, 0.0, 1.0, open_ends=True)
+        p = _within("p", p, 0.0, 1.0, open_ends=True)
         intervals = _each(p, self._possible.quantile_interval)
         low, high = intervals(_CONFIDENCE)
         short = (low <= self._possible.places[0]) & (high >= self._possible.places[-1])
         for share, is_short in zip(p.flat, short.flat, strict=True):
             needed = max(
-                fewest_for_mean(self.reports.channel),
+                self._fewest_for_mean,
                 # Without noise, the least and the greatest of this number of values enclose the quantile.
                 math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(share, 1 - share)),
                 _MANY_TIMES * self.count if is_short else 0,
@@ -275,7 +309,7 @@ class Estimate:
             if self.count < needed:
                 reason = f"p: {self.count} reports are too few for the quantile {shortest(share)}"
                 raise TooFewReportsError(reason, math.ceil(needed))
-        return Functional(_number(self.distribution.quantile(p)), intervals)
+        return Functional(plain(self.distribution.quantile(p)), intervals)
 
     def histogram(self, bins: Any = 20) -> Histogram:
         """Return the estimated shares and numbers of inputs in bins.
@@ -300,7 +334,7 @@ class Estimate:
         Raises:
             ValueError: not lower <= a < b <= upper, or reports that have no information beyond the mean.
         """
-        a, b = map(float, self._within("a, b", [a, b], self.lower, self.upper))
+        a, b = map(float, _within("a, b", [a, b], self.lower, self.upper))
         if not a < b:
             raise ValueError(f"a, b: {a} is not less than {b}")
         ends = [self._possible.between(a, b, closed=True)]
@@ -322,7 +356,7 @@ class Estimate:
         ax: Any = None,
         *,
         kind: str = "histogram",
-        bins: Any = 25,
+        bins: Any = _DRAWN_BINS,
         confidence: float = 0.95,
         label: str = "value",
         title: str | None = None,
@@ -343,7 +377,41 @@ class Estimate:
         Raises:
             ValueError: an unknown kind, confidence not in (0, 1), or as of ``histogram`` and ``cdf``.
         """
-        return plot_estimate(self, ax, kind, bins, confidence, label, title)
+        checks.one_of("kind", kind, ("histogram", "cdf"))
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+        percent = f"{100 * confidence:g} %"
+        if kind == "histogram":
+            found = self.histogram(bins)
+            shares, (low, high) = found.shares.value, found.shares.interval(confidence)
+            middles, reach = (found.edges[1:] + found.edges[:-1]) / 2, [shares - low, high - shares]
+            ax.bar(middles, shares, np.diff(found.edges), color="C0", alpha=0.6, label="estimate")
+            ax.errorbar(
+                middles, shares, reach, fmt="none", color="C7", capsize=2, linewidth=1, label=f"{percent} intervals"
+            )
+            ax.set_ylim(bottom=0)
+            ax.set_ylabel(f"share of values, with {percent} intervals")
+        else:
+            x = np.linspace(self.lower, self.upper, _DRAWN_POINTS)
+            cdf = self.cdf(x)
+            ax.fill_between(x, *cdf.band(confidence), color="C0", alpha=0.25, label=f"{percent} band")
+            ax.plot(x, cdf.value, color="C0", label="estimate")
+            ax.set(ylabel="share of values up to it", ylim=(0, 1))
+            ax.legend(frameon=False, loc="lower right")  # The cdf is 1 at the right end.
+        ax.set(xlabel=label, title=self._caption if title is None else title)
+        ax.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        return ax
+
+    @property
+    def _caption(self) -> str:
+        budget = self.reports.channel.epsilon
+        return f"{self.count:,} reports" + ("" if budget is None else f" at epsilon {budget:g}")
 
     def __repr__(self) -> str:
         try:
@@ -356,12 +424,7 @@ class Estimate:
 
     @cached_property
     def _models(self) -> ReportModels:
-        """Return the models of the channel.
-
-        Raises:
-            ValueError: the reports have no information beyond the mean.
-        """
-        _ = self.reports.channel.squares
+        _ = self.reports.channel.squares  # It raises an error if the reports have no information beyond the mean.
         settings = self._settings
         return models_of(self.reports.channel, settings.bins, settings.atoms, settings.grid)
 
@@ -371,7 +434,6 @@ class Estimate:
 
     @cached_property
     def _weights(self) -> Weights:
-        """Return the chosen model, fitted."""
         settings, model = self._settings, self._settings.model
         if model == "auto":
             names = [name for name in MODELS if settings.assume == "nothing" or name != "none"]
@@ -380,7 +442,6 @@ class Estimate:
 
     @cached_property
     def _possible(self) -> Dictionary:
-        """Return the distributions over which intervals extend."""
         found = self._weights if self._settings.assume == "smooth" else None
         return self._models.possible(self._grouped, found)
 
@@ -392,21 +453,22 @@ class Estimate:
             low, high = self._possible.interval(ends[number], confidence)
             return max(0.0, low), min(1.0, high)
 
-        return Functional(_number(value), _each(each, interval))
+        return Functional(plain(value), _each(each, interval))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
             return np.linspace(self.lower, self.upper, checks.whole("bins", bins, 1, _MOST_BINS) + 1)
-        edges = self._within("bins", bins, self.lower, self.upper)
+        edges = _within("bins", bins, self.lower, self.upper)
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
             raise ValueError("bins: must be a number of bins, or two or more increasing edges")
         return edges
 
-    def _within(self, name: str, values: Any, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
-        array = checks.concrete(values)
-        assert array is not None
-        checks.within(name, array, low, high, open_ends=open_ends)
-        return array
+
+def _within(name: str, values: Any, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
+    array = checks.concrete(values)
+    assert array is not None
+    checks.within(name, array, low, high, open_ends=open_ends)
+    return array
 
 
 def _each(arguments: np.ndarray, interval: Callable[..., tuple[float, float]]) -> Callable[[float], Interval]:
@@ -420,5 +482,60 @@ def _each(arguments: np.ndarray, interval: Callable[..., tuple[float, float]]) -
     return intervals
 
 
-def _number(array: np.ndarray) -> Real:
-    return float(array) if np.ndim(array) == 0 else array
+class _Average:
+    """The mean of a function of reports."""
+
+    def __init__(self, counts: Counts, weights: np.ndarray) -> None:
+        self.n, self.weights, self.channel = counts.total, weights, counts.channel
+        if self.n < 2:
+            raise TooFewReportsError(f"reports: there are {self.n}", 2)
+        p = counts.numbers / self.n
+        self.value = float(p @ weights)
+        self.error = math.sqrt(float(p @ (weights - self.value) ** 2) / (self.n - 1))
+
+    def bernstein(self, confidence: float, averages: int = 1) -> Interval:
+        """Return the Bernstein bound t: P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)).
+
+        V and M are the largest variance and deviation over the inputs. Of several averages the intervals hold together,
+        by a union bound.
+        """
+        odds = math.log(2 * averages / (1 - confidence))
+        V, M = self.channel.worst(self.weights)
+        third = M * odds / 3
+        half = (third + math.sqrt(third**2 + 2 * self.n * V * odds)) / self.n
+        return self.value - half, self.value + half
+
+
+def _fewest(variance: float, half: float) -> float:
+    """Return the n at which the half-width of a normal 95 % interval with this variance is ``half``."""
+    return (1.96 / half) ** 2 * variance
+
+
+def _check_enough(n: int, name: str, needed: float) -> None:
+    if n < needed:
+        raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(needed))
+
+
+def save_plots(
+    estimates: Mapping[str, Estimate], target: Path, confidence: float, *, bins: int | None = None, label: str = "value"
+) -> None:
+    """Write the histogram beside the cdf of estimates, given by title, as a PNG with common scales.
+
+    Raises:
+        ValueError: not a ``.png`` in an existing folder, or more than 12 estimates.
+    """
+    if target.suffix.lower() != ".png" or not target.parent.is_dir():
+        raise ValueError(f"path: {target} must be a .png in an existing folder")
+    if len(estimates) > MOST_PANELS:
+        raise ValueError(f"estimates: {len(estimates)} groups; at most {MOST_PANELS} are drawn")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 0.5 + 4 * len(estimates)), dpi=150, layout="constrained")
+    grid = figure.subplots(len(estimates), 2, squeeze=False, sharey="col")
+    for row, (title, estimate) in zip(grid, estimates.items(), strict=True):
+        for kind, ax in zip(("histogram", "cdf"), row, strict=True):
+            caption = f"{title}: {estimate._caption}" if title else None
+            estimate.plot(ax, kind=kind, bins=bins or _DRAWN_BINS, confidence=confidence, label=label, title=caption)
+    # All histograms share the scale of the first one.
+    grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
+    write_png(figure, target)

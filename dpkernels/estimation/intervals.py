@@ -14,7 +14,6 @@ from dpkernels import checks
 from dpkernels.numerics import Real
 
 Interval = tuple[Any, Any]
-_DIGITS = 5
 
 
 class TooFewReportsError(ValueError):
@@ -33,7 +32,7 @@ class TooFewReportsError(ValueError):
         return type(self), (self.reason, self.needed)
 
 
-def shown(value: Any, digits: int = _DIGITS) -> str:
+def shown(value: Any, digits: int = 5) -> str:
     """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
     array = np.asarray(value)
     if array.ndim:
@@ -46,6 +45,17 @@ def shown(value: Any, digits: int = _DIGITS) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
     text = f"{number:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def plain(array: Real) -> Real:
+    """Return an array without axes as a float."""
+    return float(array) if np.ndim(array) == 0 else np.asarray(array)
+
+
+def with_interval(estimate: Any) -> str:
+    """Return the text of an object with ``value`` and ``interval``: the value and its 95 % interval."""
+    low, high = estimate.interval()
+    return f"{type(estimate).__name__}({shown(estimate.value)}, 95 % interval from {shown(low)} to {shown(high)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,9 +80,11 @@ class Moment:
     _bernstein: Callable[[float], Interval] | None = field(default=None, compare=False)
     _centre: Any = field(init=False, compare=False)
 
+    __repr__ = with_interval
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_centre", self.value)
-        object.__setattr__(self, "value", _plain(np.clip(self.value, self.smallest, self.largest)))
+        object.__setattr__(self, "value", plain(np.clip(self.value, self.smallest, self.largest)))
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return (low, high): the normal interval, of each number by itself; right for large n."""
@@ -92,12 +104,8 @@ class Moment:
         low, high = self._bernstein(confidence)
         return self._cut(low - self.bias_bound, high + self.bias_bound)
 
-    def __repr__(self) -> str:
-        low, high = self.interval()
-        return f"Moment({shown(self.value)}, 95 % interval from {shown(low)} to {shown(high)})"
-
     def _cut(self, low: Real, high: Real) -> Interval:
-        return tuple(_plain(np.clip(end, self.smallest, self.largest)) for end in (low, high))  # type: ignore[return-value]
+        return tuple(plain(np.clip(end, self.smallest, self.largest)) for end in (low, high))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,11 +119,13 @@ class Functional:
     value: Any
     _interval: Callable[[float], Interval] = field(compare=False)
 
+    __repr__ = with_interval
+
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return (low, high), one interval for each number. Each holds by itself; it contains ``value``."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         low, high = self._interval(confidence)
-        return _plain(np.minimum(low, self.value)), _plain(np.maximum(high, self.value))
+        return plain(np.minimum(low, self.value)), plain(np.maximum(high, self.value))
 
     def band(self, confidence: float = 0.95) -> Interval:
         """Return (low, high): intervals that hold for all numbers together, by Bonferroni's inequality."""
@@ -130,10 +140,6 @@ class Functional:
             return factor * low, factor * high
 
         return Functional(factor * self.value, interval)
-
-    def __repr__(self) -> str:
-        low, high = self.interval()
-        return f"Functional({shown(self.value)}, 95 % interval from {shown(low)} to {shown(high)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,7 +159,3 @@ class Histogram:
     def __repr__(self) -> str:
         ends = f"{shown(self.edges[0])} to {shown(self.edges[-1])}"
         return f"Histogram({len(self.edges) - 1} bins from {ends}, shares {shown(self.shares.value)})"
-
-
-def _plain(array: Real) -> Real:
-    return float(array) if np.ndim(array) == 0 else np.asarray(array)

@@ -10,8 +10,7 @@ if the inputs are on one. Atoms are point masses at the places of the channel.
 | atoms | splines plus atoms, which are added where the likelihood increases most, while it increases enough |
 | none | maximum likelihood masses of all places, without any smoothing |
 
-The reports are divided into folds at random. Each model is fitted to all folds but one, and the model with the greatest
-likelihood of the left-out folds is chosen. It is then fitted to all reports. All of this is post-processing.
+For the choice, reports are divided into folds at random, and each model is fitted to all folds but one.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import itemgetter
 
 import numpy as np
+from scipy.interpolate import BSpline
 
 from dpkernels.estimation.channel import Channel
-from dpkernels.estimation.dictionaries import AnyDistribution, Dictionary, GridDistribution, SmoothDistribution
-from dpkernels.estimation.distribution import InputDistribution
-from dpkernels.estimation.likelihood import most_likely
-from dpkernels.estimation.smoothing import smoothed
-from dpkernels.estimation.splines import basis, ladder
+from dpkernels.estimation.likelihood import most_likely, smoothed
+from dpkernels.estimation.profile_likelihood import AnyDistribution, Dictionary, GridDistribution, SmoothDistribution
 
+_DEGREE = 2  # of splines
+# The numbers of splines that are tried, up to d/4 for d bins.
+LADDER = (6, 8, 12, 16, 24, 32, 48, 64)
 # The largest number of groups into which neighbouring reports are merged.
 _GROUPS = 256
 # The penalty of each spline that is used, in nats: between Akaike's 1 and Schwarz's log(n)/2.
@@ -52,14 +53,72 @@ _HANDICAPS = {"splines": 0.0, "ems": 2.0, "atoms": 2.0, "none": 4.0}
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The weights of a fitted model.
+class InputDistribution:
+    """A distribution of inputs.
 
     Attributes:
-        cells: (d,) of the cells.
-        atoms: (k,) of the atoms at the places; most are 0.
-        model: a description.
-        splines: the number of splines; None without splines.
+        edges: (d + 1,) of the bins, in which the density is uniform.
+        shares: (d,) the masses of the bins.
+        places: (k,) increasing places of point masses, within the bins.
+        masses: (k,) the point masses; all masses together are 1.
+        model: a description of the model that was fitted.
+    """
+
+    edges: np.ndarray
+    shares: np.ndarray
+    places: np.ndarray
+    masses: np.ndarray
+    model: str = ""
+
+    @cached_property
+    def _steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return places, each twice, and the cdf below and at every place."""
+        x = np.union1d(self.edges, self.places)
+        smooth = np.interp(x, self.edges, np.append(0.0, np.cumsum(self.shares)))
+        atoms = np.append(0.0, np.cumsum(self.masses))
+        sides = [smooth + atoms[np.searchsorted(self.places, x, side)] for side in ("left", "right")]
+        total = sides[1][-1]
+        return np.repeat(x, 2), np.stack(sides, axis=1).ravel() / total
+
+    def cdf(self, x: np.ndarray, *, strict: bool = False) -> np.ndarray:
+        """Return P(X <= x), or P(X < x) if strict."""
+        places, cdf = self._steps
+        at = np.searchsorted(places, x, side="left" if strict else "right")
+        low, high = np.clip(at - 1, 0, len(places) - 1), np.clip(at, 0, len(places) - 1)
+        width = places[high] - places[low]
+        part = np.where(width > 0, (x - places[low]) / np.where(width > 0, width, 1.0), 0.0)
+        inside = cdf[low] + part * (cdf[high] - cdf[low])
+        return np.where(at == 0, 0.0, inside)
+
+    def quantile(self, p: np.ndarray) -> np.ndarray:
+        """Return the smallest x with P(X <= x) >= p."""
+        places, cdf = self._steps
+        after = np.clip(np.searchsorted(cdf, p, side="left"), 1, len(cdf) - 1)
+        low, high = cdf[after - 1], cdf[after]
+        part = np.clip((p - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+        return places[after - 1] + part * (places[after] - places[after - 1])
+
+
+@lru_cache(maxsize=32)
+def basis(bins: int, splines: int) -> np.ndarray:
+    """Return (bins, splines) the share of every spline in equal bins; columns have the sum 1."""
+    knots = np.linspace(0, 1, splines - _DEGREE + 1)
+    knots = np.concatenate([np.zeros(_DEGREE), knots, np.ones(_DEGREE)])
+    integrals = BSpline(knots, np.eye(splines), _DEGREE).antiderivative()(np.linspace(0, 1, bins + 1))
+    shares = np.diff(integrals, axis=0)
+    return shares / shares.sum(axis=0)
+
+
+def ladder(bins: int) -> tuple[int, ...]:
+    """Return the numbers of splines that are available for this number of bins."""
+    return tuple(k for k in LADDER if 4 * k <= bins) or LADDER[:1]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a fitted model: of the cells, and of the atoms at the places, of which most are 0.
+
+    ``model`` describes it; ``splines`` is their number, or None without splines.
     """
 
     cells: np.ndarray
@@ -70,30 +129,25 @@ class Weights:
     @property
     def point_masses(self) -> np.ndarray:
         """Return (k,) at which places there are point masses beside a smooth density."""
-        return self.atoms > 0 if self.splines is not None else np.zeros(len(self.atoms), bool)
+        return (self.atoms > 0) & (self.splines is not None)
 
 
 @lru_cache(maxsize=16)
 def models_of(channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> ReportModels:
-    """Return the models of a channel, made once."""
+    """Return the models of a channel, made once; ``named`` are places at which every model has an atom."""
     return ReportModels(channel, bins, named, grid)
 
 
 class ReportModels:
     """The models of one channel.
 
-    Args:
-        channel: the channel of the reports.
-        bins: the number of equal bins.
-        named: places at which every model has an atom.
-        grid: the distance between possible inputs, which are its multiples; None if all numbers are possible.
-
     Attributes:
+        groups: the first report of every group of neighbouring reports that are counted together.
         edges: (d + 1,) ends of the cells.
         cells: (m, d) P(group of reports | cell).
         places: (k,) of atoms.
         atoms: (m, k) P(group of reports | place).
-        named: (k,) which places the user has named.
+        named: (k,) at which places every model has an atom.
     """
 
     def __init__(self, channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> None:
@@ -123,36 +177,32 @@ class ReportModels:
         """Return the model among these with the greatest likelihood of held-out reports."""
         if counts.sum() < _FEWEST_FOR_FOLDS:
             return "splines"
-        scores = self.scores(counts, seed, names)
-        return max(scores, key=lambda name: scores[name] - _HANDICAPS[name])
-
-    def scores(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> dict[str, float]:
-        """Return the log-likelihood of held-out reports of each model."""
         folds = _folds(counts, seed)
-        scores = {}
-        for model in names:
-            scores[model] = 0.0
+
+        def score(model: str) -> float:
+            total = 0.0
             for fold in folds:
-                found = self.fit(model, counts - fold)
-                q, seen = self.cells @ found.cells + self.atoms @ found.atoms, fold > 0
+                found, seen = self.fit(model, counts - fold), fold > 0
+                q = self.cells @ found.cells + self.atoms @ found.atoms
                 with np.errstate(divide="ignore"):
-                    scores[model] += float(fold[seen] @ np.log(q[seen]))
-        return scores
+                    total += float(fold[seen] @ np.log(q[seen]))
+            return total - _HANDICAPS[model]
+
+        return max(names, key=score)
 
     def distribution(self, found: Weights) -> InputDistribution:
         """Return the distribution with these weights."""
         if self.grid is not None:
-            return InputDistribution(
-                np.array(self._ends), np.zeros(1), self.places, found.cells + found.atoms, found.model
-            )
+            masses = found.cells + found.atoms
+            return InputDistribution(np.array(self._ends), np.zeros(1), self.places, masses, found.model)
         used = found.atoms > 0
         return InputDistribution(self.edges, found.cells, self.places[used], found.atoms[used], found.model)
 
     def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
-        """Return the distributions over which intervals extend.
+        """Return the distributions over which intervals extend: all those on the interval or grid.
 
-        They are all distributions on the interval or grid. If a fitted model is given, they are smooth distributions,
-        with more splines than the model, hence less bias, and point masses only at its places.
+        If a fitted model is given, they are smooth distributions, with more splines than the model, hence less bias,
+        and point masses only at its places.
         """
         if found is None:
             kind = AnyDistribution if self.grid is None else GridDistribution
@@ -165,12 +215,13 @@ class ReportModels:
 
     def splines(self, counts: np.ndarray) -> Weights:
         """Return the splines whose number maximises the penalised likelihood, with the named atoms."""
-        return max((self._mixture(counts, k, self.named) for k in ladder(self.cells.shape[1])), key=_score_of)[0]
+        return max((self._mixture(counts, k, self.named) for k in ladder(self.cells.shape[1])), key=itemgetter(1))[0]
 
     def smooth(self, counts: np.ndarray) -> Weights:
         """Return the fixed point of EMS."""
         columns = np.hstack([self.cells, self.atoms[:, self.named]])
-        shares, d = smoothed(columns, counts, self.cells.shape[1]), self.cells.shape[1]
+        d = self.cells.shape[1]
+        shares = smoothed(columns, counts, d)
         atoms = np.zeros(len(self.places))
         atoms[self.named] = shares[d:]
         return Weights(shares[:d], atoms, "smoothed expectation maximisation")
@@ -178,7 +229,7 @@ class ReportModels:
     def with_atoms(self, counts: np.ndarray) -> Weights:
         """Return splines and atoms; the number of splines and that of atoms maximise the penalised likelihood."""
         sizes = [k for k in _BESIDE_ATOMS if k <= max(ladder(self.cells.shape[1]))]
-        return max((self._grown(counts, k) for k in sizes), key=_score_of)[0]
+        return max((self._grown(counts, k) for k in sizes), key=itemgetter(1))[0]
 
     def unsmoothed(self, counts: np.ndarray) -> Weights:
         """Return the maximum likelihood masses of all places."""
@@ -210,9 +261,8 @@ class ReportModels:
         penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _USED).sum() + _ATOM_PENALTY * number
         density = f"a density of {splines} splines"
         model = f"{density} and {number} point mass{'es' * (number != 1)}" if number else density
-        return Weights(
-            shapes @ fit.shares[:splines], atoms, model, splines
-        ), counts.sum() * fit.log_likelihood - penalty
+        weights = Weights(shapes @ fit.shares[:splines], atoms, model, splines)
+        return weights, counts.sum() * fit.log_likelihood - penalty
 
 
 MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
@@ -229,10 +279,6 @@ def _kinks(places: np.ndarray, columns: np.ndarray, named: tuple[float, ...]) ->
     x, columns = places[apart], columns[:, apart]
     turns = np.abs(np.diff(np.diff(columns) / np.diff(x))).max(axis=0) * (x[2:] - x[:-2])
     return np.union1d(x[np.concatenate([[True], turns > _SAME, [True]])], named)
-
-
-def _score_of(fit: tuple[Weights, float]) -> float:
-    return fit[1]
 
 
 def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:

@@ -1,7 +1,10 @@
-"""Profile likelihood intervals for linear functionals of a mixture.
+"""Profile likelihood intervals for linear functionals of a mixture, over all distributions that are possible.
 
-Let l(theta) be the log-likelihood of all reports, theta the masses of the components of a dictionary, and c'theta a
-functional, such as the cdf at a point. The interval is the range of c'theta over all theta with
+A dictionary is a list of components. The possible distributions are the mixtures of these with masses theta. For every
+x there are two vectors c such that P(X <= x) lies between the two numbers c'theta.
+
+Let l(theta) be the log-likelihood of all reports, and c'theta a functional. The interval is the range of c'theta over
+all theta with
 
     2 (max l - l(theta)) <= z^2,        z the normal quantile of the confidence.
 
@@ -16,10 +19,16 @@ Sources: Markowitz 1952 (critical line); Kuusela, Patil et al. 2022 (one-at-a-ti
 
 from __future__ import annotations
 
+import abc
+from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
 from scipy.linalg.lapack import dposv
+
+from dpkernels.estimation.likelihood import Fit, most_likely
+
+Ends = tuple[np.ndarray, np.ndarray]
 
 # Added to the diagonal of the Hessian, in nats: components that have nearly the same reports stay distinguishable. The
 # log-likelihood changes by at most half of it.
@@ -30,16 +39,12 @@ _SMALLEST = 1e-6
 _MOST_STEPS = 10_000
 # Gains and steps beyond these are rounding errors of 0 and of infinity.
 _NO_GAIN, _FARTHEST, _STILL = 1e-14, 1e9, 1e-12
+# Numbers that differ by less than this share of the interval are the same place.
+_SAME = 1e-9
 
 
 class ProfileLikelihood:
-    """The quadratic model of a log-likelihood at its maximum.
-
-    Args:
-        B: (m, d) P(report j | component k).
-        counts: (m,) how often each report was seen.
-        shares: (d,) the maximum likelihood shares.
-    """
+    """The quadratic model of a log-likelihood at its maximum, the shares, with B and counts as of ``most_likely``."""
 
     def __init__(self, B: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> None:
         n, q = counts.sum(), np.maximum(B @ shares, 1e-150)
@@ -53,12 +58,7 @@ class ProfileLikelihood:
         self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), 0.0) + apart)
 
     def maximum(self, c: np.ndarray, confidence: float) -> float:
-        """Return the upper end of the two-sided interval of c'theta.
-
-        Args:
-            c: (d,) the functional's value at each component.
-            confidence: in (0, 1).
-        """
+        """Return the upper end of the two-sided interval of c'theta, with c of shape (d,)."""
         room = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
         theta, slack, mu, loss = self._shares.copy(), self._slack.copy(), 0.0, 0.0
         support = np.flatnonzero(theta).tolist()
@@ -104,3 +104,123 @@ class ProfileLikelihood:
         d_slack = rows.T @ d_theta - c + d_nu
         d_slack[at] = 0.0
         return d_theta, d_slack
+
+
+class Dictionary(abc.ABC):
+    """The components of possible distributions.
+
+    Attributes:
+        columns: (m, d) P(group of reports | component).
+        counts: (m,) of the groups of reports.
+        places: (k,) increasing, from the smallest to the largest possible input, at which quantiles are evaluated.
+    """
+
+    is_discrete = False  # whether inputs are at the places only
+
+    def __init__(self, columns: np.ndarray, counts: np.ndarray, places: np.ndarray) -> None:
+        self.columns, self.counts, self.places = columns, counts, places
+        self._tolerance = _SAME * float(places[-1] - places[0])
+        self._known = dict[tuple[int, int, float], float]()  # ends of the cdf's intervals
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Return the maximum likelihood masses, certified."""
+        return most_likely(self.columns, self.counts)
+
+    @cached_property
+    def _profile(self) -> ProfileLikelihood:
+        return ProfileLikelihood(self.columns, self.counts, self.fit.shares)
+
+    @abc.abstractmethod
+    def cumulative(self, x: float, *, strict: bool = False) -> Ends:
+        """Return (d,) vectors c with c'theta <= P(X <= x) <= c'theta, or of P(X < x) if strict."""
+
+    def between(self, a: float, b: float, *, closed: bool) -> Ends:
+        """Return (d,) vectors that bound P(a <= X < b), or P(a <= X <= b) if closed."""
+        (low_a, high_a), (low_b, high_b) = self.cumulative(a, strict=True), self.cumulative(b, strict=not closed)
+        return low_b - high_a, high_b - low_a
+
+    def interval(self, ends: Ends, confidence: float) -> tuple[float, float]:
+        """Return the interval of a functional that the vectors bound."""
+        return -self._profile.maximum(-ends[0], confidence), self._profile.maximum(ends[1], confidence)
+
+    def quantile_interval(self, p: float, confidence: float) -> tuple[float, float]:
+        """Return the numbers between which the p-quantile lies: those at which the cdf may be p."""
+        above = self._first(p, 1, confidence)
+        if not self.is_discrete:  # The quantile may lie between the place before and this place.
+            above = max(above - 1, 0)
+        return float(self.places[above]), float(self.places[self._first(p, 0, confidence)])
+
+    def _first(self, p: float, end: int, confidence: float) -> int:
+        """Return the first place, or the last one, at which the lower (0) or upper (1) end of the cdf is at least p."""
+        low, high = 0, len(self.places) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._cdf_end(middle, end, confidence) >= p:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _cdf_end(self, place: int, end: int, confidence: float) -> float:
+        """Return an end of the cdf's interval at a place. Searches for several quantiles visit the same places."""
+        key = place, end, confidence
+        if key not in self._known:
+            sign = 2 * end - 1
+            c = self.cumulative(self.places[place])[end]
+            self._known[key] = sign * self._profile.maximum(sign * c, confidence)
+        return self._known[key]
+
+
+class AnyDistribution(Dictionary):
+    """All distributions on an interval, without any assumption.
+
+    A distribution has the same reports as one on the places between which P(report | x) is linear (``Channel.places``
+    says where it is linear only approximately). The mass between two places moves to both, so that the cdf is known up
+    to the mass at the next places.
+    """
+
+    def cumulative(self, x: float, *, strict: bool = False) -> Ends:
+        last, tolerance = len(self.places), self._tolerance
+        if x >= self.places[-1] - tolerance and not strict:
+            return np.ones(last), np.ones(last)
+        if x <= self.places[0] + tolerance and strict:
+            return np.zeros(last), np.zeros(last)
+        surely = int(np.searchsorted(self.places, x + tolerance, side="right")) - 1
+        perhaps = int(np.searchsorted(self.places, x - tolerance, side="left")) + 1
+        return _first_ones(last, surely), _first_ones(last, perhaps)
+
+
+class GridDistribution(Dictionary):
+    """All distributions on a grid, such as those of whole numbers; the places are its points."""
+
+    is_discrete = True
+
+    def cumulative(self, x: float, *, strict: bool = False) -> Ends:
+        limit = x - self._tolerance if strict else x + self._tolerance
+        ones = _first_ones(len(self.places), int(np.searchsorted(self.places, limit)))
+        return ones, ones
+
+
+class SmoothDistribution(Dictionary):
+    """Mixtures of splines, whose columns come first, and of point masses at known places, the atoms.
+
+    ``shapes`` are (d, k) the share of every spline in each of the d bins between the edges.
+    """
+
+    def __init__(
+        self, columns: np.ndarray, counts: np.ndarray, edges: np.ndarray, shapes: np.ndarray, atoms: np.ndarray
+    ) -> None:
+        super().__init__(columns, counts, np.union1d(edges, atoms))
+        self._edges, self._atoms = edges, atoms
+        self._cumulated = np.vstack([np.zeros(shapes.shape[1]), np.cumsum(shapes, axis=0)])
+
+    def cumulative(self, x: float, *, strict: bool = False) -> Ends:
+        smooth = [np.interp(x, self._edges, column) for column in self._cumulated.T]
+        limit = x - self._tolerance if strict else x + self._tolerance
+        both = np.append(smooth, (self._atoms <= limit).astype(float))
+        return both, both
+
+
+def _first_ones(size: int, count: int) -> np.ndarray:
+    return (np.arange(size) < count).astype(float)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.estimation.channel import channel_of
 from dpkernels.estimation.counts import codes, numbers_of
 from dpkernels.estimation.intervals import Moment
-from dpkernels.estimation.sources import channel_of
 from dpkernels.numerics import Real
 
 
@@ -43,18 +43,14 @@ class CentredColumn:
 
     @property
     def variance_bias_bound(self) -> float:
-        """Return the bound on the bias of a variance that the bounds on the biases imply."""
+        """Return a bound on the bias of the variance."""
         return self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
 
 
 def _product_bias_bound(first: CentredColumn, second: CentredColumn) -> float:
     """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
-    each = (
-        first.bias_bound * second.values.std()
-        + first.values.std() * second.bias_bound
-        + first.bias_bound * second.bias_bound
-    )
-    return float(each)
+    b_1, b_2 = first.bias_bound, second.bias_bound
+    return float(b_1 * second.values.std() + first.values.std() * b_2 + b_1 * b_2)
 
 
 def covariance(a: Real, b: Real) -> Moment:
@@ -71,23 +67,23 @@ def covariance(a: Real, b: Real) -> Moment:
     Raises:
         ValueError, TypeError, CertificateError: as for ``estimate``; or the columns have different lengths.
     """
-    first, second = _columns([("a", a), ("b", b)], squares=False)
+    first, second = _columns([("a", a, False), ("b", b, False)])
     x, y = (column.values - column.values.mean() for column in (first, second))
-    return _of_means(x * y, len(x) / (len(x) - 1), _product_bias_bound(first, second))
+    each, n = x * y, len(x)
+    error = float(each.std(ddof=1) / math.sqrt(n))
+    return Moment(float(each.mean() * (n / (n - 1))), error, _product_bias_bound(first, second))
 
 
 def correlation(a: Real, b: Real) -> Moment:
     """Return Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), corrected for noise.
 
-    Args:
-        a: as for ``covariance``.
-        b: as for ``covariance``.
+    The columns are given as for ``covariance``.
 
     Raises:
         ValueError: as for ``covariance``; the reports have no information beyond the mean; there are too few reports to
             distinguish a variance from 0.
     """
-    first, second = _columns([("a", a), ("b", b)])
+    first, second = _columns([("a", a, True), ("b", b, True)])
     (var_a, at_a), (var_b, at_b) = _variance(first), _variance(second)
     x, y = (column.values - column.values.mean() for column in (first, second))
     product = x * y
@@ -129,8 +125,8 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     """
     if not columns:
         raise ValueError("columns: are none; give one or more")
-    named = [("target", target), *((f"columns[{i}]", one) for i, one in enumerate(columns))]
-    wanted, *given = _columns(named, target_only=True)
+    named = [("target", target, False), *((f"columns[{i}]", one, True) for i, one in enumerate(columns))]
+    wanted, *given = _columns(named)
     n, d = len(wanted.values), len(given) + 1
     if n <= d:
         raise ValueError(f"reports: {n} rows are too few for {d} coefficients")
@@ -141,7 +137,7 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     products = _product_bias_bounds(z, wanted, given)
     _check_definite(M, z, given, products[1:, 1:-1])
     beta = np.linalg.solve(M, right)
-    # Of each row, how far its own equations are from being solved; its own squares are the corrected ones.
+    # The residual of each row's own equations, with its own corrected squares.
     residual = wanted.values - beta @ z
     score = z * residual
     for i, column in enumerate(given, 1):
@@ -195,15 +191,9 @@ def _variance(column: CentredColumn) -> tuple[float, np.ndarray]:
     return float(value), each - value
 
 
-def _of_means(each: np.ndarray, factor: float, bias_bound: float) -> Moment:
-    return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))), bias_bound)
-
-
-def _columns(
-    named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False
-) -> list[CentredColumn]:
-    """Return columns of one length; with ``target_only`` the squares of the first one are not computed."""
-    columns = [_column(name, one, squares and not (target_only and i == 0)) for i, (name, one) in enumerate(named)]
+def _columns(named: Sequence[tuple[str, Any, bool]]) -> list[CentredColumn]:
+    """Return columns of one length, given with their names, and whether their squares are needed."""
+    columns = [_column(*one) for one in named]
     lengths = {column.name: len(column.values) for column in columns}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns: have different lengths {lengths}; a row each is needed")
@@ -214,7 +204,7 @@ def _columns(
 
 def _column(name: str, column: Any, squares: bool) -> CentredColumn:
     if not isinstance(column, tuple):
-        values = numbers_of(name, column).astype(np.float64)
+        values = numbers_of(name, column).reshape(-1).astype(np.float64)
         if not np.isfinite(values).all():
             raise ValueError(f"{name}: row {int(np.isfinite(values).argmin())} is not finite")
         middle = float(values.mean()) if len(values) else 0.0
@@ -223,7 +213,7 @@ def _column(name: str, column: Any, squares: bool) -> CentredColumn:
         raise TypeError(f"{name}: has {len(column)} parts; a perturbed column is (reports, mechanism)")
     reports, mechanism = column
     channel = channel_of(mechanism)
-    at = codes(channel, numbers_of(name, reports))
+    at = codes(channel, numbers_of(name, reports).reshape(-1))
     values = (channel.values - channel.middle)[at]
     if not squares:
         return CentredColumn(name, channel.middle, values, values, 0.0, channel.bias_bound)

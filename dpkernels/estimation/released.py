@@ -7,33 +7,47 @@ A release of x is y = h (P + C), where h is the cell of the noise table, C the r
 with g the grid spacing and M = h/g. Both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in
 x. The interval contains the x at which both exceed (1 - confidence)/2. It is equivariant in y, so two fractions
 describe it.
+
+The noise of a linear combination of releases is a sum of a few distributions on grids. Sums of equal terms are
+convolved by the fast Fourier transform (FFT); the last two distributions are never convolved, because
+
+    P(A + B >= t) = sum_j P(A = a_j) P(B >= t - a_j)
+
+takes one look-up for each a_j. Two numbers bound all numerical errors: ``room``, the error of a value, and ``slack``,
+the error of a probability.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from scipy import signal
 
 from dpkernels import checks
 from dpkernels.decimals import rational, shortest
-from dpkernels.estimation.intervals import shown
-from dpkernels.estimation.noise_sums import CombinedNoise, sum_of
+from dpkernels.estimation.counts import numbers_of
+from dpkernels.estimation.intervals import with_interval
 from dpkernels.exact.noise import AdditiveCertificate, ExactNoise, NoiseTable
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real
-from dpkernels.release import containers
 
 _WORD = 1 << 32
 # If true values are known to be multiples of a step, interval ends within this share of a step are rounded outwards.
 _ROUNDING = 1e-6
+# Tails of convolved distributions are truncated at this probability.
+_CUT = 1e-15
+_MOST_POINTS = 1 << 18
+# The relative error of a sum of n positive floats, n below 2^22.
+_SUM = 1 + 1e-9
 _MOST_DOUBLINGS, _MOST_HALVINGS = 200, 60
 
 
@@ -70,9 +84,8 @@ def confidence_interval(
     """
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
     table, step = table_of(mechanism, lattice)
-    y, single = _numbers(released, table)
+    y, extra = _numbers(released, table)
     low, high = bounds_of(y, table, together_of(confidence, y.size) if together else confidence)
-    extra = _rounding_of(y, single, table)
     low, high = _on_lattice(low - extra, high + extra, step)
     return (float(low), float(high)) if y.ndim == 0 else (low, high)
 
@@ -84,16 +97,10 @@ def released_values(released: Any, mechanism: Any, *, lattice: float | None = No
     for every release: a value that is used twice is then known to have the same noise, and values of two calls are
     taken to have independent noise.
 
-    Args:
-        released: as of ``confidence_interval``.
-        mechanism: as of ``confidence_interval``.
-        lattice: as of ``confidence_interval``.
+    Arguments and errors are those of ``confidence_interval``.
 
     Returns:
         A ``ReleasedValue`` for a number, otherwise a NumPy array of them, to which NumPy's sums and products apply.
-
-    Raises:
-        ValueError, TypeError: as of ``confidence_interval``.
 
     Example:
         >>> import dpkernels as dpk
@@ -104,8 +111,7 @@ def released_values(released: Any, mechanism: Any, *, lattice: float | None = No
         [25.0, 22.0, 28.1]
     """
     table, step = table_of(mechanism, lattice)
-    y, single = _numbers(released, table)
-    extra = _rounding_of(y, single, table)
+    y, extra = _numbers(released, table)
     made = np.empty(y.shape, object)
     for at in np.ndindex(y.shape):
         made[at] = ReleasedValue({_Release(Fraction(float(y[at])), table, float(extra[at]), step): Fraction(1)})
@@ -150,19 +156,12 @@ def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """One released number.
-
-    Attributes:
-        y: the number.
-        table: its noise.
-        rounding: a bound on the distance of the number from the exact multiple of the cell.
-        lattice: a number of which the true value is a multiple, or None.
-    """
+    """One released number, with its noise."""
 
     y: Fraction
     table: NoiseTable
-    rounding: float
-    lattice: float | None
+    rounding: float  # a bound on the distance of the number from the exact multiple of the cell
+    lattice: float | None  # a number of which the true value is a multiple
 
     @property
     def input_room(self) -> float:
@@ -219,14 +218,15 @@ class ReleasedValue:
     @property
     def noise(self) -> CombinedNoise:
         """Return the noise of the combination: released minus true value, up to the noise's ``room``."""
-        counts: dict[tuple[NoiseTable, Fraction], int] = {}
-        for release, factor in self._terms.items():
-            counts[release.table, factor] = counts.get((release.table, factor), 0) + 1
-        parts = [
-            sum_of(table, count).scaled(float(factor * table.bin_width)) for (table, factor), count in counts.items()
-        ]
+        counts = Counter((release.table, factor) for release, factor in self._terms.items())
+        parts = [sum_of(table, n).scaled(float(factor * table.bin_width)) for (table, factor), n in counts.items()]
         room = sum(abs(float(factor)) * release.input_room for release, factor in self._terms.items())
         return CombinedNoise.of(parts).with_room(room)
+
+    def noise_tail(self) -> float:
+        """Return a bound on the probability of noise that makes the combination this large if its true value is 0."""
+        noise = self.noise
+        return noise.tail(self.value - noise.room)
 
     @property
     def _step(self) -> float | None:
@@ -247,12 +247,10 @@ class ReleasedValue:
         return NotImplemented if number is None else ReleasedValue(self._terms, self._constant + number)
 
     def __mul__(self, other: Any) -> ReleasedValue:
-        number = _number(other)
-        if number is None:
+        if (number := _number(other)) is None:
             return NotImplemented
-        return ReleasedValue(
-            {release: factor * number for release, factor in self._terms.items()}, self._constant * number
-        )
+        terms = {release: factor * number for release, factor in self._terms.items()}
+        return ReleasedValue(terms, self._constant * number)
 
     def __neg__(self) -> ReleasedValue:
         return self * -1
@@ -271,18 +269,12 @@ class ReleasedValue:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __repr__(self) -> str:
-        return _shown(self)
+    __repr__ = with_interval
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReleasedRatio:
-    """The ratio of two linear combinations of released values.
-
-    Attributes:
-        numerator: a linear combination.
-        denominator: a linear combination.
-    """
+    """The ratio of two linear combinations of released values."""
 
     numerator: ReleasedValue
     denominator: ReleasedValue
@@ -311,23 +303,19 @@ class ReleasedRatio:
             above, below = -above, -below
         # With T2 the true denominator, tests at the tail P(T1 <= r T2) + P(T2 <= 0) refuse every smaller r too, since
         # P(T1 <= r T2, T2 > 0) increases in r.
-        noise = below.noise
-        _check_resolved(noise, tail, confidence)
-        left = tail - noise.tail(below.value - noise.room)
+        _check_resolved(below.noise, tail, confidence)
+        left = tail - below.noise_tail()
         if left <= 0:
             return -math.inf, math.inf
 
         def refuses(r: float, sign: float) -> bool:
             """Return whether the true ratio is not r, nor beyond it on the side of the sign."""
-            pivot = (above - below * r) * -sign
-            noise = pivot.noise
-            return noise.tail(pivot.value - noise.room) <= left
+            return ((above - below * r) * -sign).noise_tail() <= left
 
         low, high = (_last_refused(refuses, self.value, sign) for sign in (-1.0, 1.0))
         return float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
 
-    def __repr__(self) -> str:
-        return _shown(self)
+    __repr__ = with_interval
 
 
 def _last_refused(refuses: Callable[[float, float], bool], start: float, sign: float) -> float:
@@ -371,23 +359,16 @@ class ReleasedQuantile:
         last = len(self._edges) - 1
         lower, upper = 0, last
         for k, excess in enumerate(self._above, 1):  # excess >= 0 is: the quantile is at most edge k
-            if not _is_negative(excess, tail):
+            if (-excess).noise_tail() > tail:
                 break
             lower = k
         for k in range(last - 1, lower, -1):
-            if not _is_negative(-self._above[k - 1], tail):
+            if self._above[k - 1].noise_tail() > tail:
                 break
             upper = k
         return float(self._edges[lower]), float(self._edges[upper])
 
-    def __repr__(self) -> str:
-        return _shown(self)
-
-
-def _is_negative(excess: ReleasedValue, tail: float) -> bool:
-    """Return whether the test that the true value is 0 or more refuses."""
-    noise = excess.noise.mirrored()
-    return noise.tail(-excess.value - noise.room) <= tail
+    __repr__ = with_interval
 
 
 def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -> ReleasedQuantile:
@@ -439,27 +420,20 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
     return certificate.table, getattr(getattr(certificate, "claim", None), "lattice", None)
 
 
-def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, bool]:
-    """Return the released numbers as float64, and whether they were float32.
+def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the released numbers as float64, and bounds on their rounding errors.
 
     Raises:
         ValueError: one that no release can have made.
     """
-    try:
-        array = np.asarray(containers.unwrap(released)[0])
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"released: {str(error).removeprefix('x: ')}") from error
+    array = numbers_of("released", released)
     y, single = array.astype(np.float64), array.dtype == np.float32
     check_possible("released", y, table, single=single)
-    return y, single
+    return y, _rounding_of(y, single, table)
 
 
 def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = False) -> None:
-    """Refuse numbers that are no multiples of the cell, where floats hold these.
-
-    Raises:
-        ValueError: names the first.
-    """
+    """Refuse numbers that are no multiples of the cell, where floats hold these; the error names the first."""
     cell = float(table.bin_width)
     with np.errstate(invalid="ignore"):
         is_exact = _rounding_of(y, single, table) == 0
@@ -490,7 +464,7 @@ def _number(value: Any) -> Fraction | None:
     """Return a finite number as a fraction; None for what is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating | Fraction):
         return None
-    return value if isinstance(value, Fraction) else Fraction(value.item() if isinstance(value, np.generic) else value)
+    return Fraction(value.item() if isinstance(value, np.generic) else value)
 
 
 def _check_resolved(noise: CombinedNoise, tail: float, confidence: float) -> None:
@@ -500,6 +474,124 @@ def _check_resolved(noise: CombinedNoise, tail: float, confidence: float) -> Non
         )
 
 
-def _shown(one: Any) -> str:
-    low, high = one.interval()
-    return f"{type(one).__name__}({shown(one.value)}, 95 % interval from {shown(low)} to {shown(high)})"
+@dataclass(frozen=True, eq=False)
+class GridNoise:
+    """A distribution with the probabilities p on the points step * (first + j).
+
+    ``room`` bounds the distance of a value from its grid point, and ``slack`` the error of a tail probability.
+    """
+
+    step: float
+    first: int
+    p: np.ndarray
+    room: float = 0.0
+    slack: float = 0.0
+
+    @classmethod
+    def of_table(cls, table: NoiseTable) -> GridNoise:
+        """Return the noise of a table, in cells."""
+        return cls(1.0, table.first, table.weights / 2.0**table.bits)
+
+    @property
+    def last(self) -> int:
+        """Return the index of the largest point."""
+        return self.first + len(self.p) - 1
+
+    @property
+    def width(self) -> float:
+        """Return the distance between the ends."""
+        return self.step * (len(self.p) - 1)
+
+    @cached_property
+    def survival(self) -> np.ndarray:
+        """Return (n + 1,) the probability of point j and all above it."""
+        return np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
+
+    def scaled(self, factor: float) -> GridNoise:
+        """Return the distribution of ``factor`` times the noise."""
+        size, (first, p) = abs(factor), (self.first, self.p) if factor >= 0 else (-self.last, self.p[::-1])
+        return GridNoise(self.step * size, first, p, self.room * size, self.slack)
+
+    def on_grid(self, step: float) -> GridNoise:
+        """Return the noise with every point moved to the nearest multiple of another step."""
+        if step == self.step:
+            return self
+        index = np.rint(self.step * (self.first + np.arange(len(self.p))) / step).astype(np.int64)
+        p = np.bincount(index - index[0], self.p)
+        return GridNoise(step, int(index[0]), p, self.room + step * (0.5 + _ROUNDING), self.slack)
+
+    def __add__(self, other: GridNoise) -> GridNoise:
+        """Return the distribution of the sum of two independent noises."""
+        step = max(min(self.step, other.step), (self.width + other.width) / _MOST_POINTS)
+        a, b = self.on_grid(step), other.on_grid(step)
+        p = np.maximum(signal.fftconvolve(a.p, b.p), 0.0)
+        # Every entry of a convolution by FFT is right to a few roundings of |a| |b| for each of log2 n steps.
+        error = 16 * math.log2(2 * len(p)) * np.finfo(float).eps * float(np.linalg.norm(a.p) * np.linalg.norm(b.p))
+        below, above = np.cumsum(p), np.cumsum(p[::-1])
+        start, end = int(np.searchsorted(below, _CUT)), len(p) - int(np.searchsorted(above, _CUT))
+        slack = a.slack + b.slack + len(p) * error + 2 * _CUT
+        return GridNoise(step, a.first + b.first + start, p[start:end], a.room + b.room, slack)
+
+
+_ZERO = GridNoise(1.0, 0, np.ones(1))
+
+
+@lru_cache(maxsize=256)
+def sum_of(table: NoiseTable, count: int) -> GridNoise:
+    """Return the sum of so many independent draws from a table, in cells."""
+    if count == 1:
+        return GridNoise.of_table(table)
+    half = sum_of(table, count // 2)
+    return half + (half if count % 2 == 0 else sum_of(table, count - count // 2))
+
+
+@dataclass(frozen=True, eq=False)
+class CombinedNoise:
+    """The sum of two independent noises: the points of a are summed one by one, the tails of b are looked up."""
+
+    a: GridNoise
+    b: GridNoise
+
+    @classmethod
+    def of(cls, parts: Sequence[GridNoise]) -> CombinedNoise:
+        """Return the sum of any number of independent noises."""
+        widest_first = sorted(parts, key=lambda part: -part.width)
+        while len(widest_first) > 2:
+            *widest_first, second, first = widest_first
+            widest_first = sorted([*widest_first, first + second], key=lambda part: -part.width)
+        return cls(*sorted([*widest_first, *[_ZERO] * (2 - len(widest_first))], key=lambda part: len(part.p)))
+
+    @property
+    def room(self) -> float:
+        """Return the largest rounding error of a value that the probabilities are computed for."""
+        return self.a.room + self.b.room
+
+    @property
+    def slack(self) -> float:
+        """Return a bound on the error of a tail probability."""
+        return self.a.slack + self.b.slack
+
+    def with_room(self, room: float) -> CombinedNoise:
+        """Return the same noise for a value whose rounding error is larger by the given amount."""
+        return CombinedNoise(replace(self.a, room=self.a.room + room), self.b)
+
+    def mirrored(self) -> CombinedNoise:
+        """Return the distribution of minus the noise."""
+        return CombinedNoise(self.a.scaled(-1.0), self.b.scaled(-1.0))
+
+    def tail(self, t: float) -> float:
+        """Return an upper bound on P(noise >= t)."""
+        a, b = self.a, self.b
+        points = a.step * (a.first + np.arange(len(a.p)))
+        index = np.ceil((t - points) / b.step - b.first - _ROUNDING)
+        found = b.survival[np.clip(index, 0, len(b.p)).astype(np.int64)]
+        return min(1.0, float(a.p @ found) * _SUM + self.slack)
+
+    def upper_quantile(self, tail: float) -> float:
+        """Return a t, nearly the smallest one, with P(noise >= t) at most ``tail``, which is above the slack."""
+        low = self.a.step * self.a.first + self.b.step * self.b.first
+        high = self.a.step * (self.a.last + 1) + self.b.step * (self.b.last + 1)
+        tolerance = min(self.a.step, self.b.step) * _ROUNDING
+        while high - low > tolerance and low < (middle := (low + high) / 2) < high:
+            low, high = (low, middle) if self.tail(middle) <= tail else (middle, high)
+        return high

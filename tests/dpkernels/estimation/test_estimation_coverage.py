@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 import dpkernels as dpk
+from dpkernels.estimation.channel import channel_of
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import Functional
-from dpkernels.estimation.sources import channel_of
 
 ALARM = 1e-6
 LAWS = {

@@ -11,7 +11,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.estimation import released as module
-from dpkernels.estimation.noise_sums import CombinedNoise, GridNoise, sum_of
+from dpkernels.estimation.released import CombinedNoise, GridNoise, sum_of
 from dpkernels.exact.noise import NoiseCertificate, NoiseTable
 
 WORD = 1 << 32
