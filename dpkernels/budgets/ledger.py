@@ -12,22 +12,54 @@ Every row contains a hash of all earlier rows, and the budget row contains the l
 are detected. The ledger does not protect against an attacker who recomputes the hashes, restores an older copy, or
 creates a deleted file again. To detect an older copy, keep the number and hash of charges elsewhere, as releases of the
 command do.
+
+The file is a SQLite database, and every entry is one transaction. It has a rollback journal and not a write-ahead log:
+then the file alone is the ledger between charges, while a log left behind by a copy would un-charge. It is written with
+synchronous=EXTRA, not FULL: a commit is the deletion of the journal, and only EXTRA makes that durable; with FULL a
+journal that reappears after a power failure rolls the charge back. Locks are the file system's: the ledger is not for
+network file systems whose locks do not work (many NFS), nor for use through two hard links of one file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpkernels.budgets.amounts import EpsilonDelta, asked, budgeted
-from dpkernels.budgets.filters import check
-from dpkernels.budgets.ledger_file import LedgerError, make, now, read, transaction, write
-from dpkernels.budgets.statements import Entry, Statement, UnsoundError, text
+from dpkernels.budgets.filters import EpsilonDelta, asked, budgeted, check
+from dpkernels.budgets.statements import Entry, Statement, UnsoundError, text, verified
+from dpkernels.staging import claimed, staged, sweep, to_disk
 
-__all__ = ["Entry", "Ledger", "LedgerError", "Statement"]
+__all__ = ["Entry", "Ledger", "LedgerError", "Statement", "check_makeable"]
+
+_APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
+_VERSION = 2
+# ``voids`` is the number of the charge that an entry voids, and empty for a charge.
+_TABLES = {
+    "budget": "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)",
+    "charges": "CREATE TABLE charges (id INTEGER PRIMARY KEY, time TEXT, label TEXT, epsilon TEXT, delta TEXT, "
+    "hash TEXT, voids TEXT DEFAULT '')",
+}
+_SETTINGS = ("synchronous = EXTRA", "fullfsync = ON", "trusted_schema = OFF", "cell_size_check = ON")
+
+_UNCHARGED = "nothing was charged"
+_WHY = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "reading or writing failed",
+    sqlite3.SQLITE_READONLY: "cannot be written",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened, or its folder cannot be written",
+    sqlite3.SQLITE_PERM: "cannot be written",
+}
+
+
+class LedgerError(ValueError):
+    """A file that is not a sound ledger, or that cannot be charged; names the file and says what is wrong."""
 
 
 class Ledger:
@@ -77,7 +109,7 @@ class Ledger:
         """
         path, budget = Path(path), _exact(budgeted(epsilon, delta))
         if not os.path.lexists(path):
-            make(path, budget, timeout, like)
+            _make(path, budget, timeout, like)
         ledger = cls(path, timeout=timeout)
         if (found := ledger.statement().budget) != budget:
             raise LedgerError(f"{path}: has a budget of {found}, not of {budget}; a budget cannot be changed")
@@ -91,15 +123,15 @@ class Ledger:
             LedgerError: it is not sound, or another process holds it too long.
         """
         seen = self._seen  # before reading: another thread may see more meanwhile
-        with transaction(self.path, "DEFERRED", self._timeout) as connection:
-            self._seen = _later(seen, read(connection))
+        with _transaction(self.path, "DEFERRED", self._timeout) as connection:
+            self._seen = _later(seen, _read(connection))
             return self._seen
 
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Statement:
         """Charge a query. Run the query only after this returns: then the charge is on the disk and survives a crash.
 
         Args:
-            epsilon: a number, or a certificate or mechanism that has both (``amounts.asked``).
+            epsilon: a number, or a certificate or mechanism that has both (``filters.asked``).
             delta: a number.
             label: a description of the query, visible to every reader of the file.
 
@@ -130,9 +162,9 @@ class Ledger:
             BudgetExceeded, TypeError, ValueError, FileNotFoundError, LedgerError: as ``charge``.
         """
         amounts = _exact(asked(epsilon, delta))
-        with transaction(self.path, "IMMEDIATE", self._timeout) as connection:
-            statement = _later(self._seen, read(connection))
-            write(connection, self._next(statement, "", amounts))
+        with _transaction(self.path, "IMMEDIATE", self._timeout) as connection:
+            statement = _later(self._seen, _read(connection))
+            _write(connection, self._next(statement, "", amounts))
             connection.execute("ROLLBACK")
         return statement
 
@@ -158,22 +190,22 @@ class Ledger:
         if charge not in self._made:
             raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
         label.encode()
-        after = self._append(lambda statement: statement.next_void(now(), label, charge), "the charge stands")
+        after = self._append(lambda statement: statement.next_void(_now(), label, charge), "the charge stands")
         self._made.discard(charge)
         return after
 
     def _append(self, entry: Callable[[Statement], Entry], otherwise: str) -> Statement:
         """Write one entry, made from what the ledger holds in the same transaction; return the ledger after it."""
         seen = self._seen
-        with transaction(self.path, "IMMEDIATE", self._timeout, otherwise) as connection:
-            statement = _later(seen, read(connection))
-            write(connection, new := entry(statement))
+        with _transaction(self.path, "IMMEDIATE", self._timeout, otherwise) as connection:
+            statement = _later(seen, _read(connection))
+            _write(connection, new := entry(statement))
         self._seen = after = replace(statement, entries=(*statement.entries, new))
         return after
 
     def _next(self, statement: Statement, label: str, amounts: EpsilonDelta) -> Entry:
         check(statement.budget, statement.spent, amounts, f"{self.path}: ")
-        return statement.next(now(), label, amounts)
+        return statement.next(_now(), label, amounts)
 
 
 def _exact(amounts: EpsilonDelta) -> EpsilonDelta:
@@ -190,3 +222,140 @@ def _later(seen: Statement | None, found: Statement) -> Statement:
     if seen is not None and found.entries[: len(seen.entries)] != seen.entries:
         raise UnsoundError(f"has lost charges: there were {len(seen.entries)}; has an older copy been put back?")
     return found
+
+
+def check_makeable(path: Path) -> None:
+    """Refuse a path at which no ledger could be made, without making one.
+
+    Raises:
+        LedgerError: it is there already, or its folder does not exist or cannot be written.
+    """
+    _refuse_leftovers(path)
+    try:
+        with claimed(path), staged(path):
+            pass
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be made: {error.strerror or error}") from error
+    if os.path.lexists(path):
+        raise LedgerError(f"{path}: cannot be made: a link that leads nowhere has this name")
+
+
+def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -> None:
+    """Make a complete ledger under a temporary name and rename it, so that a partial file never appears."""
+    _refuse_leftovers(path)
+    try:
+        with claimed(path, timeout):
+            sweep(path)
+            if os.path.lexists(path):  # Another process was faster.
+                return
+            with staged(path, 0o666 if like is None else 0o600) as new:
+                new.finish(like)
+                new.file.close()  # before SQLite opens it: a file that is closed takes the process's locks on it along
+                try:
+                    with _explained(path, timeout), closing(_connect(new.path, timeout)) as connection:
+                        connection.execute("BEGIN IMMEDIATE")
+                        _fill(connection, Statement(secrets.token_hex(16), _now(), budget))
+                        connection.execute("COMMIT")
+                finally:
+                    new.path.with_name(new.path.name + "-journal").unlink(missing_ok=True)
+                path.hardlink_to(new.path)  # unlike a rename, it never replaces a file
+            to_disk(path.parent)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be made: {error.strerror or error}") from error
+
+
+def _refuse_leftovers(path: Path) -> None:
+    for ending in ("-journal", "-wal"):
+        if os.path.lexists(f"{path}{ending}") and not os.path.lexists(path):
+            raise LedgerError(f"{path}: is gone, but {path.name}{ending} is left of it; put it back or delete both")
+
+
+def _fill(connection: sqlite3.Connection, new: Statement) -> None:
+    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+    for table in _TABLES.values():
+        connection.execute(table)
+    row = (new.ledger, new.created, *map(text, new.budget), new.head)
+    connection.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?)", row)
+
+
+@contextmanager
+def _transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[sqlite3.Connection]:
+    """Yield a connection with one transaction, which is committed at the end and rolled back if an exception is raised.
+
+    A connection each time, because SQLite's must not cross a fork. The caller may end the transaction before. An error
+    says ``otherwise`` of a transaction that was rolled back.
+    """
+    size = path.stat().st_size
+    if not path.is_file():
+        raise LedgerError(f"{path}: is not a file")
+    if size == 0:
+        raise LedgerError(f"{path}: is damaged: it is empty, and a ledger never is")
+    with _explained(path, timeout, otherwise), closing(_connect(path, timeout)) as connection:
+        connection.execute(f"BEGIN {kind}")
+        yield connection
+        if connection.in_transaction:
+            connection.execute("COMMIT")
+
+
+def _connect(path: Path, timeout: float) -> sqlite3.Connection:
+    where = f"{path.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(where, uri=True, timeout=timeout, isolation_level=None)
+    try:
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+        if connection.execute("PRAGMA journal_mode = DELETE").fetchone() != ("delete",):
+            raise UnsoundError("cannot be given a rollback journal")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[None]:
+    """Raise errors of SQLite and of the content as errors that name the file."""
+    try:
+        yield
+    except UnsoundError as error:
+        raise LedgerError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:  # of SQLite's own message about a damaged page
+        raise LedgerError(f"{path}: is damaged: holds bytes that are no text") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest are kinds of it
+        if code == sqlite3.SQLITE_BUSY:
+            raise LedgerError(f"{path}: other processes held it for {timeout:g} s; {otherwise}") from error
+        after = "if it shows the entry, that stays" if code == sqlite3.SQLITE_IOERR else otherwise
+        why = f"{_WHY[code]} ({error})" if code in _WHY else f"is damaged or not a ledger: {error}"
+        raise LedgerError(f"{path}: {why}; {after}") from error
+
+
+def _read(connection: sqlite3.Connection) -> Statement:
+    """Return all of a file, verified; an error says what is wrong."""
+
+    def pragma(name: str) -> Any:
+        return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    if (found := pragma("application_id")) != _APPLICATION:
+        raise UnsoundError(f"is not a ledger of dpkernels (application {found:#x})")
+    if (version := pragma("user_version")) != _VERSION:
+        raise UnsoundError(f"is a ledger of version {version}; this program reads version {_VERSION}")
+    tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+    if tables != list(_TABLES.items()):  # no triggers or views either
+        raise UnsoundError("is damaged: its tables are not those of a ledger")
+    if (problem := pragma("integrity_check(1)")) != "ok":
+        raise UnsoundError(f"is damaged: {problem}")
+    budgets = connection.execute("SELECT ledger, created, epsilon, delta, head FROM budget")
+    charges = connection.execute("SELECT id, time, label, epsilon, delta, voids, hash FROM charges ORDER BY id")
+    return verified(budgets.fetchall(), charges.fetchall())
+
+
+def _write(connection: sqlite3.Connection, entry: Entry) -> None:
+    """Append an entry."""
+    row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash, str(entry.voids or ""))
+    connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    connection.execute("UPDATE budget SET head = ?", (entry.hash,))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

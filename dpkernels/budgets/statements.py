@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
-from dpkernels.budgets.amounts import EpsilonDelta, minus, plus, printed
+from dpkernels.budgets.filters import EpsilonDelta, minus, plus, printed
 
 _HASHED = 1  # version of what is hashed
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
         id: its number, from 1.
         time: the time, UTC, by the clock of the machine. It is not checked.
         label: a description.
-        amounts: the cost of the charge. An entry that voids a charge has the amounts of that charge.
+        amounts: the cost of the charge, or of the charge that this entry voids.
         hash: the hash of this entry and all before it.
         voids: the number of the charge that this entry voids, and 0 for a charge.
     """
@@ -50,14 +50,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Statement:
-    """The verified content of a ledger at one moment.
-
-    Attributes:
-        ledger: its identity, random, made with it.
-        created: when, UTC.
-        budget: what was fixed.
-        entries: every charge, and every entry that voids one.
-    """
+    """The verified content of a ledger at one moment; ``ledger`` is its random identity."""
 
     ledger: str
     created: str
@@ -91,12 +84,7 @@ class Statement:
         return _entry(self.head, len(self.entries) + 1, time, label, amounts)
 
     def next_void(self, time: str, label: str, charge: int) -> Entry:
-        """Return the entry that voids a charge.
-
-        Args:
-            time: of the entry.
-            label: of the entry.
-            charge: the number of the charge.
+        """Return the entry that voids a charge, given its number.
 
         Raises:
             UnsoundError: there is no such charge, or it is voided already.
@@ -127,15 +115,12 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
 
 
 def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> Statement:
-    """Return the statement that rows of a file make.
+    """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
     Args:
         budgets: rows of (ledger, created, epsilon, delta, head); one is sound.
         charges: rows of (id, time, label, epsilon, delta, voids, hash), by id; voids is the decimal number of the
             charge that the row voids, and empty for a charge.
-
-    Raises:
-        UnsoundError: says what is wrong.
     """
     if len(budgets) != 1:
         raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")
@@ -154,35 +139,27 @@ def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> Iterator[Entry]
         if found != number:
             raise UnsoundError(f"is damaged: charge {number} is missing")
         *texts, voids, stated = _texts(row, f"charge {number}")
-        head = _hash(head, number, *texts, *_voiding(charge := _charge_number(voids)))
+        if voids and not _NUMBER.fullmatch(voids):
+            raise UnsoundError(f"is damaged: {voids[:40]!r} is not the number of a charge")
+        charge = int(voids or 0)
+        head = _hash(head, number, *texts, *_voiding(charge))
         if stated != head:
             raise UnsoundError(f"is damaged: charge {number}, or one before it, was changed")
         time, label, epsilon, delta = texts
         entry = Entry(number, time, label, EpsilonDelta(_parsed(epsilon), _parsed(delta)), head, charge)
         if charge:
-            _check_void(entry, entries, voided)
+            try:
+                _check_voidable(entries, voided, charge)
+            except UnsoundError as error:
+                raise UnsoundError(f"is damaged: entry {number} voids a charge, and the ledger {error}") from None
+            if entries[charge - 1].amounts != entry.amounts:
+                raise UnsoundError(f"is damaged: entry {number} does not void the amounts of charge {charge}")
+            voided.add(charge)
         spent = _added(spent, entry)
         if min(minus(start.budget, spent)) < 0:
             raise UnsoundError(f"is damaged: its charges of {spent} exceed its budget of {start.budget}")
         entries.append(entry)
         yield entry
-
-
-def _check_void(entry: Entry, entries: Sequence[Entry], voided: set[int]) -> None:
-    """Refuse an entry that voids what is no charge, what is voided already, or another amount."""
-    try:
-        _check_voidable(entries, voided, entry.voids)
-    except UnsoundError as error:
-        raise UnsoundError(f"is damaged: entry {entry.id} voids a charge, and the ledger {error}") from None
-    if entries[entry.voids - 1].amounts != entry.amounts:
-        raise UnsoundError(f"is damaged: entry {entry.id} does not void the amounts of charge {entry.voids}")
-    voided.add(entry.voids)
-
-
-def _charge_number(text: str) -> int:
-    if text and not _NUMBER.fullmatch(text):
-        raise UnsoundError(f"is damaged: {text[:40]!r} is not the number of a charge")
-    return int(text or 0)
 
 
 def _texts(row: Sequence[Any], name: str) -> list[str]:
@@ -199,7 +176,7 @@ def _parsed(text: str) -> Fraction:
 
 
 def text(amount: Fraction) -> str:
-    """Return the same, to be written."""
+    """Return the text of an amount, from which ``_parsed`` reads the same amount."""
     try:
         return printed(_parsed(printed(amount)))
     except UnsoundError:

@@ -12,10 +12,8 @@ from typing import Any
 
 import click
 
-from dpkernels.budgets.amounts import EpsilonDelta, budgeted, minus, printed
-from dpkernels.budgets.filters import BudgetExceeded, check
-from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement
-from dpkernels.budgets.ledger_file import check_makeable
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, budgeted, check, minus, printed
+from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement, check_makeable
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.text import aligned, shown
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpkernels.budgets.amounts import printed
+from dpkernels.budgets.filters import printed
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
 from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, interval, noise_of, parameters, title

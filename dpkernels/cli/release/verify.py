@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from dpkernels.bounded_json import brief, integer, parse_json, read_text
-from dpkernels.budgets.amounts import printed
+from dpkernels.budgets.filters import printed
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source

@@ -20,8 +20,18 @@ import pytest
 import dpkernels as dpk
 from accountants import calibrate
 from dpkernels.budgets import filters
-from dpkernels.budgets.amounts import EpsilonDelta, Rho, amount, asked, budgeted, printed
-from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
+from dpkernels.budgets.filters import (
+    BudgetExceeded,
+    ConcentratedFilter,
+    EpsilonDelta,
+    Filter,
+    Odometer,
+    Rho,
+    amount,
+    asked,
+    budgeted,
+    printed,
+)
 
 # Amounts
 

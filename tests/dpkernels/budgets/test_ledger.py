@@ -38,9 +38,8 @@ from command_helpers import (
 )
 from ledger_helpers import LEDGER, READ_ONLY, SMALL, STOPPING, forged, light, shown, some_charges, sql
 
-from dpkernels.budgets import ledger_file
-from dpkernels.budgets.amounts import EpsilonDelta, printed
-from dpkernels.budgets.filters import BudgetExceeded, Filter
+from dpkernels.budgets import ledger as ledger_module
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, Filter, printed
 from dpkernels.budgets.ledger import Ledger, LedgerError
 
 run = pytest.fixture(command, name="run")
@@ -117,7 +116,7 @@ def test_names_and_labels_of_every_kind(tmp_path: Path) -> None:
 def test_a_commit_is_durable_when_it_returns(tmp_path: Path) -> None:
     """EXTRA: the deletion of the journal, which is the commit, is on the disk as well."""
     some_charges(tmp_path / "a")
-    with ledger_file.transaction(tmp_path / "a", "DEFERRED", 1.0) as connection:
+    with ledger_module._transaction(tmp_path / "a", "DEFERRED", 1.0) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
@@ -189,7 +188,7 @@ def test_a_journal_that_a_dead_process_left_is_rolled_back(tmp_path: Path) -> No
     writer = sqlite3.connect(tmp_path / "a", isolation_level=None)
     writer.execute("PRAGMA cache_size = 1")  # so that pages are written before the commit
     writer.execute("BEGIN")
-    ledger_file.write(writer, expected.next("now", "x" * 50_000, EpsilonDelta(Fraction(1, 10))))
+    ledger_module._write(writer, expected.next("now", "x" * 50_000, EpsilonDelta(Fraction(1, 10))))
     for ending in ("", "-journal"):
         shutil.copy(tmp_path / f"a{ending}", tmp_path / f"b{ending}")
     writer.close()
@@ -290,7 +289,7 @@ def test_a_full_disk_charges_nothing(tmp_path: Path) -> None:
 
 def test_a_database_that_may_not_grow_charges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = some_charges(tmp_path / "a")
-    monkeypatch.setattr(ledger_file, "_SETTINGS", (*ledger_file._SETTINGS, "max_page_count = 3"))
+    monkeypatch.setattr(ledger_module, "_SETTINGS", (*ledger_module._SETTINGS, "max_page_count = 3"))
     with pytest.raises(LedgerError, match=r"the disk is full .*nothing was charged"):
         ledger.charge(0.1, label="x" * 10_000)
     assert len(ledger.statement().entries) == 5

@@ -19,9 +19,9 @@ from dataset_helpers import write as write_dataset
 from ledger_helpers import LEDGER, READ_ONLY, SMALL, STOPPING, forged, light, some_charges, sql
 from ledger_helpers import shown as ledger_shown
 
-from dpkernels.budgets import ledger_file, statements
-from dpkernels.budgets.amounts import EpsilonDelta
-from dpkernels.budgets.filters import BudgetExceeded
+from dpkernels.budgets import ledger as ledger_module
+from dpkernels.budgets import statements
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta
 from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
 from dpkernels.cli.files.delimited import _LineSink
@@ -495,7 +495,7 @@ def test_check_finds_a_ledger_that_cannot_be_charged(run: Run, monkeypatch: pyte
     Ledger.create("people.ledger", 2)
     assert run(*check, *LEDGER).code == 0
     content = Path("people.ledger").read_bytes()
-    monkeypatch.setattr(ledger_file, "_SETTINGS", (*ledger_file._SETTINGS, "query_only = ON"))
+    monkeypatch.setattr(ledger_module, "_SETTINGS", (*ledger_module._SETTINGS, "query_only = ON"))
     assert_refused(run(*check, *LEDGER), 1, "people.ledger: cannot be written")
     assert Path("people.ledger").read_bytes() == content
     assert_nothing_but("in.csv", "people.ledger", "link")

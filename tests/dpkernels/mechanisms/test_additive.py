@@ -14,7 +14,7 @@ from noise_registry import LAWS, REFERENCE, ends, quadrature
 
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
-from dpkernels.budgets.amounts import asked
+from dpkernels.budgets.filters import asked
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named_additive as named
