@@ -15,7 +15,7 @@ from accountants.dominating_pairs.densities import densities
 from accountants.dominating_pairs.discrete import randomised_response, weights
 from accountants.dominating_pairs.steepness import check_steepness
 from accountants.guarantee import Guarantee, guarantee
-from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
+from accountants.histograms import known_domain_top_k, unknown_domain_top_k
 from accountants.profile import delta, epsilon
 from accountants.shuffle import Shuffled, shuffled
 from accountants.subsampling import amplified, on_sample

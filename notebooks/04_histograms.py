@@ -44,13 +44,14 @@ import pandas as pd
 
 import accountants
 import dpkernels as dpk
-from accountants.histograms.accounting import (
+from accountants.histograms import (
     gaussian_crossing,
     histogram_noise,
     known_domain_guarantee,
+    known_domain_top_k,
     unknown_domain_guarantee,
+    unknown_domain_top_k,
 )
-from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
 
 sys.path.append("..")  # for benchmarks, which is not installed
 

@@ -26,7 +26,7 @@ from accountants.calibrate.composed import *  # noqa: F403
 from accountants.calibrate.one_release import *  # noqa: F403
 from accountants.calibrate.reweighted import *  # noqa: F403
 from accountants.calibrate.shuffled import shuffled
-from accountants.histograms.accounting import KnownDomain, known_domain
+from accountants.histograms import KnownDomain, known_domain
 from accountants.scale import *  # noqa: F403
 
 _HOMES = _composed, _one_release, _reweighted, _scale

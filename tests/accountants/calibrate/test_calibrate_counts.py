@@ -10,8 +10,7 @@ import pytest
 import accountants
 import dpkernels as dpk
 from accountants import calibrate
-from accountants.histograms.accounting import known_domain_guarantee
-from accountants.histograms.release import known_domain_top_k
+from accountants.histograms import known_domain_guarantee, known_domain_top_k
 
 DISCRETE = {"gaussian": calibrate.discrete_gaussian, "laplace": calibrate.discrete_laplace}
 SIMULATED = {"exact": False, "key": dpk.simulation_key(5)}

@@ -10,19 +10,21 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
+from accountants import histograms
 from accountants.closed_forms.concentrated import best_epsilon, setwise_epsilon
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.registry import additive_profile
-from accountants.histograms import release as histograms
-from accountants.histograms.accounting import (
+from accountants.histograms import (
     gaussian_crossing,
     gaussian_histogram_rho,
     histogram_noise,
     known_domain_guarantee,
+    known_domain_top_k,
     laplace_histogram_delta,
+    most_likely,
     unknown_domain_guarantee,
+    unknown_domain_top_k,
 )
-from accountants.histograms.release import known_domain_top_k, most_likely, unknown_domain_top_k
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named_additive as named
