@@ -22,8 +22,9 @@ its records replaced, is worst for two records of opposite vectors of the larges
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -51,8 +52,7 @@ class _Unsupported(Exception):  # noqa: N818 - it never leaves this file
     """An event that is not accounted, with the reason."""
 
     def __init__(self, event: Any, reason: str) -> None:
-        super().__init__(reason)
-        self.event, self.reason = event, reason
+        super().__init__(event, reason)
 
 
 class Accountant(dp_accounting.PrivacyAccountant):
@@ -83,34 +83,23 @@ class Accountant(dp_accounting.PrivacyAccountant):
             raise TypeError(f"neighboring_relation: {neighboring_relation!r} is not a NeighboringRelation")
         super().__init__(neighboring_relation)
         self.bracket = bracket
-        self._counts: dict[_AccountedRelease, int] = {}
-        self._rho, self._xi = 0.0, 0.0
-        self._non_private = False
+        self._counts = Counter[_AccountedRelease]()
         self._composed: accountants.Guarantee | None = None
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         try:
-            releases = list(_releases(event, count, self.neighboring_relation))
-            if self.bracket and (inexact := [one for one, _ in releases if one.kind == "mixture"]):
-                raise _Unsupported(event, f"The masses of {inexact[0].event()} are estimates; they have no bracket.")
+            releases = [(one, times) for one, times in _releases(event, count, self.neighboring_relation) if times]
+            if self.bracket and any(one.kind == "mixture" for one, _ in releases):
+                reason = "The masses of MixtureOfGaussiansDpEvent are estimates; they have no bracket."
+                raise _Unsupported(event, reason)
         except _Unsupported as error:
-            return _Details(invalid_event=error.event, error_message=error.reason)
+            event, reason = error.args
+            return _Details(invalid_event=event, error_message=reason)
         if do_compose:
             self._composed = None
             for release, times in releases:
-                self._add(release, times)
+                self._counts[release] += times
         return None
-
-    def _add(self, release: _AccountedRelease, count: int) -> None:
-        if count == 0:
-            return
-        if release.kind == "non-private":
-            self._non_private = True
-        elif release.kind == "zcdp":
-            rho, xi = release.parameters
-            self._rho, self._xi = self._rho + count * rho, self._xi + count * xi
-        else:
-            self._counts[release] = self._counts.get(release, 0) + count
 
     @property
     def guarantee(self) -> accountants.Guarantee:
@@ -119,26 +108,22 @@ class Accountant(dp_accounting.PrivacyAccountant):
         Raises:
             ValueError: no event has been composed, or one without privacy.
         """
-        if self._non_private:
+        if _NON_PRIVATE in self._counts:
             raise ValueError("ledger: holds a non-private event, which has no guarantee")
         if self._composed is None:
-            parts = [one.guarantee(self.neighboring_relation).repeat(n) for one, n in self._counts.items()]
-            if self._rho or self._xi:
-                parts.append(accountants.guarantee(_zcdp_pair(self._rho, self._xi)))
+            relation = self.neighboring_relation
+            parts = [one.guarantee(relation).repeat(n) for one, n in self._counts.items() if one.kind != "zcdp"]
+            zcdp = [(n, *one.parameters) for one, n in self._counts.items() if one.kind == "zcdp"]
+            if zcdp:
+                rho, xi = sum(n * rho for n, rho, _ in zcdp), sum(n * xi for n, _, xi in zcdp)
+                parts.append(accountants.guarantee(_zcdp_pair(rho, xi)))
             if not parts:
                 raise ValueError("ledger: holds no event with a privacy loss, so there is no guarantee")
             self._composed = reduce(lambda first, other: first.compose(other), parts)
         return self._composed
 
-    @property
-    def _is_empty(self) -> bool:
-        return not (self._counts or self._rho or self._xi or self._non_private)
-
     def get_epsilon(self, target_delta: float) -> float:
         """Return the smallest epsilon such that everything composed is (epsilon, target_delta)-DP.
-
-        Args:
-            target_delta: delta, in [0, 1].
 
         Raises:
             ValueError: target_delta is not in [0, 1].
@@ -148,11 +133,8 @@ class Accountant(dp_accounting.PrivacyAccountant):
     def get_delta(self, target_epsilon: float) -> float:
         """Return the smallest delta such that everything composed is (target_epsilon, delta)-DP.
 
-        Args:
-            target_epsilon: epsilon, at least 0; it may be infinite.
-
         Raises:
-            ValueError: target_epsilon is negative or not a number.
+            ValueError: target_epsilon is negative or not a number; it may be infinite.
         """
         return self._delta(target_epsilon, self.bracket)[1]
 
@@ -173,9 +155,9 @@ class Accountant(dp_accounting.PrivacyAccountant):
     def _epsilon(self, delta: float, bracket: bool) -> tuple[float, float]:
         if not 0 <= delta <= 1:
             raise ValueError(f"target_delta: {delta} is not in [0, 1]")
-        if self._non_private:
+        if _NON_PRIVATE in self._counts:
             return math.inf, math.inf
-        if self._is_empty or delta == 1:
+        if not self._counts or delta == 1:
             return 0.0, 0.0
         pure = self._pure_epsilon()
         if delta == 0:
@@ -189,9 +171,9 @@ class Accountant(dp_accounting.PrivacyAccountant):
     def _delta(self, epsilon: float, bracket: bool) -> tuple[float, float]:
         if not epsilon >= 0:
             raise ValueError(f"target_epsilon: {epsilon} is not at least 0")
-        if self._non_private:
+        if _NON_PRIVATE in self._counts:
             return 1.0, 1.0
-        if self._is_empty or epsilon >= self._pure_epsilon() * (1 + _ROUNDING):
+        if not self._counts or epsilon >= self._pure_epsilon() * (1 + _ROUNDING):
             return 0.0, 0.0
         if not bracket:
             value = float(self.guarantee.delta(float(epsilon)))
@@ -200,8 +182,6 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     def _pure_epsilon(self) -> float:
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
-        if self._rho or self._xi:
-            return math.inf
         levels = [(one.pure_levels(self.neighboring_relation), n) for one, n in self._counts.items()]
         return max(math.fsum(n * level[i] for level, n in levels) for i in (0, 1))
 
@@ -233,7 +213,7 @@ def to_dp_event(
         neighboring_relation: the relation of the accountant that the event is for.
 
     Raises:
-        ValueError: no event means the same under this relation, the error names the mechanism.
+        ValueError: no event means the same under this relation. The error names the mechanism.
     """
     parts = [_event_of(part, neighboring_relation) for part in guarantee.terms]
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
@@ -265,49 +245,34 @@ def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent 
     """Return the event of a symmetric pair of probabilities, or None."""
     if not (len(p) > 1 and p[0] > p[-1] > 0):
         return None
-    epsilon = math.log(p[0] / p[-1])
-    if relation is Relation.REPLACE_ONE:
-        buckets = 2 if len(p) == 2 else round(p[1] / p[-1]) + 2
-        event: Any = events.RandomizedResponseDpEvent(float(buckets * p[-1]), buckets)
-        if len(p) > 3:
-            event = None
-    else:
+    if relation is not Relation.REPLACE_ONE:
         n = len(p) - 1
-        event = events.DiscreteLaplaceDpEvent(epsilon / n, n)
-    if event is not None:
-        (release, _), *_ = _releases(event, 1, relation)
-        again = release.table(relation)[0]
-        if len(again) == len(p) and np.allclose(again, p, rtol=1e-12, atol=0):
-            return event
-    return None
+        event: Any = events.DiscreteLaplaceDpEvent(math.log(p[0] / p[-1]) / n, n)
+    elif len(p) > 3:
+        return None
+    else:
+        buckets = 2 if len(p) == 2 else round(p[1] / p[-1]) + 2
+        event = events.RandomizedResponseDpEvent(float(buckets * p[-1]), buckets)
+    (release, _), *_ = _releases(event, 1, relation)
+    again = release.table(relation)[0]
+    return event if len(again) == len(p) and np.allclose(again, p, rtol=1e-12, atol=0) else None
 
 
 @dataclass(frozen=True)
 class _AccountedRelease:
-    """One mechanism of a tree, on all the data or on a Poisson sample.
-
-    Attributes:
-        kind: which mechanism it is.
-        parameters: its numbers.
-        rate: the sampling probability, or None for all the data.
-    """
+    """One mechanism of a tree: its kind and numbers, on all the data or on a Poisson sample of this rate."""
 
     kind: str
     parameters: tuple[Any, ...] = ()
     rate: float | None = None
 
-    def event(self) -> str:
-        """Return the name of the event's class."""
-        return _NAMES.get(self.kind, self.kind)
-
     def guarantee(self, relation: Relation) -> accountants.Guarantee:
         """Return the guarantee of one release."""
         replaced = relation is Relation.REPLACE_ONE
         distance = 2.0 if replaced and self.rate is None else 1.0
-        if self.kind == "gaussian":
-            made = accountants.guarantee(dpk.Additive(dpk.Gaussian(self.parameters[0] / distance)), 1.0)
-        elif self.kind == "laplace":
-            made = accountants.guarantee(dpk.Additive(dpk.Laplace(self.parameters[0] / distance)), 1.0)
+        if self.kind in ("gaussian", "laplace"):
+            noise = dpk.Gaussian if self.kind == "gaussian" else dpk.Laplace
+            made = accountants.guarantee(dpk.Additive(noise(self.parameters[0] / distance)), 1.0)
         elif self.kind == "mixture":
             made = accountants.guarantee(_mixture_pair(*self.parameters))
         else:
@@ -327,13 +292,13 @@ class _AccountedRelease:
         noise, buckets = self.parameters
         low = noise / buckets
         if relation is Relation.REPLACE_ONE:
-            p = np.array([1 - (buckets - 1) * low, low] if buckets == 2 else _response(low, buckets))
+            p = np.array([1 - (buckets - 1) * low, *[(buckets - 2) * low] * (buckets > 2), low])
             return p, p[::-1]
         return np.array([1 - (buckets - 1) * low, (buckets - 1) * low]), np.array([1 / buckets, 1 - 1 / buckets])
 
     def pure_levels(self, relation: Relation) -> tuple[float, float]:
         """Return the largest privacy losses of the pair and of its mirror."""
-        if self.kind in ("gaussian", "mixture"):
+        if self.kind in ("gaussian", "mixture", "zcdp"):
             return math.inf, math.inf
         if self.kind == "laplace":
             level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
@@ -349,69 +314,60 @@ class _AccountedRelease:
         return float(up), float(-down)
 
 
-def _response(low: float, buckets: int) -> list[float]:
-    return [1 - (buckets - 1) * low, (buckets - 2) * low, low]
-
-
-_NAMES = {"mixture": "MixtureOfGaussiansDpEvent", "non-private": "NonPrivateDpEvent"}
+_NON_PRIVATE = _AccountedRelease("non-private")
 
 
 def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
-    """Yield the mechanisms of a tree, with how often each is run."""
-    if isinstance(event, dp_accounting.NoOpDpEvent):
-        return
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        times = event.count
-        if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
-            raise _Unsupported(event, f"count must be an integer that is not negative. Found {times!r}.")
-        yield from _releases(event.event, int(times) * count, relation)
-    elif isinstance(event, dp_accounting.ComposedDpEvent):
-        for one in event.events:
-            yield from _releases(one, count, relation)
-    elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        yield from _sampled(event, count, relation)
-    else:
-        release = _release(event, relation)
-        if release is not None:
-            yield release, count
-
-
-def _release(event: Any, relation: Relation) -> _AccountedRelease | None:
-    """Return the mechanism of a leaf, or None if it has no privacy loss."""
+    """Yield the mechanisms of a tree, with how often each is run; those without a privacy loss are left out."""
+    release: _AccountedRelease | None = None
     match event:
+        case dp_accounting.NoOpDpEvent():
+            pass
+        case dp_accounting.SelfComposedDpEvent():
+            if not _is_whole(event.count, 0):
+                raise _Unsupported(event, f"count must be an integer that is not negative. Found {event.count!r}.")
+            yield from _releases(event.event, int(event.count) * count, relation)
+        case dp_accounting.ComposedDpEvent():
+            for one in event.events:
+                yield from _releases(one, count, relation)
+        case dp_accounting.PoissonSampledDpEvent():
+            yield from ((one, count * times) for one, times in _sampled(event, relation))
         case dp_accounting.NonPrivateDpEvent():
-            return _AccountedRelease("non-private")
+            release = _NON_PRIVATE
         case dp_accounting.GaussianDpEvent():
-            return _noise("gaussian", event.noise_multiplier)
+            release = _noise("gaussian", event.noise_multiplier)
         case dp_accounting.LaplaceDpEvent():
-            return _noise("laplace", event.noise_multiplier)
+            release = _noise("laplace", event.noise_multiplier)
         case events.DiscreteLaplaceDpEvent():
             n = event.sensitivity
-            if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= _MOST_OUTCOMES:
+            if not (_is_whole(n, 1) and n <= _MOST_OUTCOMES):
                 raise _Unsupported(event, f"sensitivity must be an integer from 1 to {_MOST_OUTCOMES}. Found {n!r}.")
-            release = _noise("discrete laplace", event.noise_parameter)
-            return (
-                release
-                if release.kind == "non-private"
-                else _AccountedRelease(release.kind, (*release.parameters, int(n)))
-            )
+            release = _noise("discrete laplace", event.noise_parameter, int(n))
         case events.RandomizedResponseDpEvent():
-            return _randomised_response(event, relation)
+            release = _randomised_response(event, relation)
         case events.MixtureOfGaussiansDpEvent():
-            return _mixture(event, relation)
+            release = _mixture(event, relation)
         case events.ZCDpEvent():
             for name, value in (("rho", event.rho), ("xi", event.xi)):
                 if not 0 <= value < math.inf:
                     raise ValueError(f"{name}: {value} is not at least 0 and finite")
-            return _AccountedRelease("zcdp", (float(event.rho), float(event.xi))) if event.rho or event.xi else None
-    raise _Unsupported(event, "Unsupported event.")
+            if event.rho or event.xi:
+                release = _AccountedRelease("zcdp", (float(event.rho), float(event.xi)))
+        case _:
+            raise _Unsupported(event, "Unsupported event.")
+    if release is not None:
+        yield release, count
 
 
-def _noise(kind: str, parameter: Any) -> _AccountedRelease:
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+
+
+def _noise(kind: str, parameter: Any, *others: int) -> _AccountedRelease:
     """Return additive noise; an event without noise is not private."""
     if not 0 <= parameter < math.inf:
         raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
-    return _AccountedRelease(kind, (float(parameter),)) if parameter > 0 else _AccountedRelease("non-private")
+    return _AccountedRelease(kind, (float(parameter), *others)) if parameter > 0 else _NON_PRIVATE
 
 
 def _needs(event: Any, relation: Relation, *allowed: Relation) -> None:
@@ -424,15 +380,13 @@ def _needs(event: Any, relation: Relation, *allowed: Relation) -> None:
 def _randomised_response(event: Any, relation: Relation) -> _AccountedRelease | None:
     _needs(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
     noise, buckets = float(event.noise_parameter), event.num_buckets
-    if isinstance(buckets, bool) or not isinstance(buckets, int | np.integer) or buckets < 1:
+    if not _is_whole(buckets, 1):
         raise ValueError(f"num_buckets: {buckets!r} is not a positive integer")
     if not 0 <= noise <= 1:
         raise ValueError(f"noise_parameter: {noise} is not in [0, 1]")
     if buckets == 1 or noise == 1:
         return None
-    return (
-        _AccountedRelease("randomised response", (noise, int(buckets))) if noise else _AccountedRelease("non-private")
-    )
+    return _AccountedRelease("randomised response", (noise, int(buckets))) if noise else _NON_PRIVATE
 
 
 def _mixture(event: Any, relation: Relation) -> _AccountedRelease | None:
@@ -446,21 +400,21 @@ def _mixture(event: Any, relation: Relation) -> _AccountedRelease | None:
             f"MixtureOfGaussiansDpEvent: {event} needs as many probabilities, which are positive and add up to 1, as "
             "sensitivities, which are not negative, and a standard deviation that is not negative"
         )
-    merged: dict[float, float] = {}
+    merged = dict.fromkeys(distances, 0.0)
     for distance, mass in zip(distances, masses, strict=True):
-        merged[distance] = merged.get(distance, 0.0) + mass
+        merged[distance] += mass
     others = [distance for distance in merged if distance]
     if not others:
         return None
     if sigma == 0:
-        return _AccountedRelease("non-private")
+        return _NON_PRIVATE
     if len(others) == 1:
         rate = merged[others[0]] if 0.0 in merged else None
         return _AccountedRelease("gaussian", (sigma / others[0],), None if rate is None or rate >= 1 else rate)
     return _AccountedRelease("mixture", (sigma, tuple(sorted(merged.items()))))
 
 
-def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
+def _sampled(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanism of a Poisson sample; mechanisms that share the sample must all be Gaussian."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
@@ -468,8 +422,8 @@ def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acco
     inner = [(one, times) for one, times in _releases(event.event, 1, relation) if times]
     if rate == 0 or not inner:
         return
-    if rate == 1 or any(one.kind == "non-private" for one, _ in inner):
-        yield from ((one, count * times) for one, times in inner)
+    if rate == 1 or any(one == _NON_PRIVATE for one, _ in inner):
+        yield from inner
         return
     (release, times), *others = inner
     if (others or times > 1) and all(one.kind == "gaussian" and one.rate is None for one, _ in inner):
@@ -484,10 +438,7 @@ def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acco
         )
     if release.kind != "gaussian":
         _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
-    yield (
-        _AccountedRelease(release.kind, release.parameters, rate * (1.0 if release.rate is None else release.rate)),
-        count,
-    )
+    yield replace(release, rate=rate * (1.0 if release.rate is None else release.rate)), 1
 
 
 def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> Any:
@@ -502,9 +453,8 @@ def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> Any
         return np.logaddexp.reduce(logs)
 
     # The tails beyond are below 2^-1000; the masses that quadrature sees in between are 1 to the last digits.
-    return accountants.densities(
-        log_p, log_q, (-38.0, *np.unique(np.append(0.0, centres)), float(centres.max()) + 38.0)
-    )
+    knots = (-38.0, *np.unique(np.append(0.0, centres)), float(centres.max()) + 38.0)
+    return accountants.densities(log_p, log_q, knots)
 
 
 def _zcdp_pair(rho: float, xi: float) -> Any:

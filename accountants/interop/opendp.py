@@ -70,39 +70,38 @@ def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = fl
         raise TypeError(f"T: {T!r} is neither float nor int")
     form = dpk.exact_sampler(mechanism)
     mechanism = form.mechanism
+    values = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
+    approximate, to = dp.approximate(dp.max_divergence()), float
     if isinstance(mechanism, dpk.Additive):
-        return _additive(form, mechanism, delta, T)
-    if delta is not None:
+        parts = values, dp.absolute_distance(T=T), approximate, _additive_map(form.certificate, delta)
+    elif delta is not None:
         raise ValueError(f"delta: {delta}; the delta of {type(mechanism).__name__} is fixed")
-    if isinstance(mechanism, dpk.AdditiveVector):
-        return _vector(form, mechanism, T)
-    return _local(form, mechanism, T)
+    elif isinstance(mechanism, dpk.AdditiveVector):
+        vectors = dp.vector_domain(values, size=mechanism.dimensions)
+        parts, to = (vectors, _METRICS[mechanism.norm](T=T), approximate, _vector_map(form, T)), "Vec<f64>"
+    else:
+        parts = _bounded(mechanism, T), dp.discrete_distance(), dp.max_divergence(), _bounded_map(form.certificate)
+    domain, metric, measure, privacy_map = parts
+    return dp.m.make_user_measurement(domain, metric, measure, _release(form, T), privacy_map, TO=to)
 
 
-def _local(form: Any, mechanism: Any, T: type) -> dp.Measurement:
-    """Return the measurement of one record's value."""
+def _bounded(mechanism: Any, T: type) -> dp.Domain:
+    """Return the domain of one record's value."""
     if isinstance(mechanism, dpk.Multivariate) or np.ndim(mechanism.input_interval[0]):
         raise TypeError(f"mechanism: {type(mechanism).__name__} is on vectors; of these only additive noise is covered")
     if getattr(mechanism, "sensitivity", None) is not None:
         raise ValueError("mechanism: is for neighbours within its sensitivity; one for any two inputs is needed")
     low, high = (float(end) for end in mechanism.input_interval)
     bounds = (low, high) if T is float else (math.ceil(low), math.floor(high))
-    domain = dp.atom_domain(bounds=bounds, nan=False) if T is float else dp.atom_domain(bounds=bounds, T=int)
-    # This is the certificate's level, rounded up.
-    epsilon = float(np.nextafter(float(form.certificate.realised_epsilon), np.inf))
-    return dp.m.make_user_measurement(
-        domain,
-        dp.discrete_distance(),
-        dp.max_divergence(),
-        _release(form, T),
-        lambda d_in: epsilon if d_in else 0.0,
-        TO=float,
-    )
+    return dp.atom_domain(bounds=bounds, nan=False) if T is float else dp.atom_domain(bounds=bounds, T=int)
 
 
-def _additive(form: Any, mechanism: Any, delta: float | None, T: type) -> dp.Measurement:
-    """Return the measurement of additive noise on one value."""
-    certificate = form.certificate
+def _bounded_map(certificate: Any) -> Callable[[int], float]:
+    epsilon = float(np.nextafter(float(certificate.realised_epsilon), np.inf))  # the level, rounded up
+    return lambda d_in: epsilon if d_in else 0.0
+
+
+def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tuple[float, float]]:
     at = float(certificate.delta) if delta is None else float(delta)
     if not 0 < at < 1:
         raise ValueError(f"delta: {at} is not in (0, 1)")
@@ -115,24 +114,18 @@ def _additive(form: Any, mechanism: Any, delta: float | None, T: type) -> dp.Mea
         beyond = np.zeros(min(cells, len(weights)))
         near, far = np.concatenate([weights, beyond]), np.concatenate([beyond, weights])
         pair = accountants.guarantee(accountants.weights(near, far))
-        return _up(pair.bracket(delta=at)[1])
+        level = pair.bracket(delta=at)[1]
+        return math.ceil(level / _STEP) * _STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:
         cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / grain), table.points_per_bin))
         return (epsilon(cells), at) if cells else (0.0, 0.0)
 
-    return dp.m.make_user_measurement(
-        dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int),
-        dp.absolute_distance(T=T),
-        dp.approximate(dp.max_divergence()),
-        _release(form, T),
-        privacy_map,
-        TO=float,
-    )
+    return privacy_map
 
 
-def _vector(form: Any, mechanism: Any, T: type) -> dp.Measurement:
-    """Return the measurement of additive noise on vectors."""
+def _vector_map(form: Any, T: type) -> Callable[[float], tuple[float, float]]:
+    mechanism = form.mechanism
     if mechanism.lattice is not None and (T is float or Fraction(float(mechanism.lattice)).numerator != 1):
         raise ValueError(
             f"T: float values may be off the lattice {float(mechanism.lattice):g}; use T=int and a lattice that holds "
@@ -154,15 +147,7 @@ def _vector(form: Any, mechanism: Any, T: type) -> dp.Measurement:
         group = math.expm1(k * epsilon) / math.expm1(epsilon) * (1 + 1e-12) if k > 1 else 1.0
         return k * epsilon * (1 + (k > 1) * 1e-15), min(1.0, delta * group)
 
-    atoms = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
-    return dp.m.make_user_measurement(
-        dp.vector_domain(atoms, size=mechanism.dimensions),
-        _METRICS[mechanism.norm](T=T),
-        dp.approximate(dp.max_divergence()),
-        _release(form, T),
-        privacy_map,
-        TO="Vec<f64>",
-    )
+    return privacy_map
 
 
 def _release(form: Any, T: type) -> Callable[[Any], Any]:
@@ -172,11 +157,6 @@ def _release(form: Any, T: type) -> Callable[[Any], Any]:
         values = np.asarray(x, float)
         if T is float:  # It moves no two values apart, and without it an infinity would be an error, which shows it.
             values = np.clip(values, -_FARTHEST, _FARTHEST)
-        released = dpk.perturb(values, form, clip=T is float)
-        return released.tolist()
+        return dpk.perturb(values, form, clip=T is float).tolist()
 
     return release
-
-
-def _up(epsilon: float) -> float:
-    return math.ceil(epsilon / _STEP) * _STEP if math.isfinite(epsilon) else epsilon

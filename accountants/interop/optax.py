@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import accountants
@@ -146,25 +147,17 @@ def best_training_run(
 ) -> TrainingRun:
     """Return the run of the smallest error that meets a budget, over all given sampling rates and numbers of steps.
 
-    Args:
-        epsilon: the budget.
-        delta: the budget.
-        sampling_rates: the sampling rates to choose from.
-        steps: the numbers of steps to choose from.
-        neighbours: which data sets are neighbours.
-        slack: the slack of a step.
-        error: what to minimise; by default the standard deviation of the mean of all updates' noise, in units of the
-            clipping norm over the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``.
+    ``error`` is by default the standard deviation of the mean of all updates' noise, in units of the clipping norm over
+    the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``. ``neighbours`` and ``slack`` are those
+    of ``TrainingRun``.
 
     Raises:
         ValueError: there are no sampling rates or no steps, or a budget is out of range.
     """
     measure = error or (lambda run: run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)))
-    counts = list(steps)
     runs = [
         noise_multiplier_for(TrainingRun(1.0, rate, count, neighbours, slack), epsilon=epsilon, delta=delta)
-        for rate in sampling_rates
-        for count in counts
+        for rate, count in product(sampling_rates, steps)
     ]
     if not runs:
         raise ValueError("sampling_rates, steps: each must have at least one value")

@@ -241,16 +241,11 @@ def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
         )
 
 
-def _check_key(key: Array) -> None:
-    """Refuse every key that is not one ChaCha20 key."""
+def _key_words(key: Array) -> Array:
+    """Return the words of a key; every key that is not one ChaCha20 key is an error."""
     secure = dpk.key_from_bytes(bytes(32))
     if getattr(key, "dtype", None) != secure.dtype or key.shape:
         raise TypeError("key: must be one ChaCha20 key, such as dpkernels.os_key()")
-
-
-def _key_words(key: Array) -> Array:
-    """Return the words of a ChaCha20 key."""
-    _check_key(key)
     return jax.random.key_data(key)
 
 
@@ -261,11 +256,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 
 @lru_cache(maxsize=16)
 def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
-    """Return the certified noise for vectors of integers and their sensitivity K, in units.
-
-    Raises:
-        ValueError: rounding would cost more than a quarter.
-    """
+    """Return the certified noise for vectors of integers and their sensitivity K, in units."""
     checks.whole("params: their number of values", size, 1, 1 << 31)
     half = math.sqrt(size) / 2
     sigma = next((s for s in _SIGMAS if half * multiplier / s <= _CHEAP), _SIGMAS[-1])
@@ -273,10 +264,9 @@ def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
     if half > _DEAREST * sensitivity:
         most = int((2 * _DEAREST * _SIGMAS[-1] / multiplier) ** 2)
         raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {most}")
-    epsilon = 1.0
-    delta = _gaussian_delta(1 / multiplier, epsilon)
+    delta = _gaussian_delta(1 / multiplier, 1.0)
     claimed = delta + min(1e-3, (1 - delta) / 2)
-    noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon, delta=claimed)
+    noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=1.0, delta=claimed)
     return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
 
 
@@ -367,7 +357,7 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
         TypeError: key is not a ChaCha20 key.
         ValueError: rate or capacity is out of range.
     """
-    _check_key(key)
+    _key_words(key)
     checks.within("rate", rate, 2.0**-32, 1.0)
     checks.whole("capacity", capacity, 1, 1 << 31)
     below = int(rate * 2.0**32)
