@@ -23,15 +23,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from accountants.closed_forms.concentrated import (
-    Concentrated,
-    bounded_range_rho,
-    bounded_range_terms,
-    gaussian_rho,
-    pure_rho,
-    pure_terms,
-    tail_bound,
-)
+from accountants.closed_forms import concentrated
+from accountants.closed_forms.concentrated import Concentrated
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.profile import epsilon as realised_epsilon
@@ -44,7 +37,6 @@ from dpkernels.exact.choice import exponential_top_k
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.named_additive import truncated_gaussian, truncation_bound
 from dpkernels.numerics import ndtr
 from dpkernels.random.keys import check_key, os_key, release_key_bytes, simulation_key
 from dpkernels.release.perturb import perturb
@@ -60,7 +52,7 @@ _NOISES = {"gaussian": (Gaussian, "sigma", 0.0), "laplace": (Laplace, "scale", n
 def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:
     """Return rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count, of l2 sensitivity sqrt(D0) Dinf (Lemma 6.3)."""
     checks.positive("l0_sensitivity", l0_sensitivity)
-    return np.asarray(l0_sensitivity, float) * gaussian_rho(sigma, linf_sensitivity)
+    return np.asarray(l0_sensitivity, float) * concentrated.gaussian_rho(sigma, linf_sensitivity)
 
 
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
@@ -178,12 +170,14 @@ def known_domain_guarantee(
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
     checks.within("k", k, 1, np.inf)
     checks.within("discovery_epsilon", discovery_epsilon, 0.0, np.finfo(float).max)
-    k, eps, pick = np.asarray(k), discovery_epsilon, bounded_range_terms(discovery_epsilon)
+    k, eps, pick = np.asarray(k), discovery_epsilon, concentrated.bounded_range_terms(discovery_epsilon)
     count = _Count.of(sigma, scale)
-    charge = Concentrated(k * (bounded_range_rho(eps) + count.rho), Concentrated(0.0, leak).repeat(k).leak)
+    charge = Concentrated(k * (concentrated.bounded_range_rho(eps) + count.rho), Concentrated(0.0, leak).repeat(k).leak)
     checks.within("delta", delta, np.max(charge.leak), 1.0, open_ends=True)
     bounds = {
-        "setwise": tail_bound(k * (pick[0] + count.mean), k * (pick[1] + count.square), charge.rest(delta)),
+        "setwise": concentrated.tail_bound(
+            k * (pick[0] + count.mean), k * (pick[1] + count.square), charge.rest(delta)
+        ),
         "concentrated": charge.epsilon(delta),
         "added": k * (np.asarray(eps, float) + count.pure),
     }
@@ -202,10 +196,10 @@ class _Count(NamedTuple):
     @classmethod
     def of(cls, sigma: Any, scale: Any) -> _Count:
         if scale is None:
-            rho = gaussian_rho(sigma)
+            rho = concentrated.gaussian_rho(sigma)
             return cls(f"Gaussian noise, sigma {sigma}", rho, rho, 2 * rho, np.inf)
         eps0 = inverse("scale", scale)
-        return cls(f"Laplace noise, scale {scale}", pure_rho(eps0), *pure_terms(eps0), eps0)
+        return cls(f"Laplace noise, scale {scale}", concentrated.pure_rho(eps0), *concentrated.pure_terms(eps0), eps0)
 
 
 def unknown_domain_guarantee(
@@ -231,7 +225,7 @@ def unknown_domain_guarantee(
     checks.positive("sigma", sigma)
     checks.within("truncation_delta", truncation_delta, 0.0, 1.0, open_ends=True)
     D0, Dinf, s = l0_sensitivity, linf_sensitivity, sigma
-    T = truncation_bound(s, truncation_delta, Dinf)
+    T = named.truncation_bound(s, truncation_delta, Dinf)
     charge = Concentrated(gaussian_histogram_rho(D0, Dinf, s), Concentrated(0.0, truncation_delta).repeat(D0).leak)
     checks.within("delta", delta, float(charge.leak), 1.0, open_ends=True)
     rest = float((delta - charge.leak) * (1 - 2 * ndtr(-T / s)) ** D0)
@@ -452,7 +446,7 @@ def unknown_domain_top_k(
         # The largest released report minus its count is the table's last value plus one bin of rounding.
         largest = sampler.certificate.highest + sampler.certificate.table.bin_width
     else:
-        sampler, largest = mechanism, Fraction(truncation_bound(sigma, truncation_delta, linf_sensitivity))
+        sampler, largest = mechanism, Fraction(named.truncation_bound(sigma, truncation_delta, linf_sensitivity))
     # Rounding to floats keeps the order, so no report of a count of at most Dinf exceeds this.
     threshold = math.nextafter(float(Fraction(linf_sensitivity) + largest), math.inf)
     reports = _reports(counts, sampler, _key(key, exact), exact)
@@ -473,12 +467,12 @@ def _reports(counts: Mapping[Any, int], sampler: Any, key: Array, exact: bool) -
 
 def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Additive:
     """Return the noise on a count, with its largest finite loss (T - D/2) D/s^2 as the budget of its claim."""
-    T = truncation_bound(sigma, truncation_delta, sensitivity)
+    T = named.truncation_bound(sigma, truncation_delta, sensitivity)
     least, most = checks.EPSILON_RANGE
     loss = max((T - sensitivity / 2) * sensitivity / sigma**2, least)
     if loss > most:
         raise ValueError(f"sigma: {sigma:g} is too small; a count's loss is up to {loss:.3g}, and {most:g} is the most")
-    return truncated_gaussian(sigma=sigma, delta=truncation_delta, sensitivity=sensitivity, epsilon=loss)
+    return named.truncated_gaussian(sigma=sigma, delta=truncation_delta, sensitivity=sensitivity, epsilon=loss)
 
 
 def _charge(noise: Additive) -> dict[str, float]:

@@ -58,8 +58,7 @@ class _Unsupported(Exception):  # noqa: N818 - it never leaves this file
 class Accountant(dp_accounting.PrivacyAccountant):
     """A privacy accountant for ``DpEvent`` trees.
 
-    Attributes:
-        bracket: whether answers are the upper ends of rigorous brackets. Without it they are precise values.
+    With ``bracket`` its answers are the upper ends of rigorous brackets. Without it they are precise values.
 
     Example:
         >>> import dp_accounting
@@ -70,15 +69,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
     """
 
     def __init__(self, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE, *, bracket: bool = False) -> None:
-        """Start an empty accountant.
-
-        Args:
-            neighboring_relation: which data sets are neighbours.
-            bracket: return the upper end of the rigorous bracket instead of the precise value.
-
-        Raises:
-            TypeError: neighboring_relation is not one of dp_accounting's.
-        """
+        """Start an empty accountant; a neighbouring relation that is not one of dp_accounting's is a TypeError."""
         if not isinstance(neighboring_relation, Relation):
             raise TypeError(f"neighboring_relation: {neighboring_relation!r} is not a NeighboringRelation")
         super().__init__(neighboring_relation)
@@ -123,19 +114,11 @@ class Accountant(dp_accounting.PrivacyAccountant):
         return self._composed
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Return the smallest epsilon such that everything composed is (epsilon, target_delta)-DP.
-
-        Raises:
-            ValueError: target_delta is not in [0, 1].
-        """
+        """Return the smallest epsilon such that everything composed is (epsilon, target_delta)-DP."""
         return self._epsilon(target_delta, self.bracket)[1]
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Return the smallest delta such that everything composed is (target_epsilon, delta)-DP.
-
-        Raises:
-            ValueError: target_epsilon is negative or not a number; it may be infinite.
-        """
+        """Return the smallest delta such that everything composed is (target_epsilon, delta)-DP."""
         return self._delta(target_epsilon, self.bracket)[1]
 
     def get_bracket(self, *, delta: float | None = None, epsilon: float | None = None) -> tuple[float, float]:
@@ -182,8 +165,11 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     def _pure_epsilon(self) -> float:
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
-        levels = [(one.pure_levels(self.neighboring_relation), n) for one, n in self._counts.items()]
-        return max(math.fsum(n * level[i] for level, n in levels) for i in (0, 1))
+        if any(one.kind in ("mixture", "zcdp") for one in self._counts):
+            return math.inf
+        terms = self.guarantee.terms
+        levels = [(term.count, [float(pair.largest_loss()) for pair in term.one_release()]) for term in terms]
+        return max(math.fsum(n * level[i] for n, level in levels) for i in (0, -1))
 
 
 def from_dp_event(
@@ -201,16 +187,12 @@ def from_dp_event(
 def to_dp_event(
     guarantee: accountants.Guarantee, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE
 ) -> dp_accounting.DpEvent:
-    """Return the event that has the meaning of a guarantee.
+    """Return the event that has the meaning of a guarantee, for an accountant with this relation.
 
     Gaussian and Laplace noise, on all the data or on Poisson samples, has an event; so have randomised response and
     the pairs that ``from_dp_event`` makes of discrete Laplace noise. The noise multiplier of a guarantee on all the
     data is its standard deviation over its sensitivity. With records replaced, neighbours of such a guarantee are two
     norms apart, so that its multiplier doubles.
-
-    Args:
-        guarantee: the guarantee.
-        neighboring_relation: the relation of the accountant that the event is for.
 
     Raises:
         ValueError: no event means the same under this relation. The error names the mechanism.
@@ -226,13 +208,14 @@ def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
     if part.sampling_rate is not None and replaced != (part.neighbours == "replace"):
         raise ValueError(f"neighboring_relation: {relation.name} is not that of the guarantee's samples")
     distance = 2.0 if replaced and part.sampling_rate is None else 1.0
-    noise = getattr(pair, "noise", None)
-    event: dp_accounting.DpEvent | None = None
-    if not others and isinstance(noise, dpk.Gaussian):
+    noise, event = getattr(pair, "noise", None), None
+    if others:
+        pass
+    elif isinstance(noise, dpk.Gaussian):
         event = dp_accounting.GaussianDpEvent(distance * float(noise.sigma))
-    elif not others and isinstance(noise, dpk.Laplace):
+    elif isinstance(noise, dpk.Laplace):
         event = dp_accounting.LaplaceDpEvent(distance * float(noise.scale))
-    elif not others and noise is None and hasattr(pair, "p") and np.array_equal(pair.p, np.asarray(pair.q)[::-1]):
+    elif noise is None and hasattr(pair, "p") and np.array_equal(pair.p, np.asarray(pair.q)[::-1]):
         event = _event_of_table(np.asarray(pair.p), relation)
     if event is None or (part.sampling_rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
         raise ValueError(f"guarantee: no event means the same as its {type(noise or pair).__name__}")
@@ -295,23 +278,6 @@ class _AccountedRelease:
             p = np.array([1 - (buckets - 1) * low, *[(buckets - 2) * low] * (buckets > 2), low])
             return p, p[::-1]
         return np.array([1 - (buckets - 1) * low, (buckets - 1) * low]), np.array([1 / buckets, 1 - 1 / buckets])
-
-    def pure_levels(self, relation: Relation) -> tuple[float, float]:
-        """Return the largest privacy losses of the pair and of its mirror."""
-        if self.kind in ("gaussian", "mixture", "zcdp"):
-            return math.inf, math.inf
-        if self.kind == "laplace":
-            level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
-            levels = (level, level)
-        else:
-            p, q = self.table(relation)
-            ratio = np.log(p) - np.log(q)
-            levels = (float(ratio.max()), float(-ratio.min()))
-        if self.rate is None:
-            return levels
-        # Only pairs that are their own mirrors are sampled: log(1 - r + r e^l), and -log(1 - r + r e^-l).
-        up, down = (np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + sign * levels[0]) for sign in (1, -1))
-        return float(up), float(-down)
 
 
 _NON_PRIVATE = _AccountedRelease("non-private")

@@ -70,12 +70,9 @@ class TrainingRun:
         return self._solved(lambda rest: float(made.epsilon(rest)), delta)
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval for delta at epsilon, or for epsilon at delta.
+        """Return a rigorous interval for delta at epsilon, or for epsilon at delta; give one of the two.
 
         The lower end is that of Gaussian noise without any slack.
-
-        Raises:
-            ValueError: not exactly one of the two is given, or it is out of range.
         """
         if delta is None:
             low, high = self.guarantee.bracket(epsilon=epsilon)

@@ -61,16 +61,9 @@ def amount(name: str, value: Any) -> Fraction:
 
 
 def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
-    """Return what a charge costs.
+    """Return what a charge costs: two numbers, or the claimed epsilon and delta of a certificate or a mechanism.
 
-    Args:
-        epsilon: a number, or a certificate or a mechanism, whose claimed epsilon and delta count. Pure ones have
-            delta 0.
-        delta: a number. It is not given with a certificate.
-
-    Raises:
-        TypeError: not numbers, or a delta beside a certificate's.
-        ValueError: negative, infinite or NaN.
+    Pure ones have delta 0. Numbers are errors as of ``amount``, and so is a delta beside a certificate's.
     """
     if hasattr(epsilon, "epsilon"):
         if delta:
@@ -80,12 +73,7 @@ def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
 
 
 def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
-    """Return a budget.
-
-    Raises:
-        TypeError: not numbers.
-        ValueError: epsilon is not positive and finite, or delta not in [0, 1).
-    """
+    """Return a budget; epsilon must be positive and finite, and delta in [0, 1)."""
     budget = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     if budget.epsilon == 0:
         raise ValueError("epsilon: a budget of 0 allows no charge")

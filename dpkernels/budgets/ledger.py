@@ -155,11 +155,7 @@ class Ledger:
     def rehearse(self, epsilon: Any, delta: Any = 0) -> Statement:
         """Check that a charge would succeed: make it, and roll it back before it is written to disk.
 
-        Returns:
-            The ledger, unchanged.
-
-        Raises:
-            BudgetExceeded, TypeError, ValueError, FileNotFoundError, LedgerError: as ``charge``.
+        It returns the ledger, unchanged, and raises the errors of ``charge``.
         """
         amounts = _exact(asked(epsilon, delta))
         with _transaction(self.path, "IMMEDIATE", self._timeout) as connection:
@@ -209,7 +205,7 @@ class Ledger:
 
 
 def _exact(amounts: EpsilonDelta) -> EpsilonDelta:
-    """Return amounts, refused if a ledger cannot hold them."""
+    """Return amounts; those that a ledger cannot hold are errors."""
     for part in amounts:
         text(part)
     return amounts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import Functional, Histogram, Interval, Moment, TooFewReportsError, plain, shown
 from dpkernels.estimation.likelihood import Fit
@@ -27,23 +25,9 @@ _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _MOST_ATOMS, _MOST_POINTS = 64, 1024
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
-# Four times the number of reports make intervals about half as wide.
-_MANY_TIMES = 4
 _NAMED = 5  # places of point masses that a sentence names
 # Bins of a drawn histogram, points of a drawn cdf, ticks of an axis, and estimates in one picture.
 _DRAWN_BINS, _DRAWN_POINTS, _MOST_TICKS, MOST_PANELS = 25, 65, 6, 12
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of ``estimate`` that say what the distribution may be."""
-
-    bins: int
-    model: str
-    atoms: tuple[float, ...]
-    grid: float | None
-    assume: str
-    seed: int
 
 
 def estimate(
@@ -123,39 +107,13 @@ def estimate(
         counts = Counts(mechanism, column=column, bounds=bounds, decimals=decimals).add(reports)
     if not counts.total:
         raise ValueError("reports: is empty; at least one report is needed")
-    return Estimate(counts, _settings(counts.channel, bins, model, atoms, grid, assume, seed))
-
-
-def _settings(
-    channel: Channel, bins: int, model: str, atoms: Sequence[float], grid: float | None, assume: str, seed: int
-) -> Settings:
-    """Return the settings, checked."""
-    checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
-    checks.whole("seed", seed, 0, 1 << 32)
-    checks.one_of("model", model, ("auto", *MODELS))
-    checks.one_of("assume", assume, ("nothing", "smooth"))
-    places = tuple(checks.number(f"atoms[{i}]", place) for i, place in enumerate(atoms))
-    if len(places) > _MOST_ATOMS:
-        raise ValueError(f"atoms: {len(places)} places; at most {_MOST_ATOMS} are allowed")
-    for place in places:
-        checks.within("atoms", place, channel.lower, channel.upper)
-    if grid is None and channel.lattice is not None:
-        is_short = len(grid_points(channel.lower, channel.upper, channel.lattice)) <= _MOST_POINTS
-        grid = channel.lattice if is_short else None
-    elif grid is not None:
-        width = channel.upper - channel.lower
-        checks.within("grid", grid, width / _MOST_POINTS, width)
-        grid = float(grid)
-    if grid is not None and len(points := grid_points(channel.lower, channel.upper, grid)) < 2:
-        ends = f"[{shortest(channel.lower)}, {shortest(channel.upper)}]"
-        raise ValueError(f"grid: {shortest(grid)} has {len(points)} multiples in {ends}; two or more are needed")
-    if grid is not None and any(abs(place / grid - round(place / grid)) > 1e-9 for place in places):
-        raise ValueError(f"atoms: {', '.join(map(shortest, places))} must be multiples of the grid {shortest(grid)}")
-    return Settings(bins, model, places, grid, assume, seed)
+    return Estimate(counts, bins, model, atoms, grid, assume, seed)
 
 
 class Estimate:
     """Estimates of the values behind reports; ``estimate`` makes it.
+
+    If the reports have no information beyond the mean (two-point mechanisms), all but the mean raise a ValueError.
 
     - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects with ``value``, ``error``,
       ``interval(confidence)`` and ``bernstein(confidence)``.
@@ -169,9 +127,37 @@ class Estimate:
         upper: largest possible input.
     """
 
-    def __init__(self, reports: Counts, settings: Settings) -> None:
-        self.reports, self._settings = reports, settings
-        self.lower, self.upper = reports.channel.lower, reports.channel.upper
+    def __init__(
+        self, reports: Counts, bins: int, model: str, atoms: Sequence[float], grid: float | None, assume: str, seed: int
+    ) -> None:
+        """Check the arguments of ``estimate``."""
+        channel = reports.channel
+        self.reports, self.lower, self.upper = reports, channel.lower, channel.upper
+        self._bins = checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
+        self._seed = checks.whole("seed", seed, 0, 1 << 32)
+        checks.one_of("model", model, ("auto", *MODELS))
+        checks.one_of("assume", assume, ("nothing", "smooth"))
+        self._model, self._assume = model, assume
+        self._atoms = places = tuple(checks.number(f"atoms[{i}]", place) for i, place in enumerate(atoms))
+        if len(places) > _MOST_ATOMS:
+            raise ValueError(f"atoms: {len(places)} places; at most {_MOST_ATOMS} are allowed")
+        for place in places:
+            checks.within("atoms", place, self.lower, self.upper)
+        if grid is not None:
+            width = self.upper - self.lower
+            checks.within("grid", grid, width / _MOST_POINTS, width)
+            grid = float(grid)
+        elif channel.lattice and len(grid_points(self.lower, self.upper, channel.lattice)) <= _MOST_POINTS:
+            grid = channel.lattice
+        self._grid = grid
+        if grid is None:
+            return
+        if len(points := grid_points(self.lower, self.upper, grid)) < 2:
+            ends = f"[{shortest(self.lower)}, {shortest(self.upper)}]"
+            raise ValueError(f"grid: {shortest(grid)} has {len(points)} multiples in {ends}; two or more are needed")
+        if any(abs(place / grid - round(place / grid)) > 1e-9 for place in places):
+            shown_places = ", ".join(map(shortest, places))
+            raise ValueError(f"atoms: {shown_places} must be multiples of the grid {shortest(grid)}")
 
     @property
     def count(self) -> int:
@@ -206,7 +192,6 @@ class Estimate:
 
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as what is possible.
-            ValueError: the reports have no information beyond the mean (two-point mechanisms).
         """
         channel = self.reports.channel
         (g, bias_bound), away = channel.squares, channel.values - channel.middle
@@ -240,17 +225,13 @@ class Estimate:
 
     @cached_property
     def distribution(self) -> InputDistribution:
-        """Return the estimated distribution: a density that is uniform on bins, and point masses.
-
-        Raises:
-            ValueError: the reports have no information beyond the mean.
-        """
+        """Return the estimated distribution: a density that is uniform on bins, and point masses."""
         return self._models.distribution(self._weights)
 
     @property
     def model(self) -> str:
         """Return a description of the estimated distribution and of how it was chosen."""
-        how = ", chosen by the likelihood of held-out reports" if self._settings.model == "auto" else ""
+        how = ", chosen by the likelihood of held-out reports" if self._model == "auto" else ""
         return self.distribution.model + how
 
     @property
@@ -259,41 +240,35 @@ class Estimate:
 
         For additive noise on a wide interval there is one approximation besides; see ``assume`` of ``estimate``.
         """
-        kind, grid = self._settings.assume, self._settings.grid
-        if kind == "smooth":
+        if self._assume == "smooth":
             places = self._models.places[self._models.named | self._weights.point_masses]
-            shown_places = ", ".join(shown(place) for place in places[:_NAMED])
-            more = ", ..." if len(places) > _NAMED else ""
-            atoms = f" and point masses only at {shown_places}{more}" if len(places) else " and no point masses"
+            named = ", ".join(shown(place) for place in places[:_NAMED]) + ", ..." * (len(places) > _NAMED)
+            atoms = f" and point masses only at {named}" if len(places) else " and no point masses"
             return f"Intervals assume that the values have a smooth density{atoms}."
-        if grid is not None:
-            kinds = "whole numbers" if grid == 1 else f"multiples of {shortest(grid)}"
+        if self._grid is not None:
+            kinds = "whole numbers" if self._grid == 1 else f"multiples of {shortest(self._grid)}"
             return f"Intervals assume that the values are {kinds}, and nothing else."
         return "Intervals assume nothing about the values."
 
     def cdf(self, x: Real) -> Functional:
         """Return the share of inputs that are at most x.
 
-        Args:
-            x: numbers in [lower, upper], of any shape.
+        The numbers x are in [lower, upper], of any shape.
 
         Raises:
-            ValueError: an x is not in the inputs' interval, or the reports have no information beyond the mean.
+            ValueError: an x is not in the inputs' interval.
         """
         x = _within("x", x, self.lower, self.upper)
         ends = [self._possible.cumulative(float(one)) for one in x.flat]
         return self._functional(self.distribution.cdf(x), ends)
 
     def quantile(self, p: Real) -> Functional:
-        """Return the smallest x that a share p of inputs does not exceed.
-
-        Args:
-            p: numbers in (0, 1), of any shape.
+        """Return the smallest x that a share p of inputs does not exceed, for numbers p in (0, 1), of any shape.
 
         Raises:
             TooFewReportsError: the 95 % interval of the quantile or of the mean would be the inputs' interval, or there
                 would be no 95 % interval of so few values even without noise.
-            ValueError: a p that is not in (0, 1), or reports that have no information beyond the mean.
+            ValueError: a p that is not in (0, 1).
         """
         p = _within("p", p, 0.0, 1.0, open_ends=True)
         intervals = _each(p, self._possible.quantile_interval)
@@ -304,7 +279,7 @@ class Estimate:
                 self._fewest_for_mean,
                 # Without noise, the least and the greatest of this number of values enclose the quantile.
                 math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(share, 1 - share)),
-                _MANY_TIMES * self.count if is_short else 0,
+                4 * self.count if is_short else 0,  # which make intervals about half as wide
             )
             if self.count < needed:
                 reason = f"p: {self.count} reports are too few for the quantile {shortest(share)}"
@@ -314,12 +289,11 @@ class Estimate:
     def histogram(self, bins: Any = 20) -> Histogram:
         """Return the estimated shares and numbers of inputs in bins.
 
-        Args:
-            bins: the number of equal bins, or their increasing edges within [lower, upper]. A bin contains its lower
-                end, and the last bin its upper end, too.
+        ``bins`` is the number of equal bins, or their increasing edges within [lower, upper]. A bin contains its lower
+        end, and the last bin its upper end, too.
 
         Raises:
-            ValueError: the bins are not valid, or the reports have no information beyond the mean.
+            ValueError: the bins are not valid.
         """
         edges = self._edges(bins)
         last = len(edges) - 2
@@ -332,7 +306,7 @@ class Estimate:
         """Return the estimated number of inputs in [a, b].
 
         Raises:
-            ValueError: not lower <= a < b <= upper, or reports that have no information beyond the mean.
+            ValueError: not lower <= a < b <= upper.
         """
         a, b = map(float, _within("a, b", [a, b], self.lower, self.upper))
         if not a < b:
@@ -425,8 +399,7 @@ class Estimate:
     @cached_property
     def _models(self) -> ReportModels:
         _ = self.reports.channel.squares  # It raises an error if the reports have no information beyond the mean.
-        settings = self._settings
-        return models_of(self.reports.channel, settings.bins, settings.atoms, settings.grid)
+        return models_of(self.reports.channel, self._bins, self._atoms, self._grid)
 
     @cached_property
     def _grouped(self) -> np.ndarray:
@@ -434,15 +407,15 @@ class Estimate:
 
     @cached_property
     def _weights(self) -> Weights:
-        settings, model = self._settings, self._settings.model
+        model = self._model
         if model == "auto":
-            names = [name for name in MODELS if settings.assume == "nothing" or name != "none"]
-            model = self._models.choose(self._grouped, settings.seed, names)
+            names = [name for name in MODELS if self._assume == "nothing" or name != "none"]
+            model = self._models.choose(self._grouped, self._seed, names)
         return self._models.fit(model, self._grouped)
 
     @cached_property
     def _possible(self) -> Dictionary:
-        found = self._weights if self._settings.assume == "smooth" else None
+        found = self._weights if self._assume == "smooth" else None
         return self._models.possible(self._grouped, found)
 
     def _functional(self, value: np.ndarray, ends: list[Ends]) -> Functional:

@@ -221,7 +221,7 @@ class ReleasedValue:
         counts = Counter((release.table, factor) for release, factor in self._terms.items())
         parts = [sum_of(table, n).scaled(float(factor * table.bin_width)) for (table, factor), n in counts.items()]
         room = sum(abs(float(factor)) * release.input_room for release, factor in self._terms.items())
-        return CombinedNoise.of(parts).with_room(room)
+        return CombinedNoise.of(parts, room)
 
     def noise_tail(self) -> float:
         """Return a bound on the probability of noise that makes the combination this large if its true value is 0."""
@@ -410,9 +410,8 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
     if not isinstance(source, AdditiveCertificate):
         form = exact_sampler(source)
         if not isinstance(form, ExactNoise):
-            raise TypeError(
-                f"mechanism: {type(source).__name__} is not additive noise; `estimate` is for local reports"
-            )
+            kind = type(source).__name__
+            raise TypeError(f"mechanism: {kind} is not additive noise; `estimate` is for local reports")
         certificate = form.certificate
     if lattice is not None:
         checks.positive("lattice", lattice)
@@ -421,11 +420,7 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
 
 
 def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:
-    """Return the released numbers as float64, and bounds on their rounding errors.
-
-    Raises:
-        ValueError: one that no release can have made.
-    """
+    """Return the released numbers as float64, and bounds on their rounding errors."""
     array = numbers_of("released", released)
     y, single = array.astype(np.float64), array.dtype == np.float32
     check_possible("released", y, table, single=single)
@@ -469,9 +464,8 @@ def _number(value: Any) -> Fraction | None:
 
 def _check_resolved(noise: CombinedNoise, tail: float, confidence: float) -> None:
     if tail <= 2 * noise.slack:
-        raise ValueError(
-            f"confidence: {confidence} is too near 1 for sums of so many values; at most {1 - 5 * noise.slack:.12g}"
-        )
+        most = f"{1 - 5 * noise.slack:.12g}"
+        raise ValueError(f"confidence: {confidence} is too near 1 for sums of so many values; at most {most}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -486,11 +480,6 @@ class GridNoise:
     p: np.ndarray
     room: float = 0.0
     slack: float = 0.0
-
-    @classmethod
-    def of_table(cls, table: NoiseTable) -> GridNoise:
-        """Return the noise of a table, in cells."""
-        return cls(1.0, table.first, table.weights / 2.0**table.bits)
 
     @property
     def last(self) -> int:
@@ -540,7 +529,7 @@ _ZERO = GridNoise(1.0, 0, np.ones(1))
 def sum_of(table: NoiseTable, count: int) -> GridNoise:
     """Return the sum of so many independent draws from a table, in cells."""
     if count == 1:
-        return GridNoise.of_table(table)
+        return GridNoise(1.0, table.first, table.weights / 2.0**table.bits)
     half = sum_of(table, count // 2)
     return half + (half if count % 2 == 0 else sum_of(table, count - count // 2))
 
@@ -551,33 +540,22 @@ class CombinedNoise:
 
     a: GridNoise
     b: GridNoise
+    room: float  # the largest rounding error of a value that the probabilities are computed for
+    slack: float  # a bound on the error of a tail probability
 
     @classmethod
-    def of(cls, parts: Sequence[GridNoise]) -> CombinedNoise:
-        """Return the sum of any number of independent noises."""
+    def of(cls, parts: Sequence[GridNoise], room: float = 0.0) -> CombinedNoise:
+        """Return the sum of any number of independent noises, for a value with this rounding error of its own."""
         widest_first = sorted(parts, key=lambda part: -part.width)
         while len(widest_first) > 2:
             *widest_first, second, first = widest_first
             widest_first = sorted([*widest_first, first + second], key=lambda part: -part.width)
-        return cls(*sorted([*widest_first, *[_ZERO] * (2 - len(widest_first))], key=lambda part: len(part.p)))
-
-    @property
-    def room(self) -> float:
-        """Return the largest rounding error of a value that the probabilities are computed for."""
-        return self.a.room + self.b.room
-
-    @property
-    def slack(self) -> float:
-        """Return a bound on the error of a tail probability."""
-        return self.a.slack + self.b.slack
-
-    def with_room(self, room: float) -> CombinedNoise:
-        """Return the same noise for a value whose rounding error is larger by the given amount."""
-        return CombinedNoise(replace(self.a, room=self.a.room + room), self.b)
+        a, b = sorted([*widest_first, *[_ZERO] * (2 - len(widest_first))], key=lambda part: len(part.p))
+        return cls(a, b, a.room + room + b.room, a.slack + b.slack)
 
     def mirrored(self) -> CombinedNoise:
         """Return the distribution of minus the noise."""
-        return CombinedNoise(self.a.scaled(-1.0), self.b.scaled(-1.0))
+        return replace(self, a=self.a.scaled(-1.0), b=self.b.scaled(-1.0))
 
     def tail(self, t: float) -> float:
         """Return an upper bound on P(noise >= t)."""

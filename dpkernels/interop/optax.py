@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -189,12 +189,7 @@ def private_aggregate(
         return PrivateAggregateState(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
 
     def update(
-        updates: optax.Updates,
-        state: PrivateAggregateState,
-        params: optax.Params | None = None,
-        *,
-        mask: Array | None = None,
-        **others: Any,
+        updates: Any, state: PrivateAggregateState, params: Any = None, *, mask: Array | None = None, **others: Any
     ) -> tuple[optax.Updates, PrivateAggregateState]:
         del params, others
         _check_axes(axis_name)
@@ -228,7 +223,7 @@ def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState
 
     Use it when a run goes on from a checkpoint that another run has gone on from, and before a checkpoint is shared.
     """
-    return PrivateAggregateState(_key_words(key), state.step, state.micro_step, state.sums, state.noise)
+    return replace(state, key=_key_words(key))
 
 
 def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
@@ -330,12 +325,7 @@ def _nothing(types: list[Any], words: Array, sums: Any) -> Any:
 
 
 class PoissonBatch(NamedTuple):
-    """A Poisson sample with a static shape.
-
-    Attributes:
-        indices: the rows of the sample, and zeros up to the capacity.
-        mask: which of them count.
-    """
+    """A Poisson sample with a static shape: its rows, then zeros up to the capacity; ``mask`` says which count."""
 
     indices: Array
     mask: Array
@@ -352,10 +342,6 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
         examples: the number of rows.
         rate: in (0, 1].
         capacity: the length of the result; ``poisson_capacity`` proposes one.
-
-    Raises:
-        TypeError: key is not a ChaCha20 key.
-        ValueError: rate or capacity is out of range.
     """
     _key_words(key)
     checks.within("rate", rate, 2.0**-32, 1.0)

@@ -11,7 +11,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.estimation import released as module
-from dpkernels.estimation.released import CombinedNoise, GridNoise, sum_of
+from dpkernels.estimation.released import CombinedNoise, sum_of
 from dpkernels.exact.noise import NoiseCertificate, NoiseTable
 
 WORD = 1 << 32
@@ -272,7 +272,7 @@ def test_sums_by_transform_are_within_their_slack():
 
 
 def test_a_coarser_grid_keeps_every_value_within_its_room():
-    noise = GridNoise.of_table(table(1, codes=101)).scaled(0.37)
+    noise = sum_of(table(1, codes=101), 1).scaled(0.37)
     coarse = noise.on_grid(1.3)
     assert coarse.p.sum() == pytest.approx(1)
     for t in np.linspace(-30, 30, 13):
