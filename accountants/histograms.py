@@ -449,20 +449,13 @@ def unknown_domain_top_k(
         sampler, largest = mechanism, Fraction(named.truncation_bound(sigma, truncation_delta, linf_sensitivity))
     # Rounding to floats keeps the order, so no report of a count of at most Dinf exceeds this.
     threshold = math.nextafter(float(Fraction(linf_sensitivity) + largest), math.inf)
-    reports = _reports(counts, sampler, _key(key, exact), exact)
+    key, values = _key(key, exact), _counts(list(counts.values())) if counts else np.zeros(0, np.int64)
+    positive = [item for item, value in zip(counts, values, strict=True) if value]
+    noisy = perturb(values[values > 0].astype(np.float64), sampler, key=key, exact=exact) if positive else []
+    reports = zip(positive, np.asarray(noisy).tolist(), strict=True)
     above = sorted(((-y, repr(item), item) for item, y in reports if y > threshold), key=lambda entry: entry[:2])[:k]
     items = tuple(item for _, _, item in above)
     return UnknownTopK(items, np.array([-negative for negative, _, _ in above]), threshold, charged)
-
-
-def _reports(counts: Mapping[Any, int], sampler: Any, key: Array, exact: bool) -> list[tuple[Any, float]]:
-    items = list(counts)
-    values = _counts(list(counts.values())) if items else np.zeros(0, np.int64)
-    positive = np.flatnonzero(values)
-    if not len(positive):
-        return []
-    noisy = np.asarray(perturb(values[positive].astype(np.float64), sampler, key=key, exact=exact))
-    return [(items[at], report) for at, report in zip(positive, noisy.tolist(), strict=True)]
 
 
 def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Additive:

@@ -20,6 +20,7 @@ Sources: Markowitz 1952 (critical line); Kuusela, Patil et al. 2022 (one-at-a-ti
 from __future__ import annotations
 
 import abc
+from bisect import bisect_left
 from functools import cached_property
 from statistics import NormalDist
 
@@ -153,14 +154,7 @@ class Dictionary(abc.ABC):
 
     def _first(self, p: float, end: int, confidence: float) -> int:
         """Return the first place, or the last one, at which the lower (0) or upper (1) end of the cdf is at least p."""
-        low, high = 0, len(self.places) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._cdf_end(middle, end, confidence) >= p:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_left(range(len(self.places) - 1), True, key=lambda at: self._cdf_end(at, end, confidence) >= p)
 
     def _cdf_end(self, place: int, end: int, confidence: float) -> float:
         """Return an end of the cdf's interval at a place. Searches for several quantiles visit the same places."""
