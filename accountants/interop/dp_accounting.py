@@ -49,10 +49,7 @@ _ROUNDING = 2.0**-40
 
 
 class _Unsupported(Exception):  # noqa: N818 - it never leaves this file
-    """An event that is not accounted, with the reason."""
-
-    def __init__(self, event: Any, reason: str) -> None:
-        super().__init__(event, reason)
+    """An event that is not accounted, with the reason: the two arguments."""
 
 
 class Accountant(dp_accounting.PrivacyAccountant):

@@ -65,15 +65,12 @@ class LedgerError(ValueError):
 class Ledger:
     """An existing ledger. Its budget stays as it was created; threads and processes may share the file.
 
-    A charge reads and verifies all entries before it, about 40 microseconds each.
-
-    Args:
-        path: the file.
-        timeout: how many seconds to wait for other processes.
+    A charge reads and verifies all entries before it, about 40 microseconds each. It waits ``timeout`` seconds for
+    other processes. Every method raises these errors:
 
     Raises:
-        FileNotFoundError: there is none.
-        LedgerError: not a sound ledger.
+        FileNotFoundError: there is no such file, or it is gone.
+        LedgerError: it is not a sound ledger, cannot be written, or another process holds it too long.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
@@ -116,12 +113,7 @@ class Ledger:
         return ledger
 
     def statement(self) -> Statement:
-        """Return all that it holds, verified.
-
-        Raises:
-            FileNotFoundError: it is gone.
-            LedgerError: it is not sound, or another process holds it too long.
-        """
+        """Return all that it holds, verified."""
         seen = self._seen  # before reading: another thread may see more meanwhile
         with _transaction(self.path, "DEFERRED", self._timeout) as connection:
             self._seen = _later(seen, _read(connection))
@@ -130,21 +122,14 @@ class Ledger:
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Statement:
         """Charge a query. Run the query only after this returns: then the charge is on the disk and survives a crash.
 
-        Args:
-            epsilon: a number, or a certificate or mechanism that has both (``filters.asked``).
-            delta: a number.
-            label: a description of the query, visible to every reader of the file.
-
-        Returns:
-            The ledger just after; its last entry is the charge.
+        ``epsilon`` is a number, or a certificate or mechanism that has both, and ``label`` a description of the query,
+        visible to every reader of the file. The result is the ledger just after; its last entry is the charge.
 
         Raises:
             BudgetExceeded: the charge exceeds the rest of the budget and was not made.
             TypeError: not numbers.
             ValueError: an amount is negative, infinite, NaN or without a short decimal, or the label is no text.
-            FileNotFoundError: the ledger is gone.
-            LedgerError: it is not sound, cannot be written, or another process holds it too long. There is no charge,
-                unless the disk itself failed: then the charge may stand.
+            LedgerError: there is no charge, unless the disk itself failed: then the charge may stand.
         """
         amounts = _exact(asked(epsilon, delta))
         label.encode()  # a lone surrogate is no text
@@ -170,18 +155,12 @@ class Ledger:
         This is sound only if no part of the query's result has been seen, the result is deleted, and the decision to
         void the charge does not depend on the result. When in doubt, keep the charge.
 
-        Args:
-            charge: the number of a charge that this object made.
-            label: the reason, visible to every reader of the file.
-
-        Returns:
-            The ledger just after; its last entry voids the charge.
+        ``charge`` is the number of a charge that this object made, and ``label`` the reason, visible to every reader of
+        the file. The result is the ledger just after; its last entry voids the charge.
 
         Raises:
             ValueError: this object did not make the charge, or has voided it, or the label is no text.
-            FileNotFoundError: the ledger is gone.
-            LedgerError: it is not sound, cannot be written, or another process holds it too long. The charge stands,
-                unless the disk itself failed: then it may be voided.
+            LedgerError: the charge stands, unless the disk itself failed: then it may be voided.
         """
         if charge not in self._made:
             raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
@@ -221,11 +200,7 @@ def _later(seen: Statement | None, found: Statement) -> Statement:
 
 
 def check_makeable(path: Path) -> None:
-    """Refuse a path at which no ledger could be made, without making one.
-
-    Raises:
-        LedgerError: it is there already, or its folder does not exist or cannot be written.
-    """
+    """Refuse a path at which no ledger could be made: it is there already, or its folder cannot be written."""
     _refuse_leftovers(path)
     try:
         with claimed(path), staged(path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, reduce
@@ -126,14 +126,14 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
         raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")
     ledger, created, epsilon, delta, head = _texts(budgets[0], "budget")
     start = Statement(ledger, created, EpsilonDelta(_parsed(epsilon), _parsed(delta)))
-    statement = replace(start, entries=tuple(_entries(charges, start)))
+    statement = replace(start, entries=_entries(charges, start))
     if statement.head != head:
         raise UnsoundError("is damaged: its budget or its last charges were changed or deleted")
     return statement
 
 
-def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> Iterator[Entry]:
-    """Yield the entries, each checked against those before it: its hash, and that the sum stays within the budget."""
+def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> tuple[Entry, ...]:
+    """Return the entries, each checked against those before it: its hash, and that the sum stays within the budget."""
     head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
     for number, (found, *row) in enumerate(rows, 1):
         if found != number:
@@ -159,7 +159,7 @@ def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> Iterator[Entry]
         if min(minus(start.budget, spent)) < 0:
             raise UnsoundError(f"is damaged: its charges of {spent} exceed its budget of {start.budget}")
         entries.append(entry)
-        yield entry
+    return tuple(entries)
 
 
 def _texts(row: Sequence[Any], name: str) -> list[str]:

@@ -338,18 +338,12 @@ class Estimate:
         """Draw the estimated distribution with its intervals, with Matplotlib (extra ``cli``).
 
         Args:
-            ax: Matplotlib axes to draw into, by default those of a new figure.
+            ax: Matplotlib axes to draw into, by default those of a new figure. They are returned.
             kind: "histogram", with an interval for each bin, or "cdf", with a band that holds everywhere.
             bins: of the histogram, as of ``histogram``.
             confidence: in (0, 1).
             label: a description of the values with their unit, such as "age in years".
             title: of the axes, by default the number of reports and their epsilon.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ValueError: an unknown kind, confidence not in (0, 1), or as of ``histogram`` and ``cdf``.
         """
         checks.one_of("kind", kind, ("histogram", "cdf"))
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)

@@ -116,10 +116,7 @@ def ladder(bins: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a fitted model: of the cells, and of the atoms at the places, of which most are 0.
-
-    ``model`` describes it; ``splines`` is their number, or None without splines.
-    """
+    """The weights of a fitted model: of the cells, and of the atoms at the places; with its number of splines."""
 
     cells: np.ndarray
     atoms: np.ndarray
