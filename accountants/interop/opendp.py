@@ -71,7 +71,9 @@ def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = fl
     form = dpk.exact_sampler(mechanism)
     mechanism = form.mechanism
     values = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
-    approximate, to = dp.approximate(dp.max_divergence()), float
+    approximate = dp.approximate(dp.max_divergence())
+    parts: tuple[Any, ...]
+    to: Any = float
     if isinstance(mechanism, dpk.Additive):
         parts = values, dp.absolute_distance(T=T), approximate, _additive_map(form.certificate, delta)
     elif delta is not None:

@@ -54,7 +54,7 @@ def amount(name: str, value: Any) -> Fraction:
         raise TypeError(f"{name}: {value!r} is not a number")
     # A fraction keeps its exact value, of which a float would be a rounding.
     is_exact = isinstance(value, Rational)
-    number = Fraction(int(value.numerator), int(value.denominator)) if is_exact else float(value)
+    number: Fraction | float = Fraction(int(value.numerator), int(value.denominator)) if is_exact else float(value)
     if not 0 <= number <= sys.float_info.max:
         raise ValueError(f"{name}: {value} is not a finite number of at least 0")
     return number if isinstance(number, Fraction) else rational(number)

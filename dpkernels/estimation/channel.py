@@ -199,10 +199,10 @@ class TableChannel(Channel):
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x = self.places
-        return x, sum(
-            weight * np.interp(x, _inputs_of(table), _row_means(table, weights[places]))
-            for weight, table, places in self._placed_parts()
-        )
+        means = np.zeros(len(x))
+        for weight, table, places in self._placed_parts():
+            means += weight * np.interp(x, _inputs_of(table), _row_means(table, weights[places]))
+        return x, means
 
     @cached_property
     def squares(self) -> Squares:
