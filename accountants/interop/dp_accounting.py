@@ -162,11 +162,8 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     def _pure_epsilon(self) -> float:
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
-        if any(one.kind in ("mixture", "zcdp") for one in self._counts):
-            return math.inf
-        terms = self.guarantee.terms
-        levels = [(term.count, [float(pair.largest_loss()) for pair in term.one_release()]) for term in terms]
-        return max(math.fsum(n * level[i] for n, level in levels) for i in (0, -1))
+        levels = [(one.pure_levels(self.neighboring_relation), n) for one, n in self._counts.items()]
+        return max(math.fsum(n * level[i] for level, n in levels) for i in (0, 1))
 
 
 def from_dp_event(
@@ -275,6 +272,23 @@ class _AccountedRelease:
             p = np.array([1 - (buckets - 1) * low, *[(buckets - 2) * low] * (buckets > 2), low])
             return p, p[::-1]
         return np.array([1 - (buckets - 1) * low, (buckets - 1) * low]), np.array([1 / buckets, 1 - 1 / buckets])
+
+    def pure_levels(self, relation: Relation) -> tuple[float, float]:
+        """Return the largest privacy losses of the pair and of its mirror."""
+        if self.kind in ("gaussian", "mixture", "zcdp"):
+            return math.inf, math.inf
+        if self.kind == "laplace":
+            level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
+            levels = (level, level)
+        else:
+            p, q = self.table(relation)
+            ratio = np.log(p) - np.log(q)
+            levels = (float(ratio.max()), float(-ratio.min()))
+        if self.rate is None:
+            return levels
+        # Only pairs that are their own mirrors are sampled: log(1 - r + r e^l), and -log(1 - r + r e^-l).
+        up, down = (np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + sign * levels[0]) for sign in (1, -1))
+        return float(up), float(-down)
 
 
 _NON_PRIVATE = _AccountedRelease("non-private")
