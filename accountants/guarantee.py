@@ -30,13 +30,12 @@ from accountants.composition.cells import UnknownSteepnessError
 from accountants.composition.evaluate import directions_of_numbers, evaluate
 from accountants.composition.self_composed import (
     NEIGHBOURS,
+    ON_ALL_DATA,
     ConvergenceError,
     RepeatedLosses,
     SelfComposed,
     check_releases,
     infinity_mass,
-    neighbouring,
-    with_mirror,
     with_one_neighbouring,
 )
 from accountants.dominating_pairs.base import DominatingPair, as_float64
@@ -50,6 +49,7 @@ from dpkernels.pytrees import pytree
 # Up to these, values of releases on samples are kept inside their brackets: the rate, and the mean number of samples
 # that a record is in.
 _TINY_RATE, _HARDLY = 0.002, 0.1
+_SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 
 
 class ComposableGuarantee(abc.ABC):
@@ -70,11 +70,11 @@ class ComposableGuarantee(abc.ABC):
         """Return the smallest epsilon at a delta; an estimate."""
 
     @abc.abstractmethod
-    def delta_bracket(self, epsilon: float) -> tuple[float, float]:
+    def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of delta at eps >= 0."""
 
     @abc.abstractmethod
-    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+    def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of eps at delta in (0, 1)."""
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
@@ -96,9 +96,11 @@ class ComposableGuarantee(abc.ABC):
         check_one_given(epsilon, delta)
         if delta is None:
             checks.within("epsilon", at := checks.number("epsilon", epsilon), 0.0, np.inf)
-            return self.delta_bracket(at)
-        checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
-        return self.epsilon_bracket(target)
+            low, high = self._delta_bracket(at)
+        else:
+            checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
+            low, high = self._epsilon_bracket(target)
+        return float(low), float(high)
 
     def repeat(self, count: Real) -> Guarantee:
         """Return the guarantee of the same reports repeated ``count`` times.
@@ -168,14 +170,14 @@ class Guarantee(ComposableGuarantee):
         if adjacency == "replace":
             for term in self.terms:
                 check_replaceable(term.pairs)
-        return Guarantee(
-            tuple(dataclasses.replace(term, sampling_rate=rate, neighbours=adjacency) for term in self.terms)
-        )
+        sampled = (dataclasses.replace(term, sampling_rate=rate, neighbours=adjacency) for term in self.terms)
+        return Guarantee(tuple(sampled))
 
     @property
     def neighbouring(self) -> str:
         """Describe which inputs are neighbours."""
-        return neighbouring(self.terms)
+        sampled = {term.neighbours for term in self.terms if term.sampling_rate is not None}
+        return NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
     def delta(self, epsilon: Real) -> Any:
         """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP.
@@ -197,7 +199,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: epsilon is negative.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, self.delta_bracket)
+        return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, self._delta_bracket)
 
     def epsilon(self, delta: Real) -> Any:
         """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
@@ -210,7 +212,7 @@ class Guarantee(ComposableGuarantee):
             ConvergenceError: floating point does not resolve epsilon, as for deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        found = self._inside_bracket(evaluate(self, "epsilon", delta), delta, self.epsilon_bracket)
+        found = self._inside_bracket(evaluate(self, "epsilon", delta), delta, self._epsilon_bracket)
         if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self.infinity_mass < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return found
@@ -263,10 +265,10 @@ class Guarantee(ComposableGuarantee):
         """Return (losses, the same losses with fewer nodes) of plain numbers for each neighbour direction; cached."""
         return directions_of_numbers(as_float64(self))
 
-    def delta_bracket(self, epsilon: float) -> tuple[float, float]:
+    def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         return self._bracket.delta(epsilon)
 
-    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+    def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
         return self._bracket.epsilon(delta)
 
     def renyi(self, order: Any) -> Any:
@@ -290,7 +292,7 @@ class Guarantee(ComposableGuarantee):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form that ``json`` can write."""
-        return {"format": 1, "guarantee": to_json_form(self, (Guarantee,))}
+        return {"format": 1, "guarantee": {"type": "Guarantee", "terms": to_json_form(self.terms)}}
 
     def to_json(self) -> str:
         """Return ``to_dict`` as JSON text."""
@@ -303,11 +305,12 @@ class Guarantee(ComposableGuarantee):
         Raises:
             ValueError: the form is not a guarantee of format 1.
         """
-        made = from_json_form(form.get("guarantee") if form.get("format") == 1 else None, (Guarantee,))
-        if not isinstance(made, cls):
+        whole = form.get("guarantee") if form.get("format") == 1 else None
+        if not isinstance(whole, dict) or set(whole) != {"type", "terms"} or whole["type"] != "Guarantee":
             raise ValueError("form: is not a guarantee of format 1")
-        check_releases(made.terms)
-        return made
+        terms = from_json_form(whole["terms"])
+        check_releases(terms)
+        return cls(terms)
 
     @classmethod
     def from_json(cls, text: str) -> Guarantee:
@@ -325,13 +328,26 @@ class Guarantee(ComposableGuarantee):
         return hash(self.to_json())
 
     def plot(self, path: Path | str, *, epsilon: float | None = None) -> None:
-        """Plot the privacy profile and the trade-off curve into a PNG file.
+        """Plot the privacy profile and the trade-off curve side by side into a PNG file.
 
         Args:
             path: the file to write.
             epsilon: the largest eps shown; by default the eps at which delta is 1e-9.
         """
-        _draw(self, Path(path), epsilon)
+        from matplotlib.figure import Figure
+
+        highest = epsilon if epsilon is not None else self.epsilon(1e-9)
+        eps = np.linspace(0.0, highest if np.isfinite(highest) else 10.0, 49)
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        profile, trade = figure.subplots(1, 2)
+        profile.semilogy(eps, np.maximum([self.delta(float(e)) for e in eps], 1e-18))
+        profile.set(title="Privacy profile", xlabel="epsilon (nats)", ylabel="delta")
+        alpha = np.linspace(0, 1, 201)
+        trade.plot(alpha, self.trade_off(alpha))
+        trade.plot(alpha, 1 - alpha, ":", color="grey", label="no information")
+        trade.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
+        trade.legend(frameon=False)
+        figure.savefig(Path(path), dpi=120)
 
 
 def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
@@ -352,23 +368,8 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
         reject_sensitivity(sensitivity)
         if namespace(*jax.tree.leaves(mechanism)) is np:
             mechanism.check()
-        return Guarantee((SelfComposed(with_mirror(mechanism), 1),))
+        odd = checks.concrete(mechanism.symmetry_gap())
+        # Pairs that may be asymmetric are composed in both directions.
+        alone = mechanism.may_be_asymmetric or (odd is not None and odd <= _SYMMETRIC)
+        return Guarantee((SelfComposed((mechanism,) if alone else (mechanism, mechanism.mirror()), 1),))
     return Guarantee((SelfComposed(dominating_pairs(mechanism, sensitivity), 1),))
-
-
-def _draw(made: Guarantee, path: Path, epsilon: float | None) -> None:
-    """Plot the privacy profile and the trade-off curve side by side."""
-    from matplotlib.figure import Figure
-
-    highest = epsilon if epsilon is not None else made.epsilon(1e-9)
-    eps = np.linspace(0.0, highest if np.isfinite(highest) else 10.0, 49)
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    profile, trade = figure.subplots(1, 2)
-    profile.semilogy(eps, np.maximum([made.delta(float(e)) for e in eps], 1e-18))
-    profile.set(title="Privacy profile", xlabel="epsilon (nats)", ylabel="delta")
-    alpha = np.linspace(0, 1, 201)
-    trade.plot(alpha, made.trade_off(alpha))
-    trade.plot(alpha, 1 - alpha, ":", color="grey", label="no information")
-    trade.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
-    trade.legend(frameon=False)
-    figure.savefig(path, dpi=120)

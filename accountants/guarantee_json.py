@@ -24,13 +24,10 @@ _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 _UNKNOWN = "is not of this version's guarantees"
 
 
-def _names(classes: tuple[type, ...]) -> dict[str, type]:
-    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in _known(classes)}
-
-
-def _known(classes: tuple[type, ...]) -> tuple[type, ...]:
+def _names() -> dict[str, type]:
+    """Return the classes that a file may hold, by the names that files use."""
     densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
-    return *classes, *_CLASSES, *densities, *Shape.kinds()
+    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*_CLASSES, *densities, *Shape.kinds())}
 
 
 def _fields(kind: Any) -> dict[str, str]:
@@ -38,12 +35,8 @@ def _fields(kind: Any) -> dict[str, str]:
     return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
 
 
-def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
-    """Return a form that ``json`` can write, for an item whose dataclasses are all known.
-
-    Args:
-        item: a guarantee, a dominating pair or a part of one.
-        classes: further classes that the item may hold.
+def to_json_form(item: Any) -> Any:
+    """Return a form that ``json`` can write, for a tuple or a dataclass whose parts are all known.
 
     Raises:
         TypeError: the item holds something that cannot be saved, such as a user-defined density.
@@ -51,11 +44,10 @@ def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
     if item is None or isinstance(item, str):
         return item
     if isinstance(item, tuple):
-        return {"tuple": [to_json_form(entry, classes) for entry in item]}
-    if dataclasses.is_dataclass(item) and type(item) in _known(classes):
-        name = _CLASS_NAMES.get(type(item), type(item).__name__)
-        values = {there: to_json_form(getattr(item, here), classes) for here, there in _fields(item).items()}
-        return {"type": name, **values}
+        return {"tuple": [to_json_form(entry) for entry in item]}
+    name = _CLASS_NAMES.get(type(item), type(item).__name__)
+    if _names().get(name) is type(item):
+        return {"type": name, **{there: to_json_form(getattr(item, here)) for here, there in _fields(item).items()}}
     if isinstance(item, int):
         return item
     array = np.asarray(item)
@@ -66,7 +58,7 @@ def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
     return float(array) if array.ndim == 0 else {"array": array.tolist()}
 
 
-def from_json_form(form: Any, classes: tuple[type, ...] = ()) -> Any:
+def from_json_form(form: Any) -> Any:
     """Return the item from which ``to_json_form`` made the form.
 
     Raises:
@@ -77,12 +69,12 @@ def from_json_form(form: Any, classes: tuple[type, ...] = ()) -> Any:
     if not isinstance(form, dict):
         raise ValueError(f"form: {type(form).__name__} {_UNKNOWN}")
     if "tuple" in form:
-        return tuple(from_json_form(entry, classes) for entry in form["tuple"])
+        return tuple(from_json_form(entry) for entry in form["tuple"])
     if "array" in form:
         return np.array(form["array"], np.float64)
     name = form.get("type")
-    kind: Any = _names(classes).get(name) if isinstance(name, str) else None
+    kind: Any = _names().get(name) if isinstance(name, str) else None
     fields = _fields(kind) if kind else {}
     if kind is None or set(form) - {"type"} != set(fields.values()):
         raise ValueError(f"form: {name!r} {_UNKNOWN}")
-    return kind(**{here: from_json_form(form[there], classes) for here, there in fields.items()})
+    return kind(**{here: from_json_form(form[there]) for here, there in fields.items()})

@@ -12,26 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_never, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-# The panels of a piece on which only smooth functions of the loss are integrated.
-FEW = 4
-# The mass that quadrature may miss by rounding.
-_MISSED = 1e-6
-# Above this loss, e^loss is or will soon be close to overflow.
-_LARGE = 30.0
+FEW = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
+_MISSED = 1e-6  # The mass that quadrature may miss by rounding.
+_LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # On CPUs, XLA compiles sums of multiples of this number of terms quickly; other lengths need extra code for their ends.
 _ROUND = 32
-# Losses up to this number of roundings of 1 are rounding errors.
-_NO_LOSS = 64
+_NO_LOSS = 64  # Losses up to this number of roundings of 1 are rounding errors.
 _FEW_PIECES = 12  # Up to this number, pieces are sampled on a grid.
-# A piece on which the loss varies by less than this, relatively, has a constant loss.
-_CONSTANT = 1e-13
+_CONSTANT = 1e-13  # A piece on which the loss varies by less than this, relatively, has a constant loss.
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class SmoothPieces:
         p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
         finite = xp.where(xp.isfinite(loss), loss, 0.0)
         constant = xp.ptp(finite, axis=1, keepdims=True) <= _CONSTANT * (1 + xp.abs(finite))
-        spacing = xp.where(constant, 0.0, _spacing(finite))
+        spacing = xp.where(constant, 0.0, spacing_of(finite))
         return PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))
 
 
@@ -220,17 +214,20 @@ class PrivacyLossDistribution:
         count = sum(len(piece.left) for piece in self.pieces)
         return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
 
-    def pruned(self) -> PrivacyLossDistribution:
-        """Return the distribution without outcomes of no mass; plain numbers only."""
-        some = (self.p != 0) | (self.q != 0)
-        return PrivacyLossDistribution(self.p[some], self.q[some], self.loss[some], self.width[some])
-
     def padded(self) -> PrivacyLossDistribution:
-        """Return the distribution with outcomes of no mass added, to a number for which sums compile quickly."""
-        many = self.p.shape[-1] + 1
+        """Return outcomes with some of no mass at the end: a number of outcomes for which sums compile quickly.
+
+        From plain numbers all others of no mass are removed.
+        """
+        xp, columns = namespace(self.p), (self.p, self.q, self.loss, self.width)
+        if xp is np:
+            some = (self.p != 0) | (self.q != 0)
+            columns = tuple(column[some] for column in columns)
+        many = columns[0].shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
-        pad = namespace(self.p).pad
-        return jax.tree.map(lambda leaf: pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
+        return PrivacyLossDistribution(
+            *(xp.pad(column, [(0, 0)] * (column.ndim - 1) + [(0, room)]) for column in columns)
+        )
 
     def capped(self, cap: Real) -> PrivacyLossDistribution:
         """Return a distribution with the same profile at every eps up to the cap.
@@ -313,10 +310,12 @@ def sampled_loss(loss: Any, rate: Any) -> Any:
 
 
 def _loss_before_sampling(loss: Any, rate: Any) -> Any:
-    """Return the loss that ``sampled_loss`` maps to this one."""
+    """Return the loss that ``sampled_loss`` maps to this one, -inf for a loss below all of these."""
     xp = namespace(loss, rate)
     large = loss > _LARGE
-    near = xp.log1p(xp.maximum(xp.expm1(xp.where(large, 0.0, loss)) / rate, -1.0))
+    change = xp.expm1(xp.where(large, 0.0, loss)) / rate
+    below = change <= -1  # NaN stays.
+    near = xp.where(below, -np.inf, xp.log1p(xp.where(below, 0.0, change)))
     return xp.where(large, loss - xp.log(rate), near)
 
 
@@ -329,14 +328,7 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
 
 
 def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower ends, upper ends, rows) of intervals of plain numbers that are split at points inside them.
-
-    Args:
-        left: lower ends of the intervals.
-        right: upper ends.
-        point: where they are split.
-        row: the number of the interval that holds each point.
-    """
+    """Return (lower ends, upper ends, rows) of intervals of plain numbers, split at points in given rows."""
     starts, rows = np.concatenate([left, point]), np.concatenate([np.arange(len(left)), row])
     order = np.lexsort((starts, rows))
     starts, rows = starts[order], rows[order]
@@ -344,7 +336,7 @@ def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, n
     return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
-def _spacing(loss: Real) -> RealArray:
+def spacing_of(loss: Real) -> RealArray:
     """Return the approximate range of losses that each node represents; nodes are along the last axis."""
     xp = namespace(loss)
     return xp.abs(xp.asarray(xp.gradient(without_derivative(loss), axis=-1)))

@@ -32,28 +32,15 @@ class ComposedProfile(abc.ABC):
         """Return an evaluation of zeros: the shape of what ``evaluate`` returns last."""
 
     def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
-        """Return whether floating point resolves the eps that has a value of log delta.
-
-        Args:
-            epsilon: eps.
-            value: log delta at eps.
-            slope: the derivative of log delta at eps.
-            noise: the relative error of tilted masses.
-        """
+        """Return whether floating point resolves the eps at which log delta has a value; see ``solve``."""
         return epsilon > -np.inf
 
     def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
-        The iteration is Newton's. A step that leaves the known bracket of the root is replaced by one to the middle of
-        the bracket, or by one twice as far if there is no upper end yet. If Newton's steps are still not done after
-        some steps, every other one is replaced so.
-
-        Args:
-            log_delta: the value.
-            start: the initial guess.
-            floor: the least eps of interest.
-            noise: the relative error of delta.
+        The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root is replaced by one
+        to the middle of the bracket, or by one twice as far if there is no upper end yet. If Newton's steps are still
+        not done after some steps, every other one is replaced so. ``noise`` is the relative error of delta.
 
         Returns:
             (eps, value and slope of log delta next to it, whether eps or the value is accurate to rounding, the
@@ -67,17 +54,20 @@ class ComposedProfile(abc.ABC):
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
             return xp.isfinite(value) & (xp.abs(value - log_delta) <= near + rounding)
 
+        def newton_step(eps: Any, value: Any, slope: Any) -> Any:
+            return xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
+
         def unfinished(state: Any) -> Any:
             k, eps, value, slope, low, high, _ = state
             done = is_found(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
             return (k < _STEPS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
-        def newton(state: Any) -> Any:
+        def advance(state: Any) -> Any:
             """Move to the next trial, using the evaluation of this one; the first trial has none yet."""
             k, eps, value, slope, low, high, _ = state
             low, high = xp.where(value > log_delta, eps, low), xp.where(value > log_delta, high, eps)
             low, high = xp.where(k > 0, low, floor - 1), xp.where(k > 0, high, np.inf)
-            new = xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
+            new = newton_step(eps, value, slope)
             middle = xp.where(low < floor, floor, xp.where(high == np.inf, 2 * low + 1e-3, (low + high) / 2))
             creeps = (k > _CREEPING) & (k % 2 == 1) & (high < np.inf)
             new = xp.where((new > low) & (new < high) & (slope < 0) & ~creeps, new, middle)
@@ -87,9 +77,9 @@ class ComposedProfile(abc.ABC):
 
         none = xp.full_like(log_delta, np.inf)
         state = xp.zeros_like(log_delta, int), start, none, -none, floor - 1, none, self.empty()
-        _, eps, value, slope, low, high, evaluation = while_loop(unfinished, newton, state)
-        last = xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
+        _, eps, value, slope, low, high, evaluation = while_loop(unfinished, advance, state)
         found = is_found(eps, value, slope)
         # A bracket that was halved to its end is rounded conservatively.
         ended = xp.where(value <= log_delta, eps, high)
-        return xp.where(found, last, ended), value, slope, found | (high - low <= 4 * unit * high), evaluation
+        accurate = found | (high - low <= 4 * unit * high)
+        return xp.where(found, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,13 +27,13 @@ from accountants.composition.cells import (
     MonotoneLoss,
     best_offset,
     cells_on_grid,
-    heaviest_atoms,
     split_monotone,
+    two_heaviest_atoms,
 )
-from accountants.composition.self_composed import SelfComposed, integer_power
-from accountants.dominating_pairs.base import DominatingPair, as_float64
+from accountants.composition.grid import masses_of_profile, profile_on_grid
+from accountants.composition.self_composed import RepeatedLosses, SelfComposed, integer_power
+from accountants.dominating_pairs.base import as_float64
 from dpkernels import checks
-from dpkernels.numerics import Real
 from dpkernels.solve import first_feasible, root
 
 _UNIT = 2.0**-53  # The rounding of a float.
@@ -43,28 +43,23 @@ _UNIT = 2.0**-53  # The rounding of a float.
 _MASS, _ROUNDINGS = 1e-12, 64 * _UNIT
 # How far the grids of the upper and the lower bound are also moved, in steps, for atoms that were put on the grid.
 _UP, _DOWN = 1.001e-9, 1e-6
-# Rounds in which the groups of the lower bound are balanced.
-_ROUNDS = 20
+_ROUNDS = 20  # Rounds in which the groups of the lower bound are balanced.
 # For sums: the tilted mass that may wrap around the grid, far below the error of the transforms; the most points of a
-# grid, 64 MiB an array; and an exponent close to float64's largest, 709.
+# grid, 64 MiB an array; an exponent close to float64's largest, 709; and one from which on its negative gives 0.
 _NEGLIGIBLE = 1e-22
 _LARGEST = 1 << 23
-_OVERFLOWS = 700.0
+_OVERFLOWS, _UNDERFLOWS = 700.0, 746.0
 # The relative width aimed at, how often the grid is refined for it, and by how much in all.
 _WIDTH, _REFINEMENTS, _FINEST = 9e-5, 4, 1 / 32
 # n h^2 tilt / 12 of the first grid, relative to the value in question: approximately the width of either side.
 _FIRST = 1.6e-5
-# Larger tilts are not needed, because losses are nearly bounded there.
-_STEEPEST = 300.0
-# The largest step, and the largest eps that is looked for.
-_WIDEST, _FARTHEST = 1.0, 1e6
+_STEEPEST = 300.0  # Larger tilts are not needed, because losses are nearly bounded there.
+_WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-10 * 4.0**k for k in range(12))
-# The mass of outcomes that are left out, of all reports, relative to delta.
-_LEFT_OUT = 1e-7
+_LEFT_OUT = 1e-7  # The mass of outcomes that are left out, of all reports, relative to delta.
 
-_BOTH = (-1, 1)  # Sides: lower bound, upper bound.
-# A function from a step and the share of delta left out to the ends of a bracket, for the given sides.
+# A function from a step, the share of delta left out, and sides (-1: lower bound, 1: upper bound) to bounds.
 OnGrid = Callable[[float, float, tuple[int, ...]], tuple[float, ...]]
 
 
@@ -73,21 +68,13 @@ OnGrid = Callable[[float, float, tuple[int, ...]], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Masses:
-    """A bound of one pair: masses of p at the losses offset + (first + j) h and at infinite loss, composed n times.
+    """A bound of one pair: masses of p at the losses offset + (first + j) h and at infinite loss, composed n times."""
 
-    Attributes:
-        mass: the masses under p, not negative; with ``infinite`` they need not sum to 1.
-        first: k of mass[0].
-        offset: a shift of the whole grid.
-        infinite: the mass of infinite loss.
-        count: n.
-    """
-
-    mass: np.ndarray
-    first: int
-    offset: float
-    infinite: float
-    count: int
+    mass: np.ndarray  # The masses under p, not negative; with ``infinite`` they need not sum to 1.
+    first: int  # k of mass[0].
+    offset: float  # a shift of the whole grid.
+    infinite: float  # The mass of infinite loss.
+    count: int  # n.
 
 
 def above(cells: Cells, step: float, count: int) -> Masses:
@@ -139,34 +126,21 @@ def _shares(price: np.ndarray, budget: np.ndarray) -> np.ndarray:
 def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
     """Return a pair whose profile is at least that of each of several: the maximum on one grid, and chords between.
 
-    Chords are in x = e^eps. The slope of a profile in x is minus Q(loss > eps), so masses under q are differences of
-    slopes.
+    Chords are in e^eps.
     """
     first = min(part.first for part in several)
-    last = max(part.first + len(part.mass) for part in several)
-    offset = max(part.offset for part in several)
-    loss = offset + np.arange(first - 1, last + 1) * step
-    profiles = [_profile(part, part.first - first + 1, loss) for part in several]
+    size = max(part.first + len(part.mass) for part in several) - first + 1
+    profiles = []
+    for part in several:
+        start = part.first - first + 1
+        p = np.pad(part.mass, (start, size - start - len(part.mass)))
+        profiles.append(part.infinite + profile_on_grid(p[::-1], step))
     delta, infinite = np.max(profiles, axis=0), max(part.infinite for part in several)
-    delta[-1] = infinite
-    x = np.exp(loss)
-    slopes = np.maximum(-np.diff(delta) / np.diff(x), 0.0)
-    q = np.maximum(slopes[:-1] - slopes[1:], 0.0)
-    mass = np.append(q * x[1:-1], slopes[-1] * x[-1])
+    delta[0] = infinite
+    mass = np.maximum(masses_of_profile(delta, step)[-2::-1], 0.0)
     # A sum of positive terms has an error of at most one unit a term.
-    mass = mass * (1 + _MASS + 8 * _UNIT * len(loss)) + _UNIT * delta[0] * 8
-    return Masses(mass, first, offset, infinite, several[0].count)
-
-
-def _profile(part: Masses, start: int, loss: np.ndarray) -> np.ndarray:
-    """Return delta at the losses of the grid, for masses from number ``start`` on, as sums of positive terms.
-
-    delta_k = delta_(k+1) + (1 - e^-h) sum over j > k of p_j e^(l_(k+1) - l_j).
-    """
-    p = np.zeros(len(loss))
-    p[start : start + len(part.mass)] = part.mass
-    steps = (np.cumsum((p * np.exp(-loss))[::-1])[::-1] * np.exp(loss))[1:] * -np.expm1(-np.diff(loss))
-    return part.infinite + np.append(np.cumsum(steps[::-1])[::-1], 0.0)
+    mass = mass * (1 + _MASS + 8 * _UNIT * size) + _UNIT * delta[-1] * 8
+    return Masses(mass, first, max(part.offset for part in several), infinite, several[0].count)
 
 
 # Sums
@@ -174,27 +148,16 @@ def _profile(part: Masses, start: int, loss: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ComposedBounds:
-    """The composed masses, tilted: p(S) = e^(log_scale - c S) g(S).
+    """The composed masses, tilted: p(S) = e^(log_scale - c S) g(S)."""
 
-    Attributes:
-        loss: S, increasing.
-        g: the tilted masses.
-        tilt: c.
-        log_scale: the log of the sum of e^(c S) p(S).
-        infinite: 1 - prod (1 - m)^n.
-        error: a bound on the 2-norm of the error of g.
-        outside: a bound on the tilted mass beyond the grid.
-        rounding: a bound on the relative error of the tilted masses and of e^log_scale.
-    """
-
-    loss: np.ndarray
-    g: np.ndarray
-    tilt: float
-    log_scale: float
-    infinite: float
-    error: float
-    outside: float
-    rounding: float = 1e-13
+    loss: np.ndarray  # S, increasing.
+    g: np.ndarray  # The tilted masses.
+    tilt: float  # c.
+    log_scale: float  # The log of the sum of e^(c S) p(S).
+    infinite: float  # 1 - prod (1 - m)^n.
+    error: float  # A bound on the 2-norm of the error of g.
+    outside: float  # A bound on the tilted mass beyond the grid.
+    rounding: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
 
     def nudged(self, epsilon: float, side: int) -> float:
         """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
@@ -203,11 +166,11 @@ class ComposedBounds:
     def delta(self, epsilon: float, side: int) -> float:
         """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
         c, epsilon = self.tilt, self.nudged(epsilon, side)
-        start = int(np.searchsorted(self.loss, epsilon, side="right"))
-        s = self.loss[start:] - epsilon
-        weight = np.exp(-c * s) * -np.expm1(-s)
+        start, stop = np.searchsorted(self.loss, [epsilon, epsilon + _UNDERFLOWS / max(c, 1e-300)], side="right")
+        s = self.loss[start:stop] - epsilon
+        weight = np.exp(-c * s) * -np.expm1(-s)  # 0 in floats from there on.
         peak = (c / (1 + c)) ** c / (1 + c)
-        value = (weight * self.g[start:]).sum()
+        value = (weight * self.g[start:stop]).sum()
         rounding = self.rounding + 4 * _UNIT * c * abs(epsilon)
         value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
         exponent = self.log_scale - c * epsilon
@@ -229,30 +192,24 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds
 
     tilted = [_tilted(part, step, tilt) for part in parts]
     tails = _Tails.of(tilted)
-    half = tails.half_width()
-    size = fft.next_fast_len(2 * half + 1, real=True)
+    size = fft.next_fast_len(2 * tails.half_width() + 1, real=True)
     if size > _LARGEST:
         raise ValueError(f"the loss distribution needs {size} points at this step; at most {_LARGEST} are used")
     g, error = _transformed(tilted, size)
     lowest = int(np.floor(tails.mean)) - size // 2
     offset = sum(part.count * part.offset for part in parts)
+    with np.errstate(divide="ignore"):
+        log_finite = sum(part.count * np.log1p(-min(part.infinite, 1.0)) for part in parts)
     return ComposedBounds(
         (lowest + np.arange(size)) * step + offset,
         np.maximum(np.roll(g, -(lowest % size)), 0.0),
         tilt,
         sum(part.count * part.log_scale for part in tilted) + tilt * offset,
-        _any_infinite(parts),
+        float(-np.expm1(log_finite)),
         error,
         tails.outside(size // 2 - 1),
         1e-13 + sum(part.count * part.rounding for part in tilted) + 4 * _UNIT * abs(tilt * offset),
     )
-
-
-def _any_infinite(parts: Sequence[Masses]) -> float:
-    """Return 1 - prod (1 - m)^n, the probability that some loss is infinite."""
-    if any(part.infinite >= 1 for part in parts):
-        return 1.0
-    return float(-np.expm1(sum(part.count * np.log1p(-part.infinite) for part in parts)))
 
 
 @dataclass(frozen=True)
@@ -282,41 +239,34 @@ def _tilted(part: Masses, step: float, tilt: float) -> _Tilted:
     return _Tilted(g / g.sum(), k, float(top + np.log(g.sum())), part.count, 4 * _UNIT * float(terms))
 
 
-@dataclass(frozen=True)
-class _Tails:
-    """Chernoff bounds of the tilted sum.
+class _Tails(NamedTuple):
+    """Chernoff bounds of the tilted sum."""
 
-    Attributes:
-        mean: the mean of the sum, in steps.
-        most: a bound on the distance of the sum from its mean.
-        slopes: the s > 0 that are tried.
-        upper: log E e^(s (S - mean)).
-        lower: log E e^(-s (S - mean)).
-    """
-
-    mean: float
-    most: int
-    slopes: np.ndarray
-    upper: np.ndarray
-    lower: np.ndarray
+    mean: float  # The mean of the sum, in steps.
+    most: int  # A bound on the distance of the sum from its mean.
+    slopes: np.ndarray  # The s > 0 that are tried.
+    sides: list[np.ndarray]  # Log E e^(s (S - mean)) and log E e^(-s (S - mean)).
 
     @classmethod
     def of(cls, parts: Sequence[_Tilted]) -> _Tails:
         """Compute all moments."""
-        means = [(part.g * part.k).sum() for part in parts]
-        mean = sum(part.count * each for part, each in zip(parts, means, strict=True))
-        squares = [(part.g * (part.k - each) ** 2).sum() for part, each in zip(parts, means, strict=True)]
-        spread = sum(part.count * each for part, each in zip(parts, squares, strict=True))
-        most = sum(part.count * len(part.g) for part in parts)
-        slopes = np.geomspace(1e-2, 1e3, 26) / np.sqrt(max(spread, 1e-12))
-        sides = [sum(part.count * _log_moments(part, sign * slopes) for part in parts) for sign in (1, -1)]
-        return cls(mean, most, slopes, sides[0] - slopes * mean, sides[1] + slopes * mean)
+        mean = variance = 0.0
+        for part in parts:
+            center = (part.g * part.k).sum()
+            mean += part.count * center
+            variance += part.count * (part.g * (part.k - center) ** 2).sum()
+        slopes = np.geomspace(1e-2, 1e3, 26) / np.sqrt(max(variance, 1e-12))
+        sides = [
+            sum(part.count * _log_moments(part, sign * slopes) for part in parts) - sign * slopes * mean
+            for sign in (1, -1)
+        ]
+        return cls(mean, sum(part.count * len(part.g) for part in parts), slopes, sides)
 
     def outside(self, half: int) -> float:
         """Return a bound on the mass further than ``half`` steps from the mean."""
         if half >= self.most:
             return 0.0
-        return float(sum(np.exp(min(0.0, (side - self.slopes * half).min())) for side in (self.upper, self.lower)))
+        return float(sum(np.exp(min(0.0, (side - self.slopes * half).min())) for side in self.sides))
 
     def half_width(self) -> int:
         """Return a distance from the mean beyond which the mass is negligible."""
@@ -362,11 +312,7 @@ def _norm(values: np.ndarray) -> float:
 
 @dataclass
 class Bracket:
-    """Brackets of one guarantee.
-
-    Attributes:
-        guarantee: the guarantee, with concrete parameters.
-    """
+    """Brackets of one guarantee with concrete parameters."""
 
     guarantee: Any
 
@@ -375,21 +321,9 @@ class Bracket:
         return self._refined(*self._delta(epsilon))
 
     def upper_delta(self, epsilon: float) -> float:
-        """Return an upper bound of delta at eps, from the first grid of ``delta``."""
+        """Return an upper bound of delta at eps, from the first grid of ``delta``, which takes less time."""
         at, step = self._delta(epsilon)
         return at(step, _LEFT_OUT, (1,))[0]
-
-    def _delta(self, epsilon: float) -> tuple[OnGrid, float]:
-        """Return delta at eps as a function of the grid, and the first step."""
-        checks.within("epsilon", epsilon, 0.0, np.inf)
-        tilts, logs = self._each_way(_saddle, epsilon)
-        likely = float(np.exp(min(logs.max(), 0.0)))
-
-        def at(step: float, share: float, sides: tuple[int, ...]) -> tuple[float, ...]:
-            some = list(zip(self._cells(step, share * likely), tilts, strict=True))
-            return tuple(max(_sum(*one, side, step).delta(epsilon, side) for one in some) for side in sides)
-
-        return at, self._first_step(epsilon, tilts[logs.argmax()])
 
     def epsilon(self, delta: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of eps at delta."""
@@ -400,25 +334,35 @@ class Bracket:
         at, step = self._epsilon(delta)
         return at(step, _LEFT_OUT, (1,))[0]
 
+    def _delta(self, epsilon: float) -> tuple[OnGrid, float]:
+        """Return delta at eps as a function of the grid, and the first step."""
+        checks.within("epsilon", epsilon, 0.0, np.inf)
+        tilts, logs = self._each_way(_saddle, epsilon)
+        step = self._first_step(epsilon, tilts[logs.argmax()])
+        likely = float(np.exp(min(logs.max(), 0.0)))
+        return partial(self._bounds, tilts, logs, likely, lambda total, side, _: total.delta(epsilon, side)), step
+
     def _epsilon(self, delta: float) -> tuple[OnGrid, float]:
         """Return eps at delta as a function of the grid, and the first step."""
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         tilts, guesses = self._each_way(_guess, delta)
+        step = self._first_step(guesses.max(), tilts[guesses.argmax()])
+        least = lambda total, side, guess: _least(total, side, delta, guess)  # noqa: E731
+        return partial(self._bounds, tilts, guesses, delta, least), step
 
-        def at(step: float, share: float, sides: tuple[int, ...]) -> tuple[float, ...]:
-            some = list(zip(self._cells(step, share * delta), tilts, guesses, strict=True))
-            return tuple(
-                max(_least(_sum(one, tilt, side, step), side, delta, guess) for one, tilt, guess in some)
-                for side in sides
-            )
-
-        largest = guesses.argmax()
-        return at, self._first_step(guesses[largest], tilts[largest])
+    def _bounds(
+        self, tilts: Any, guesses: Any, likely: float, bound: Any, step: float, share: float, sides: tuple[int, ...]
+    ) -> tuple[float, ...]:
+        """Return the bound of each side on a grid of this step, leaving out outcomes of a share of a likely delta."""
+        every = list(zip(self._cells(step, share * likely), tilts, guesses, strict=True))
+        return tuple(
+            max(bound(_sum(terms, tilt, side, step), side, guess) for terms, tilt, guess in every) for side in sides
+        )
 
     def _refined(self, at: OnGrid, step: float) -> tuple[float, float]:
         """Return the bracket, refining the grid and leaving out less mass until the bracket is narrow."""
         share, last, finest = _LEFT_OUT, np.inf, _FINEST * step
-        low, high = at(step, share, _BOTH)
+        low, high = at(step, share, (-1, 1))
         for _ in range(_REFINEMENTS):
             width = high - low
             # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
@@ -428,7 +372,7 @@ class Bracket:
             step = self._on_atoms(max(step * finer, finest))
             share, last = share * 1e-4, width
             try:
-                found = at(step, share, _BOTH)
+                found = at(step, share, (-1, 1))
             except ValueError:  # The grid has become too large.
                 break
             low, high = max(low, found[0]), min(high, found[1])
@@ -439,8 +383,15 @@ class Bracket:
         """Return the losses of every term, for each neighbour direction and each order of the pairs of a term."""
         terms = self.guarantee.terms
         orders = range(max(len(term.pairs) for term in terms))
+
+        def losses(term: SelfComposed, mirror: bool, first: int) -> list[MonotoneLoss]:
+            with np.errstate(all="ignore"):
+                every = [as_float64(term).privacy_loss(as_float64(pair)) for pair in term.pairs]
+            split = [split_monotone(one.mirrored() if mirror else one) for one in every]
+            return split[first % len(split) :] + split[: first % len(split)]
+
         return [
-            [([_losses(term, pair, mirror) for pair in _rotated(term.pairs, k)], int(term.count)) for term in terms]
+            [(losses(term, mirror, k), int(term.count)) for term in terms]
             for mirror in self.guarantee.neighbour_directions
             for k in orders
         ]
@@ -458,17 +409,17 @@ class Bracket:
     def _each_way(self, estimate: Any, at: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the tilt of every direction, and the estimate that belongs to it."""
         with np.errstate(all="ignore"):
-            c, values = (np.asarray(part) for part in estimate(self._first, np.float64(at)))
-        if not (np.isfinite(c).all() and np.isfinite(values).all()):
+            found = np.array([estimate(parts, np.float64(at)) for parts in self._first])
+        if not np.isfinite(found).all():
             raise ValueError(f"epsilon, delta: at {at:g} no tilt was found for a bracket; parameters are out of reach")
-        turns = len(self._directions) // len(c)
-        return np.repeat(np.minimum(c, _STEEPEST), turns), np.repeat(values, turns)
+        c, values = np.repeat(found.T, len(self._directions) // len(found), 1)
+        return np.minimum(c, _STEEPEST), values
 
     @cached_property
-    def _first(self) -> Any:
-        """Return the first pair of every term, for the tilt only: it affects the width and never the validity."""
+    def _first(self) -> tuple[RepeatedLosses, ...]:
+        """Return the losses of the first pair of every term, for the tilt: it affects the width, not the validity."""
         terms = tuple(dataclasses.replace(term, pairs=term.pairs[:1]) for term in self.guarantee.terms)
-        return as_float64(dataclasses.replace(self.guarantee, terms=terms))
+        return as_float64(dataclasses.replace(self.guarantee, terms=terms)).repeated_losses()
 
     def _first_step(self, size: float, tilt: float) -> float:
         count = sum(term.count for term in self.guarantee.terms)
@@ -481,12 +432,8 @@ class Bracket:
     @cached_property
     def _gap(self) -> float:
         """Return the distance of the two heaviest atoms, for the part whose second atom has the most mass; or 0."""
-        most, gap = 0.0, 0.0
-        for parts, n in self._directions[0]:
-            for _, distance, second in map(heaviest_atoms, parts):
-                if n * second > most:
-                    most, gap = n * second, distance
-        return gap
+        every = [(count, *two_heaviest_atoms(part)) for parts, count in self._directions[0] for part in parts]
+        return max(every, key=lambda one: one[0] * one[3])[2]
 
 
 def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: float) -> ComposedBounds:
@@ -497,34 +444,17 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
     return compose([some[0] if len(some) == 1 else dominating_masses(some, step) for some in bounds], step, tilt)
 
 
-def _saddle(made: Any, epsilon: Real) -> tuple[Any, ...]:
-    """Return (tilts, estimates of log delta) for one eps, for every neighbour direction."""
-    found = []
-    for parts in made.repeated_losses():
-        c = self_composed.saddle_point(parts, epsilon)
-        found.append((c, self_composed.approximate(parts, c)[0]))
-    return tuple(zip(*found, strict=True))
+def _saddle(parts: RepeatedLosses, epsilon: np.float64) -> tuple[Any, Any]:
+    """Return (tilt, estimate of log delta) at one eps."""
+    c = self_composed.saddle_point(parts, epsilon)
+    return c, self_composed.approximate(parts, c)[0]
 
 
-def _guess(made: Any, delta: Real) -> tuple[Any, ...]:
-    """Return (tilts, estimates of eps) for one delta, for every neighbour direction."""
-    found = []
-    for parts in made.repeated_losses():
-        target = np.maximum(delta - self_composed.infinity_mass(parts), delta / 2)
-        c, eps = self_composed.saddle_point_of_delta(parts, np.log(target))
-        found.append((c, np.maximum(eps, 0.0)))
-    return tuple(zip(*found, strict=True))
-
-
-def _rotated(pairs: tuple[DominatingPair, ...], number: int) -> tuple[DominatingPair, ...]:
-    first = number % len(pairs)
-    return pairs[first:] + pairs[:first]
-
-
-def _losses(term: SelfComposed, pair: DominatingPair, mirror: bool) -> MonotoneLoss:
-    with np.errstate(all="ignore"):
-        whole = as_float64(term).privacy_loss(as_float64(pair))
-    return split_monotone(whole.mirrored() if mirror else whole)
+def _guess(parts: RepeatedLosses, delta: np.float64) -> tuple[Any, Any]:
+    """Return (tilt, estimate of eps) at one delta."""
+    target = np.maximum(delta - self_composed.infinity_mass(parts), delta / 2)
+    c, eps = self_composed.saddle_point_of_delta(parts, np.log(target))
+    return c, np.maximum(eps, 0.0)
 
 
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:
@@ -537,7 +467,9 @@ def _least(total: ComposedBounds, side: int, target: float, guess: float) -> flo
         low, high = high, 1.25 * high
         if high > _FARTHEST:
             return float("inf") if side > 0 or total.infinite > target else low
-    low = _above(total, side, target, high) if low is None else low
+    if low is None:
+        tried = (high * (1 - 2.0**-k) for k in range(12, -1, -1))
+        low = next((eps for eps in tried if total.delta(eps, side) > target), None)
     if low is None:
         return 0.0
     found = root(lambda eps, _: np.log(max(total.delta(eps, side), 1e-320) / target), (), high, low, rtol=1e-10)
@@ -545,9 +477,3 @@ def _least(total: ComposedBounds, side: int, target: float, guess: float) -> flo
         (float(found * (1 + margin * side)) for margin in _OUTWARD),
         lambda eps: total.delta(eps, side) <= target if side > 0 else total.delta(eps, side) > target,
     )
-
-
-def _above(total: ComposedBounds, side: int, target: float, high: float) -> float | None:
-    """Return the largest of some trials of eps below ``high`` at which the bound exceeds the target, or None."""
-    tried = (high * (1 - 2.0**-k) for k in range(12, -1, -1))
-    return next((eps for eps in tried if total.delta(eps, side) > target), None)

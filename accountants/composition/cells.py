@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.grid import heavy_atoms
+from accountants.composition.grid import heaviest_atoms
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
 from dpkernels.numerics import gauss_legendre
 from dpkernels.solve import bisect, shares_with_ends, turning_points
@@ -24,17 +24,16 @@ _SAMPLES, _ALL_SAMPLES, _FEWEST_SAMPLES = 257, 1 << 16, 17
 # The same three numbers for panels, in addition to those that the grid makes.
 _PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
 _INVERSE_STEPS = 56  # Bisections for a point with a given loss.
-# A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
-_INSET = 1e-12
+_INSET = 1e-12  # A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
 _CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
 # Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
 _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
-# The distance from the grid, in steps, up to which an atom is on it.
-_ON_GRID = 1e-9
+_ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
 # The factor on mass that is left out, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
 _MOST = 1 << 25  # The most half cells of a piece.
 _LEVELS = 128  # The levels at which the lowest outcomes are evaluated.
+_HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
 class UnknownSteepnessError(ValueError):
@@ -43,13 +42,7 @@ class UnknownSteepnessError(ValueError):
 
 @dataclass(frozen=True)
 class Panels:
-    """Intervals inside pieces, as arrays of one length.
-
-    Attributes:
-        start: the lower ends.
-        end: the upper ends.
-        piece: the number of the monotone piece that contains each panel.
-    """
+    """Intervals inside pieces, as arrays of one length: lower ends, upper ends, and the numbers of their pieces."""
 
     start: np.ndarray
     end: np.ndarray
@@ -68,19 +61,12 @@ class Panels:
 
 @dataclass(frozen=True)
 class MonotonePieces:
-    """Pieces on which the loss is monotone and finite.
+    """Pieces on which the loss is monotone and finite."""
 
-    Attributes:
-        source: the smooth pieces of which these are parts.
-        number: the number of the smooth piece that contains each.
-        left: the lower ends.
-        right: the upper ends.
-    """
-
-    source: SmoothPieces
-    number: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
+    source: SmoothPieces  # The smooth pieces of which these are parts.
+    number: np.ndarray  # The number of the smooth piece that contains each.
+    left: np.ndarray  # The lower ends.
+    right: np.ndarray  # The upper ends.
 
     def __len__(self) -> int:
         return len(self.left)
@@ -149,13 +135,11 @@ class MonotonePieces:
         many = parts.astype(np.int64)
         if (many == 1).all():
             return panels
-        first = np.repeat(np.cumsum(many) - many, many)
-        number = np.arange(many.sum()) - first
-        start, width, parts = (np.repeat(each, many) for each in (panels.start, width, parts))
+        number = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        start, ends, share = (np.repeat(each, many) for each in (panels.start, panels.end, width / parts))
         # The last part ends exactly where the panel did.
-        ends = np.repeat(panels.end, many)
-        end = np.where(number + 1 == parts, ends, start + (number + 1) * (width / parts))
-        return Panels(start + number * (width / parts), end, np.repeat(panels.piece, many))
+        end = np.where(number + 1 == np.repeat(many, many), ends, start + (number + 1) * share)
+        return Panels(start + number * share, end, np.repeat(panels.piece, many))
 
     def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
         """Return the masses of panels under p and under q."""
@@ -165,8 +149,7 @@ class MonotonePieces:
     def without_ends(self, negligible: float) -> tuple[MonotonePieces, float]:
         """Return the pieces without outer panels of little mass, and a bound on the mass under p that was left out.
 
-        Args:
-            negligible: the mass under p that may be left out at each end of each piece.
+        At each end of each piece, panels of the mass ``negligible`` may be left out.
         """
         panels = self.refined(self.panels(), _ROUGH)
         mass = self.masses(panels)[0] * _MARGIN
@@ -186,21 +169,13 @@ class MonotonePieces:
 
 @dataclass(frozen=True)
 class MonotoneLoss:
-    """A privacy loss distribution as atoms and monotone pieces.
+    """A privacy loss distribution as atoms and monotone pieces."""
 
-    Attributes:
-        p: the masses of the atoms under p.
-        q: the masses of the atoms under q.
-        loss: the losses of the atoms, which may be infinite.
-        pieces: all other outcomes.
-        unseen: see ``PrivacyLossDistribution``.
-    """
-
-    p: np.ndarray
-    q: np.ndarray
-    loss: np.ndarray
-    pieces: tuple[MonotonePieces, ...]
-    unseen: float
+    p: np.ndarray  # The masses of the atoms under p.
+    q: np.ndarray  # The masses of the atoms under q.
+    loss: np.ndarray  # The losses of the atoms, which may be infinite.
+    pieces: tuple[MonotonePieces, ...]  # All other outcomes.
+    unseen: float  # See ``PrivacyLossDistribution``.
 
 
 def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
@@ -239,29 +214,16 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     return atoms, MonotonePieces(source, number[rows], starts, ends)
 
 
-# Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
-_HEAVY = 1e-14
-
-
 @dataclass(frozen=True)
 class Cells:
-    """A pair on the grid o + k h: cell j is [o + k h, o + (k + 1) h] with k = first + j.
+    """A pair on the grid o + k h: cell j is [o + k h, o + (k + 1) h] with k = first + j."""
 
-    Attributes:
-        first: k of the first cell.
-        offset: o.
-        p: the mass under p of the lower and the upper half of every cell, an array (cells, 2).
-        gain: p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
-        infinite: the mass of p where q is 0.
-        beyond: a bound on the mass of p, far out, that is in none of the other fields.
-    """
-
-    first: int
-    offset: float
-    p: np.ndarray
-    gain: np.ndarray
-    infinite: float
-    beyond: float
+    first: int  # k of the first cell.
+    offset: float  # o.
+    p: np.ndarray  # The mass under p of the lower and the upper half of every cell, an array (cells, 2).
+    gain: np.ndarray  # p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
+    infinite: float  # The mass of p where q is 0.
+    beyond: float  # A bound on the mass of p, far out, that is in none of the other fields.
 
 
 def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, offset: float = 0.0) -> Cells:
@@ -280,16 +242,14 @@ def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, 
     return Cells(first, offset, p, gain, infinite, beyond + whole.unseen)
 
 
-def heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
+def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
     """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
     some = np.isfinite(whole.loss) & (whole.p > _HEAVY)
     if not some.any():
         return 0.0, 0.0, 0.0
     p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
-    atoms = PrivacyLossDistribution(p, q, loss, 0 * p)
-    heaviest, distances, masses = heavy_atoms(atoms, 0.0, 0.0)
-    loss, gap, second = float(heaviest), abs(float(distances[0])), float(masses[0])
-    return (loss, gap, second) if second > 0 else (loss, 0.0, 0.0)
+    heaviest, (distance,), (mass,) = heaviest_atoms(PrivacyLossDistribution(p, q, loss, 0 * p), 0.0, 0.0)
+    return float(heaviest), abs(float(distance)) if mass > 0 else 0.0, float(mass)
 
 
 def best_offset(whole: MonotoneLoss, step: float) -> float:
@@ -298,7 +258,7 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
     On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower.
     """
     if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
-        return heaviest_atoms(whole)[0]
+        return two_heaviest_atoms(whole)[0]
     lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
     levels = lowest + 2 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
     p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)
@@ -310,8 +270,7 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> np.ndarray:
     """Return the masses of p and of q of losses up to every level but the first."""
     low = np.minimum(*pieces.end_losses)
     some = np.flatnonzero(low <= levels[-1])
-    piece, level = np.repeat(some, len(levels)), np.tile(levels, len(some))
-    points = pieces.inverse(level, piece).reshape(-1, len(levels))
+    points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels))).reshape(-1, len(levels))
     start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
     panels = Panels(start.ravel(), end.ravel(), np.repeat(some, len(levels) - 1))
     sums = [mass.reshape(-1, len(levels) - 1).sum(0) for mass in pieces.masses(panels)]
@@ -326,7 +285,11 @@ def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[np.ndarray,
 
 
 def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same for pieces, on panels cut where the loss is on the grid or half-way, and evenly between."""
+    """Return the same for pieces, on panels cut where the loss is on the grid or half-way, and evenly between.
+
+    Raises:
+        ValueError: there are too many half cells, or a loss is in another cell than the middle of its panel.
+    """
     ends = (np.stack(pieces.end_losses) - offset) / (step / 2)
     if not np.ptp(ends, axis=0).max() <= _MOST:
         width = np.ptp(ends, axis=0).max() * step / 2
@@ -338,23 +301,14 @@ def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.n
     panels = pieces.panels()
     cuts = np.concatenate([panels.start, pieces.inverse(offset + level * (step / 2), piece)])
     start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
-    some = end > start  # At the end of a piece a density may jump.
+    some = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
     panels = pieces.refined(Panels(start[some], end[some], piece[some]), _EXACT)
     middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
     half = np.floor((pieces.loss(middle, panels.piece) - offset) / (step / 2)).astype(np.int64)
     x, piece = panels.nodes, panels.piece[:, None]
     mass = panels.weights * pieces.p(x, piece)
-    over = _within(pieces.loss(x, piece) - (offset + half // 2 * step)[:, None], step)
-    return half, mass.sum(1), -(mass * np.expm1(-over)).sum(1)
-
-
-def _within(over: np.ndarray, step: float) -> np.ndarray:
-    """Return by how much losses exceed the lower ends of their cells, clipped to the cell for rounding.
-
-    Raises:
-        ValueError: a loss is in another cell than the middle of its panel.
-    """
+    over = pieces.loss(x, piece) - (offset + half // 2 * step)[:, None]
     inside = np.clip(over, 0.0, step)
     if not (np.abs(over - inside) <= _OUTSIDE * (step + 1.0)).all():
         raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
-    return inside
+    return half, mass.sum(1), -(mass * np.expm1(-inside)).sum(1)

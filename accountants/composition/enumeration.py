@@ -60,8 +60,7 @@ _S, _WEIGHTS = gauss_legendre(30)
 _NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
 _STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
-# The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
-MOST_JOINT_OUTCOMES = 1 << 18
+MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _BISECTIONS = 70
 
 
@@ -71,19 +70,12 @@ _BISECTIONS = 70
 @pytree
 @dataclass(frozen=True)
 class ThreePointLoss(ComposedProfile):
-    """The sum of n independent losses that have three values.
+    """The sum of n independent losses that have three values."""
 
-    Attributes:
-        mass: the probabilities of the three, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
-        loss: the losses.
-        counts: n; where derivatives are needed, also n - 1.
-        tilt: c, which decides which counts are summed, and changes no value.
-    """
-
-    mass: Any
+    mass: Any  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
     loss: Any
-    counts: Any
-    tilt: Any
+    counts: Any  # n; where derivatives are needed, also n - 1.
+    tilt: Any  # c, which decides which counts are summed, and changes no value.
 
     def tilted(self) -> Any:
         """Return masses times e^(c l), made to sum to 1."""
@@ -271,34 +263,32 @@ class JointOutcomes(NamedTuple):
 
 
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
-    """Return the joint outcomes of several tables for each neighbour direction, or None if there are too many.
+    """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables.
 
-    Args:
-        releases: the releases that are composed; None is returned unless each is one table with a known integer count.
-        mirrors: whether p and q are exchanged, for each direction.
+    Counts must be known integers. p and q are exchanged in a mirrored direction.
     """
-    pairs = [_atoms(one) for one in releases]
-    counts: list[Any] = [_count(one) for one in releases]
-    size = 1
-    for pair, count in zip(pairs, counts, strict=True):
-        if pair is None or count is None:
+    tables, size = [], 1
+    for one in releases:
+        pair, known = _table(one), checks.concrete(one.count)
+        if pair is None or known is None or known.ndim or known != np.floor(known):
             return None
+        count = int(known)
         size *= math.comb(count + len(pair.p) - 1, count)
         if size > MOST_JOINT_OUTCOMES:
             return None
+        tables.append((pair, count))
     found = []
-    for added in mirrors:
-        p, q = np.ones(1), np.ones(1)
-        for pair, count in zip(pairs, counts, strict=True):
-            xp = namespace(pair.p, pair.q, p, q)
-            here, there = (pair.q, pair.p) if added else (pair.p, pair.q)
-            p = xp.multiply.outer(p, _repeated(here, count)).ravel()
-            q = xp.multiply.outer(q, _repeated(there, count)).ravel()
-        found.append(JointOutcomes(p, q))
+    for mirror in mirrors:
+        joint: Any = (np.ones(1), np.ones(1))
+        for pair, count in tables:
+            masses = (pair.q, pair.p) if mirror else (pair.p, pair.q)
+            outer = namespace(*masses, *joint).multiply.outer
+            joint = [outer(sofar, _repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)]
+        found.append(JointOutcomes(*joint))
     return found
 
 
-def _atoms(one: SelfComposed) -> Any:
+def _table(one: SelfComposed) -> Any:
     """Return the pair of one release if it is a single table, else None."""
     (pair, *others), rate = one.pairs, one.sampling_rate
     if others or not isinstance(pair, Atoms):
@@ -308,11 +298,6 @@ def _atoms(one: SelfComposed) -> Any:
     if one.neighbours == "replace":
         return replaced_atoms(pair, rate)
     return Atoms(rate * pair.p + (1 - rate) * pair.q, pair.q)
-
-
-def _count(one: SelfComposed) -> int | None:
-    count = checks.concrete(one.count)
-    return None if count is None or count.ndim or count != np.floor(count) else int(count)
 
 
 def _repeated(mass: Any, count: int) -> Any:
@@ -339,12 +324,9 @@ def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluate_outcomes(what: str, some: list[JointOutcomes], at: Real) -> Any:
     """Return the maximum over the directions of delta at eps or of eps at delta, of any shape."""
-    xp = namespace(at, *(leaf for one in some for leaf in one))
+    leaves = jax.tree.leaves(some)
+    xp = namespace(at, *leaves)
     values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
-
-    def largest(value: Any) -> Any:
-        return xp.stack([getattr(one, what)(value) for one in some]).max(0)
-
-    if xp is jnp:
-        values = values.astype(jnp.result_type(values, *(one.p for one in some), *(one.q for one in some)))
-    return map_over(largest, values.ravel()).reshape(values.shape)[()]
+    values = values.astype(xp.result_type(values, *leaves))
+    largest = map_over(lambda value: xp.stack([getattr(one, what)(value) for one in some]).max(0), values.ravel())
+    return largest.reshape(values.shape)[()]

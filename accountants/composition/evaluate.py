@@ -23,7 +23,7 @@ import numpy as np
 
 from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
-from accountants.composition.gaussian import GaussianProfile, are_gaussian
+from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import GREATEST_TILT, RepeatedLosses, infinity_mass
 from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
@@ -32,26 +32,15 @@ from dpkernels import checks
 from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, without_derivative
 
-# The panels of quadrature that the varying losses of one release share.
-PANELS = 256
-# The most values that are evaluated together under vmap on a CPU.
-_TOGETHER = 8
-# The largest c times the width of an outcome on the grid.
-_STEEPEST = 0.25
+PANELS = 256  # The panels of quadrature that the varying losses of one release share.
+_TOGETHER = 8  # The most values that are evaluated together under vmap on a CPU.
+_STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
 _BISECTIONS = 16  # For a tilt; next to the largest loss of few releases, fewer are too far from the root.
-_FEW = 32  # Up to this number, releases on samples are composed from samples of their loss densities.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
-# Delta of one release may be larger than that of all by this factor, by rounding.
-_SLACK = 1 + 1e-3
+_SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this factor, by rounding.
 _STEEPEST_OF_FEW = 1e9  # Next to the largest losses, which few releases may reach.
-
-
-class _Value(NamedTuple):
-    """Eps or delta of one neighbour direction, and derivatives of delta in its parts and in eps, or None."""
-
-    found: Any
-    by_parts: Any
-    by_epsilon: Any
+# The exact functions of one release.
+_EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of}
 
 
 def evaluate(made: Any, what: str, at: Real) -> Any:
@@ -65,19 +54,19 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
     Returns:
         A float or a NumPy array for plain numbers; a JAX array, differentiable, where any number is JAX's.
     """
-    if what != "renyi":
-        count = 2 if len(made.terms) > 1 else checks.concrete(made.terms[0].count)
+    if what != "renyi" and len(made.terms) == 1:
+        count = checks.concrete(made.terms[0].count)
         if count is None:
             return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
         if count == 1:
             return plain(_EXACT[what](made.terms[0].one_release(), at))
-        several = len(made.terms) > 1
-        outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions) if several else None
+    elif what != "renyi":
+        outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions)
         if outcomes is not None:
             return plain(enumeration.evaluate_outcomes(what, outcomes, at))
     if namespace(at, *jax.tree.leaves(made)) is jnp:
         values: Any = floating(jnp.asarray(at))
-        return _evaluate_traced(made, what, values, are_few(made) and values.dtype == jnp.float64)
+        return _evaluate_traced(made, what, values, _are_few(made) and values.dtype == jnp.float64)
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
     found = np.empty(at.shape)
     with np.errstate(all="ignore"):
@@ -95,35 +84,30 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
     return plain(found[()])
 
 
-# The exact functions of one release.
-_EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of}
-
-
 def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
     coarse = made.repeated_losses()
-    fine = coarse if are_gaussian(coarse[0]) else made.repeated_losses(PANELS, few=are_few(made))
-    pruned = (
-        [tuple(part.map_losses(lambda nodes: nodes.pruned().padded()) for part in parts) for parts in directions]
-        for directions in (fine, coarse)
-    )
-    return list(zip(*pruned, strict=True))
+    fine = made.repeated_losses(PANELS, few=_are_few(made))
+    padded = ([_padded(parts) for parts in directions] for directions in (fine, coarse))
+    return list(zip(*padded, strict=True))
 
 
-def are_few(made: Any) -> bool:
-    """Return whether a guarantee is known to be of few releases."""
+def _padded(parts: RepeatedLosses) -> RepeatedLosses:
+    return tuple(part.map_losses(PrivacyLossDistribution.padded) for part in parts)
+
+
+def _are_few(made: Any) -> bool:
+    """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
     counts: list[Any] = [checks.concrete(term.count) for term in made.terms]
-    return all(count is not None for count in counts) and sum(counts) <= _FEW
+    return all(count is not None for count in counts) and sum(counts) <= fft.FEW
 
 
 @partial(jax.jit, static_argnames=("what", "few"))
 def _evaluate_traced(made: Any, what: str, at: RealArray, few: bool = False) -> Real:
     ways = made.repeated_losses(0 if what == "renyi" else PANELS, few=few and what != "renyi")
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(ways)))
-    directions: RepeatedLosses = jax.tree.map(
-        lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways
-    )
-    directions = tuple(part.map_losses(PrivacyLossDistribution.padded) for part in directions)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways)
+    directions = _padded(stacked)
 
     def one(value: Any) -> Any:
         if what == "renyi":
@@ -156,8 +140,7 @@ def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
 
     The sum of all other losses is at least the sum of the least ones. On samples no grid holds these and larger losses.
     """
-    xp = namespace(epsilon)
-    least = sum(part.count * xp.maximum(fft.largest_loss(part, -1), 0.0) for part in parts)
+    least = sum(part.count * namespace(epsilon).maximum(part.largest_loss(-1), 0.0) for part in parts)
     return without_derivative(epsilon + least + 1e-9)
 
 
@@ -180,30 +163,23 @@ def _upper_bound(parts: RepeatedLosses, log_delta: Real, steepest: Real) -> Real
     return xp.maximum(((moment + c * xp.log(c) - (c + 1) * xp.log1p(c) - log_delta) / c).min(), 0.0)
 
 
-def _log_finite(delta: Any, infinite: Any) -> Any:
-    """Return the log of the part of delta that remains for finite losses."""
-    xp = namespace(delta, infinite)
-    return xp.log(xp.maximum(delta - infinite, xp.finfo(delta.dtype).tiny))
+class _Value(NamedTuple):
+    """Eps or delta of one neighbour direction, and derivatives of delta in its parts and in eps, or None."""
+
+    found: Any
+    by_parts: Any
+    by_epsilon: Any
 
 
 class _Question(NamedTuple):
-    """A question about one neighbour direction.
+    """A question about one neighbour direction."""
 
-    Attributes:
-        at: eps, or a delta whose least eps is wanted.
-        best: the best value so far; values that do not exceed it are not of interest.
-        infinite: the probability of an infinite loss, which is part of delta and not of the profile.
-        log_delta: the log of the part of delta that remains for finite losses; None where eps is given.
-        guess: an estimate of eps.
-        noise: the approximate relative error of delta.
-    """
-
-    at: Any
-    best: Any
-    infinite: Any
-    log_delta: Any
-    guess: Any
-    noise: Any
+    at: Any  # eps, or a delta whose least eps is wanted.
+    best: Any  # The best value so far; values that do not exceed it are not of interest.
+    infinite: Any  # The probability of an infinite loss, which is part of delta and not of the profile.
+    log_delta: Any  # The log of the part of delta that remains for finite losses; None where eps is given.
+    guess: Any  # An estimate of eps.
+    noise: Any  # The approximate relative error of delta.
 
 
 def _evaluate_direction(
@@ -216,28 +192,30 @@ def _evaluate_direction(
         sloped: whether to return derivatives; JAX arrays only.
         parts: the losses that are composed.
         at: eps or delta.
-        best: values that do not exceed this are not of interest.
-        coarse: the same losses with fewer nodes, from which the tilt is estimated; by default ``parts``.
+        best: see ``_Question``.
+        coarse: the same losses with fewer nodes, from which the tilt is estimated; None for JAX arrays.
     """
     xp = namespace(at)
-    if are_gaussian(parts):
-        profile = GaussianProfile.of(parts)
-        log_delta = None if what == "delta" else xp.log(at)
-        guess = at if log_delta is None else profile.guess(log_delta)
-        asked = _Question(at, best, 0.0 * at, log_delta, guess, 0.0 * at)
-        return _value_of(profile, asked, parts if sloped else None)
-    if coarse is not None and sum(part.count * fft.largest_loss(part, 1) for part in parts) <= (
-        at if what == "delta" else best
-    ):
-        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0) + 0.0  # Not -0.
-        return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
-    few, steepest = (
-        (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, GREATEST_TILT)))
-    )
-    bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)
+
+    def log_finite(infinite: Any) -> Any:
+        """Return the log of the part of delta that remains for finite losses; None where eps is given."""
+        return None if what == "delta" else xp.log(xp.maximum(at - infinite, xp.finfo(at.dtype).tiny))
+
+    if all(part.losses is None for part in parts):
+        gaussian, log_delta = GaussianProfile.of(parts), None if what == "delta" else xp.log(at)
+        guess = at if log_delta is None else gaussian.guess(log_delta)
+        question = _Question(at, best, 0.0 * at, log_delta, guess, 0.0 * at)
+        return _value_of(gaussian, question, parts if sloped else None)
+    few, steepest = parts, cast(Any, np.inf)
+    if coarse is not None:
+        if sum(part.count * part.largest_loss(1) for part in parts) <= (at if what == "delta" else best):
+            infinite = xp.clip(infinity_mass(parts), 0.0, 1.0) + 0.0  # Not -0.
+            return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
+        few, steepest = coarse, _bounded_tilt(coarse, xp.full_like(at, GREATEST_TILT))
+    bound = at if what == "delta" else _upper_bound(few, log_finite(infinity_mass(parts)), steepest)
     (capped, infinite), back = _with_gradient(sloped, partial(_finite, bound=bound), parts)
     few = capped if coarse is None else _capped(coarse, bound)
-    log_delta = None if what == "delta" else _log_finite(at, infinite)
+    log_delta = log_finite(infinite)
     is_few = any(part.source is not None for part in parts)
     greatest = _STEEPEST_OF_FEW if is_few else GREATEST_TILT
     c, guess = _tilt_for(few, at, log_delta, greatest)
@@ -246,26 +224,25 @@ def _evaluate_direction(
     noise = sum(part.count for part in parts) * xp.finfo(at.dtype).eps
     question = _Question(at, best, infinite, log_delta, guess, noise)
 
+    def by_transform() -> _Value:
+        tilt = _bounded_tilt(capped, c)
+        return _value_of(fft.compose(capped, tilt, fft.grid_of(capped, tilt, few)), question, known)
+
     known = capped if sloped else None
     three = _three_point_losses(capped, c, sloped)
     if three is None and is_few:
         c = _bounded_tilt(capped, c)
         sample, points = _sampler(parts, parts if coarse is None else coarse, bound, c)
         (sampled, infinite), back = _with_gradient(sloped, sample, parts)
-        log_delta = None if what == "delta" else _log_finite(at, infinite)
-        question = question._replace(infinite=infinite, log_delta=log_delta)
-        found = _value_of(fft.compose(sampled, c, points=points), question, sampled if sloped else None)
+        question = question._replace(infinite=infinite, log_delta=log_finite(infinite))
+        found = _value_of(fft.compose(sampled, c, points), question, sampled if sloped else None)
     elif three is None:
-        found = _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, known)
-    elif namespace(three.possible) is np:
+        found = by_transform()
+    elif xp is np:
         found = _value_of(three.losses, question, None)
     else:
         nothing = _Value(0.0 * c, *(jax.tree.map(jnp.zeros_like, (capped, c)) if sloped else (None, None)))
-        found = _compute_if(
-            ~three.possible,
-            lambda: _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, known),
-            nothing,
-        )
+        found = _compute_if(~three.possible, by_transform, nothing)
         found = _compute_if(three.possible, lambda: _value_of(three.losses, question, known, three.to_parts), found)
     if what == "epsilon":
         impossible = _delta_of_one_release(parts, xp.where(xp.isinf(found.found), 0.0, found.found)) > _SLACK * at
@@ -279,11 +256,8 @@ def _delta_of_one_release(parts: RepeatedLosses, epsilon: Any) -> Any:
     Where losses are so large that the FFT does not resolve them, an eps that contradicts this is no answer.
     """
     xp = namespace(epsilon)
-    nodes: list[Any] = [part.losses for part in parts if part.losses is not None]
-    if not nodes:
-        return 0.0 * epsilon
-    gains = [-xp.expm1(xp.minimum(epsilon - one.loss, 0.0)) for one in nodes]
-    return xp.stack([(one.p * gain).sum(-1) for one, gain in zip(nodes, gains, strict=True)]).max()
+    every: list[Any] = [part.losses for part in parts if part.losses is not None]
+    return xp.stack([(one.p * -xp.expm1(xp.minimum(epsilon - one.loss, 0.0))).sum(-1) for one in every]).max()
 
 
 def _value_of(
@@ -292,13 +266,9 @@ def _value_of(
     parts: RepeatedLosses | None,
     to_parts: Callable[[Any], RepeatedLosses] = lambda by: by,
 ) -> _Value:
-    """Return the value from a profile of finite losses.
+    """Return the value from a profile of finite losses, with derivatives if its ``parts`` are given.
 
-    Args:
-        profile: the profile.
-        asked: the question.
-        parts: the losses of the profile if derivatives are wanted, else None.
-        to_parts: maps the profile's gradient to the gradient in the parts.
+    ``to_parts`` maps the profile's gradient to the gradient in the parts.
     """
     at = asked.at
     xp = namespace(at)
@@ -344,12 +314,11 @@ def _sampler(
     points = without_derivative(fft.grid_of(_capped(parts, bound + margin), c, _capped(coarse, bound + margin)))
 
     def sample(parts: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
-        whole = _finite(parts, bound + margin)[0]
         sampled = []
-        for given, part, offset in zip(parts, whole, points.offsets, strict=True):
+        for given, part, offset in zip(parts, _finite(parts, bound + margin)[0], points.offsets, strict=True):
             if given.source is not None:
-                smooth, nodes = given.source.privacy_loss(), cast(PrivacyLossDistribution, part.losses)
-                losses = grid.sample_on_grid(smooth, nodes, c, (offset, points.step, cap))
+                nodes = cast(PrivacyLossDistribution, part.losses)
+                losses = grid.sample_on_grid(given.smooth_losses(), nodes, c, (offset, points.step, cap))
                 part = dataclasses.replace(part, losses=losses)
             sampled.append(part)
         return tuple(sampled), infinity_mass(tuple(sampled))
@@ -374,15 +343,15 @@ def _three_point_losses(parts: RepeatedLosses, c: Any, sloped: bool) -> _ThreePo
         nodes: Any = parts[0].losses
         return enumeration.three_point_loss(nodes, parts[0].count - np.arange(1 + sloped), c)
 
-    to_parts: Any = None
+    back: Any = None
     if sloped:
-        losses, to_parts, alone = jax.vjp(three, parts, has_aux=True)
+        losses, back, alone = jax.vjp(three, parts, has_aux=True)
     else:
         losses, alone = three(parts)
     possible = alone & enumeration.is_enumerable(losses)
     if namespace(possible) is np and not possible:
         return None
-    return _ThreePoint(losses, possible, lambda by: to_parts(by)[0])
+    return _ThreePoint(losses, possible, lambda by: back(by)[0])
 
 
 def _may_be_three(parts: RepeatedLosses) -> bool:
@@ -417,9 +386,11 @@ def _largest(what: str, sloped: bool, directions: RepeatedLosses, at: Any) -> tu
 @cache
 def _largest_in_batches(what: str, sloped: bool) -> Callable[[RepeatedLosses, Any], tuple[Any, _Value]]:
     """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
-    return vmap_in_batches(
-        partial(_largest, what, sloped), lambda directions, _: 1 if _may_be_three(directions) else _TOGETHER
-    )
+
+    def together(directions: RepeatedLosses, _: Any) -> int:
+        return 1 if _may_be_three(directions) else _TOGETHER
+
+    return vmap_in_batches(partial(_largest, what, sloped), together)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

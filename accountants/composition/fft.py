@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -29,33 +29,22 @@ from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
+FEW = 32  # Up to this number of releases, sums of atoms are not smooth.
 # -log of the tilted mass beyond the window; the slopes that Chernoff bounds try, in deviations and as shares of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
 _NOTHING = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
-# The relative error of eps from which on it is not resolved in floating point.
-_RESOLVED = 1e-5
-_FEW = 32  # Up to this number of releases, sums of atoms are not smooth.
+_RESOLVED = 1e-5  # The relative error of eps from which on it is not resolved in floating point.
 _ATOMS = 5  # The atoms beside the heaviest one that decide the step.
-# The least step, in widths of the outcomes that are distributed on the grid.
-_OUTCOMES = 1.0
 
 
 class _OnGrid(NamedTuple):
-    """A repeated loss on the grid.
+    """A repeated loss on the grid."""
 
-    Attributes:
-        part: the repeated loss.
-        shares: its interpolation on the grid; None for Gaussian noise.
-        spectrum: its transform, a row of all masses and a row of lumped ones.
-        log_scale: K of one release.
-        offset: its grid point.
-    """
-
-    part: RepeatedLoss
-    shares: Any
-    spectrum: Any
-    log_scale: Any
-    offset: Any
+    part: RepeatedLoss  # The repeated loss.
+    shares: Any  # Its interpolation on the grid; None for Gaussian noise.
+    spectrum: Any  # Its transform, a row of all masses and a row of lumped ones; its logarithm for Gaussian noise.
+    log_scale: Any  # K of one release.
+    offset: Any  # Its grid point.
 
     def log(self) -> Any:
         """Return the logarithm of the transform, 0 where it has none."""
@@ -64,56 +53,40 @@ class _OnGrid(NamedTuple):
 
     def power(self) -> Any:
         """Return the transform of all releases together."""
+        count = self.part.count
+        xp = namespace(self.spectrum, count)
         if self.shares is None:
-            xp, count = namespace(self.spectrum, self.part.count), self.part.count
             power = xp.exp(count * self.spectrum)
             return xp.stack([power, 0.0 * power])
-        if namespace(self.spectrum, self.part.count) is np and self.part.count == np.floor(self.part.count):
-            return integer_power(self.spectrum, int(self.part.count))
-        xp = namespace(self.spectrum, self.part.count)
-        return xp.where(xp.abs(self.spectrum) > _NOTHING, xp.exp(self.part.count * self.log()), 0.0)
+        if xp is np and count == np.floor(count):
+            return integer_power(self.spectrum, int(count))
+        return xp.where(xp.abs(self.spectrum) > _NOTHING, xp.exp(count * self.log()), 0.0)
 
 
 class _Evaluation(NamedTuple):
-    """The sums at one eps.
-
-    The fields are eps, the weights of all masses in delta and in minus its slope, the weights of the smooth masses
-    around eps, the number of the grid point below eps, and the tilted sums.
-    """
+    """The sums at one eps."""
 
     epsilon: Any
-    weights: Any
-    near: Any
-    below: Any
-    sums: Any
+    weights: Any  # Of all masses, in delta and in minus its slope.
+    near: Any  # Weights of the smooth masses around eps.
+    below: Any  # The number of the grid point below eps.
+    sums: Any  # The tilted delta and minus its slope.
 
 
 @pytree
 @dataclass(frozen=True)
 class ComposedPLD(ComposedProfile):
-    """The distribution of the composed privacy loss on a grid.
+    """The distribution of the composed privacy loss on a grid."""
 
-    Attributes:
-        start: the first grid point.
-        step: h.
-        g: the tilted masses, of sum about 1.
-        smooth: the part of g that is neither a sum of atoms on the grid nor crowded next to one.
-        tilt: c.
-        log_scale: K(c).
-        first: the number of the first grid point.
-        spectrum: the transform of all masses, and of the sums of lumped ones.
-        parts: the losses that are composed.
-    """
-
-    start: Any
-    step: Any
-    g: Any
-    smooth: Any
-    tilt: Any
-    log_scale: Any
-    first: Any
-    spectrum: Any
-    parts: tuple[_OnGrid, ...]
+    start: Any  # The first grid point.
+    step: Any  # h.
+    g: Any  # The tilted masses, of sum about 1.
+    smooth: Any  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
+    tilt: Any  # c.
+    log_scale: Any  # K(c).
+    first: Any  # The number of the first grid point.
+    spectrum: Any  # The transform of all masses, and of the sums of lumped ones.
+    parts: tuple[_OnGrid, ...]  # The losses that are composed.
 
     def empty(self) -> _Evaluation:
         xp = namespace(self.g)
@@ -163,12 +136,11 @@ class ComposedPLD(ComposedProfile):
         xp = namespace(self.g, s)
         decay = self.tilt * self.step
         fall = (xp.power(decay, _ORDERS) - xp.power(decay + self.step, _ORDERS)) * like(_SIGNS, self.g)
-        bernoulli_rows = like(_BERNOULLI, self.g)[2:] / like(_POWERS, self.g)[2:, None]
-        kink = (bernoulli_rows * xp.power(1 - s, _POWERS)).sum(-1)
-        kink_slope = -(bernoulli_rows[:, 1:] * like(_POWERS, self.g)[1:] * xp.power(1 - s, _POWERS[:-1])).sum(-1)
+        kink = (like(_BERNOULLI, self.g) * xp.power(1 - s, _POWERS)).sum(-1)
+        kink_slope = -(like(_BERNOULLI_SLOPES, self.g) * xp.power(1 - s, _POWERS[:-1])).sum(-1)
         # These are the derivatives of the product at eps over j!, from those of both factors.
         products = (fall[_ALONG] * _PRESENT)[1:]
-        shift, shift_slope = grid.taylor_shift(s), grid.taylor_shift_slope(s)
+        shift, shift_slope = grid.taylor_shift(s)
 
         def around(by_taylor: Any, shift: Any) -> Any:
             return ((by_taylor[:, None] * shift).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
@@ -200,13 +172,16 @@ class ComposedPLD(ComposedProfile):
         found = []
         for one in self.parts:
             part = one.part
-            if one.shares is None or part.losses is None:
+            if one.shares is None:
                 shares = grid.interpolation(self._place(evaluation.epsilon)[1][None])[:, 0]
                 density = self._around(evaluation.below) @ shares / self.step
                 by_mu, by_count = scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density
                 found.append(RepeatedLoss(None, by_mu, by_count))
                 continue
-            by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + self._by_log(one, weights[0])
+            # The derivative in the power of the transform.
+            terms = jnp.real(jnp.conj(weights[0]) * self.spectrum * one.log()) * like(_FREQUENCIES, self.tilt)
+            by_power = terms[:, :-1].sum() + terms[:, -1].sum()
+            by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + by_power
             without = jnp.where(jnp.abs(one.spectrum) > _NOTHING, self.spectrum / one.spectrum, 0.0)
             by_mass = jnp.conj(without) * weights
             by_mass = jnp.fft.irfft(jnp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
@@ -214,30 +189,19 @@ class ComposedPLD(ComposedProfile):
             found.append(RepeatedLoss(losses, 0.0 * part.mu, scale * by_count))
         return tuple(found), -scale * slope
 
-    def _by_log(self, one: _OnGrid, weights: Any) -> Any:
-        """Return the derivative in the count of the sum of masses times weights, which are given by their transform."""
-        jnp = jax.numpy
-        terms = jnp.real(jnp.conj(weights) * self.spectrum * one.log()) * like(_FREQUENCIES, self.tilt)
-        return terms[:, :-1].sum() + terms[:, -1].sum()
-
     def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
-        jnp = jax.numpy
-        nodes: Any = one.part.losses
-        inner, by_step = one.shares.interpolate(*by_mass[:2])
-        at_atoms = by_mass[2][one.shares.index[2]]
-        by_loss = jnp.where(one.shares.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
-        mass, p = scale * one.shares.mass, nodes.p
-        some = one.shares.mass > 0
-        return PrivacyLossDistribution(
-            jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0), 0.0 * p, mass * by_loss, 0.0 * p
-        )
+        jnp, shares, p = jax.numpy, one.shares, cast(PrivacyLossDistribution, one.part.losses).p
+        inner, by_step = shares.interpolate(*by_mass[:2])
+        by_loss = jnp.where(shares.on_grid, by_mass[2][shares.index[2]], self.tilt * inner + by_step / self.step)
+        mass, some = scale * shares.mass, shares.mass > 0
+        by_p = jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0)
+        return PrivacyLossDistribution(by_p, 0.0 * p, mass * by_loss, 0.0 * p)
 
 
 # How often a frequency of the half transform occurs in the whole one, over its length.
 _FREQUENCIES = np.concatenate([[1.0], np.full(SIZE // 2 - 1, 2.0), [1.0]]) / SIZE
-# Terms of the correction: each is about (c + 1) h / (2 pi) times the previous one.
-_TERMS = 18
+_TERMS = 18  # Terms of the correction: each is about (c + 1) h / (2 pi) times the previous one.
 # Integers, as in ``taylor_shift``: s is 0 where eps is on the grid.
 _ORDERS, _POWERS = np.arange(_TERMS), np.arange(_TERMS + 1)
 _SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
@@ -255,41 +219,8 @@ def _bernoulli_polynomials() -> np.ndarray:
     return np.array(rows, float)
 
 
-_BERNOULLI = _bernoulli_polynomials()
-
-
-def compose(
-    parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None, points: Grid | None = None
-) -> ComposedPLD:
-    """Return the distribution of the sum of all losses.
-
-    Args:
-        parts: the losses that are composed.
-        c: the tilt, which affects the precision only.
-        coarse: the same losses with fewer nodes, for the width of the grid; by default ``parts``.
-        points: the grid, by default that of ``grid_of``.
-    """
-    moments = [part.moments(c) for part in parts]
-    xp = namespace(c)
-    points = points or grid_of(parts, c, parts if coarse is None else coarse, moments)
-    found = []
-    start = log_scale = 0.0 * c
-    for part, offset, moment in zip(parts, points.offsets, moments, strict=True):
-        start, log_scale = start + part.count * offset, log_scale + part.count * moment[0]
-        if part.losses is None:
-            frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
-            shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
-        else:
-            shares = grid.share_on_grid(
-                part.losses, c, moment[0], offset, points.step, SIZE, _count_of_atoms(part.count)
-            )
-            spectrum = xp.fft.rfft(shares.masses(SIZE))
-        found.append(_OnGrid(part, shares, spectrum, moment[0], offset))
-    first = xp.floor((points.low - start) / points.step)
-    spectrum = math.prod(one.power() for one in found)
-    g, lumped = xp.roll(xp.fft.irfft(spectrum, SIZE), -first.astype(int), -1)
-    start = start + first * points.step
-    return ComposedPLD(start, points.step, g, g - lumped, c, log_scale, first, spectrum, tuple(found))
+_BERNOULLI = _bernoulli_polynomials()[2:] / _POWERS[2:, None]  # B_n(t)/n for n from 2.
+_BERNOULLI_SLOPES = _BERNOULLI[:, 1:] * _POWERS[1:]
 
 
 class Grid(NamedTuple):
@@ -300,33 +231,50 @@ class Grid(NamedTuple):
     low: Any
 
 
-def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses, moments: list[Any] | None = None) -> Grid:
+def compose(parts: RepeatedLosses, c: Any, points: Grid) -> ComposedPLD:
+    """Return the distribution of the sum of all losses; the tilt c and the grid affect the precision only."""
+    xp = namespace(c)
+    found = []
+    start = log_scale = 0.0 * c
+    for part, offset in zip(parts, points.offsets, strict=True):
+        scale = part.log_moment(c)
+        start, log_scale = start + part.count * offset, log_scale + part.count * scale
+        if part.losses is None:
+            frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
+            shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
+        else:
+            shares = grid.share_on_grid(part.losses, c, scale, offset, points.step, SIZE, _count_of_atoms(part.count))
+            spectrum = xp.fft.rfft(shares.masses(SIZE))
+        found.append(_OnGrid(part, shares, spectrum, scale, offset))
+    first = xp.floor((points.low - start) / points.step)
+    spectrum = math.prod(one.power() for one in found)
+    g, lumped = xp.roll(xp.fft.irfft(spectrum, SIZE), -first.astype(int), -1)
+    start = start + first * points.step
+    return ComposedPLD(start, points.step, g, g - lumped, c, log_scale, first, spectrum, tuple(found))
+
+
+def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
-    The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later.
-    The moments of all parts at the tilt are computed unless they are given.
+    The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The
+    width of the window is computed from ``coarse``, the same losses with fewer nodes.
     """
     xp = namespace(c)
-    moments = moments or [part.moments(c) for part in parts]
+    moments = [part.moments(c) for part in parts]
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = without_derivative(_reach(parts, c, moments, coarse))
     none = xp.zeros(_ATOMS, c.dtype)
-    atoms = [
-        (0 * c, none, none) if part.losses is None else grid.heavy_atoms(part.losses, c, moment[0], _ATOMS)
-        for part, moment in zip(parts, moments, strict=True)
-    ]
-    least = xp.stack(
-        [
-            0 * c if part.source is not None else least_step(part, c, moment[0])
-            for part, moment in zip(parts, moments, strict=True)
-        ]
-    ).max()
+    atoms, steps = [], []
+    for part, (log_scale, _, _) in zip(parts, moments, strict=True):
+        losses = part.losses
+        atoms.append((0 * c, none, none) if losses is None else grid.heaviest_atoms(losses, c, log_scale, _ATOMS))
+        steps.append(0 * c if part.source is not None else least_step(part, c, log_scale))
     decisive = xp.stack([part.count * masses[0] for part, (_, _, masses) in zip(parts, atoms, strict=True)]).argmax()
     _, distances, masses = (xp.stack(column)[decisive] for column in zip(*atoms, strict=True))
-    # If there is only one loss, the window has no width.
-    least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
-    least = xp.maximum((down + up) / (SIZE - 16), least)
     count = xp.stack([0 * c + _count_of_atoms(part.count) for part in parts])[decisive]
+    # If there is only one loss, the window has no width.
+    least = xp.maximum(xp.stack(steps).max(), xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
+    least = xp.maximum((down + up) / (SIZE - 16), least)
     step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
         moment[1] if part.losses is None else heaviest + step * xp.round((moment[1] - heaviest) / step)
@@ -337,7 +285,7 @@ def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses, moments: list
 
 def _count_of_atoms(count: Any) -> Any:
     """Return how many atoms are added up; a huge number for many releases, whose sums of atoms are smooth."""
-    return namespace(count).where(count <= _FEW, count, 1e30)
+    return namespace(count).where(count <= FEW, count, 1e30)
 
 
 def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> Any:
@@ -350,22 +298,15 @@ def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLo
     bounds = most = 0.0
     for part, few, (value, mean, _) in zip(parts, coarse, moments, strict=True):
         bounds = bounds + part.count * (few.log_moment(c + both) - value - both * mean)
-        most = most + part.count * xp.stack([largest_loss(part, -1) + mean, largest_loss(part, 1) - mean])
+        most = most + part.count * xp.stack([part.largest_loss(-1) + mean, part.largest_loss(1) - mean])
     return xp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
 
 
-def largest_loss(part: RepeatedLoss, sign: int) -> Any:
-    """Return the supremum of sign times the finite losses."""
-    if part.losses is None:
-        return namespace(part.mu).asarray(np.inf, part.mu.dtype)
-    return (sign * part.losses.finite[1]).max()
-
-
 def least_step(part: RepeatedLoss, c: Real, log_scale: Real) -> Real:
-    """Return a step that is wide enough to smooth out single outcomes."""
+    """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them out."""
     if part.losses is None:
         return 0 * c
     xp = namespace(c, part.losses.p)
     mass = grid.tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
     total = mass.sum()
-    return _OUTCOMES * xp.where(total > 0, (mass * part.losses.width).sum() / xp.where(total > 0, total, 1.0), 0.0)
+    return xp.where(total > 0, (mass * part.losses.width).sum() / xp.where(total > 0, total, 1.0), 0.0)

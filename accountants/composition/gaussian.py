@@ -34,15 +34,10 @@ _LOG_ROOT = math.log(2 * math.pi) / 2
 @pytree
 @dataclass(frozen=True)
 class GaussianProfile(ComposedProfile):
-    """The privacy profile of composed Gaussian mechanisms.
+    """The privacy profile of repeated losses that are all Gaussian."""
 
-    Attributes:
-        parts: the repeated losses that are composed, all Gaussian.
-        mu: sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
-    """
-
-    parts: RepeatedLosses
-    mu: Any
+    parts: RepeatedLosses  # The repeated losses.
+    mu: Any  # Sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
 
     @classmethod
     def of(cls, parts: RepeatedLosses) -> GaussianProfile:
@@ -68,7 +63,7 @@ class GaussianProfile(ComposedProfile):
         tail = x > -1
         z = xp.where(tail, x, 0.0)
         mills = _mills(y)
-        gain = xp.where(mu < 0.5 * xp.maximum(z, 1.0), _mills_difference(z, mu), _mills(z) - mills)
+        gain = xp.where(mu < 0.5 * xp.maximum(z, 1.0), _mills(z, mu), _mills(z) - mills)
         log_phi = -(x**2) / 2 - _LOG_ROOT
         outer = xp.where(tail, -1.0, x)
         bulk = special_functions(outer).ndtr(-outer) - xp.exp(-(outer**2) / 2 - _LOG_ROOT) * mills
@@ -77,33 +72,18 @@ class GaussianProfile(ComposedProfile):
 
     def gradient(self, evaluation: Any) -> tuple[RepeatedLosses, Any]:
         xp, mu = namespace(self.mu), self.mu
-        log_phi = -((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT
-        by_mu, by_epsilon = xp.exp(log_phi), -xp.exp(log_phi) * _mills(evaluation / mu + mu / 2)
+        by_mu = xp.exp(-((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT)
         moved = tuple(
             RepeatedLoss(None, by_mu * part.count * part.mu / mu, by_mu * part.mu**2 / (2 * mu)) for part in self.parts
         )
-        return moved, by_epsilon
+        return moved, -by_mu * _mills(evaluation / mu + mu / 2)
 
 
-def are_gaussian(parts: RepeatedLosses) -> bool:
-    """Return whether all releases are Gaussian noise on all the data."""
-    return all(part.losses is None for part in parts)
-
-
-def _mills(z: Any) -> Any:
-    """Return M(z) for z >= -1."""
-    t, weights = _quadrature(z)
-    return (weights * namespace(z).exp(-t * (z[..., None] + t / 2))).sum(-1)
-
-
-def _mills_difference(z: Any, mu: Any) -> Any:
-    """Return M(z) - M(z + mu) for z >= -1 and a mu that is small compared with 1 or z."""
+def _mills(z: Any, mu: Any = None) -> Any:
+    """Return M(z) for z >= -1, or M(z) - M(z + mu) for a mu that is small compared with 1 or z."""
     xp = namespace(z, mu)
-    t, weights = _quadrature(z)
-    return (weights * xp.exp(-t * (z[..., None] + t / 2)) * -xp.expm1(-mu[..., None] * t)).sum(-1)
-
-
-def _quadrature(z: Any) -> tuple[Any, Any]:
-    """Return nodes and weights between 0 and the point at which z t + t^2/2 is 45."""
-    end = (2 * _DEEPEST / (z + namespace(z).sqrt(z**2 + 2 * _DEEPEST)))[..., None]
-    return end * like(_NODES, z), end * like(_WEIGHTS, z)
+    # z t + t^2/2 is 45 at the end.
+    end = (2 * _DEEPEST / (z + xp.sqrt(z**2 + 2 * _DEEPEST)))[..., None]
+    t = end * like(_NODES, z)
+    terms = end * like(_WEIGHTS, z) * xp.exp(-t * (z[..., None] + t / 2))
+    return (terms if mu is None else terms * -xp.expm1(-mu[..., None] * t)).sum(-1)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from accountants.closed_forms.pure import decayed
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
 from dpkernels.numerics import Real, add_at, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -24,14 +24,12 @@ POINTS = np.arange(-2, 4)
 COEFFICIENTS = np.array(
     [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
 ).T
-# Row n has the coefficients of the derivative, in powers of the position, from those of the polynomial.
+# Row n has the coefficients of the derivatives, in powers of the distance.
 _DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
 _CHOICES = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
 _EXPONENTS = np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None]
-# Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
-_CROWDED = 0.003
-# The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
-_NEAR_GRID = 0.1
+_CROWDED = 0.003  # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
+_NEAR_GRID = 0.1  # The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
 # How many steps are tried for further atoms, and the mass times steps beside the grid that is negligible.
 _CHOICES_OF_STEP, _BESIDE_GRID = 64, 1e-9
 # For several pairs: the size of the grid, the relative difference up to which profiles are equal, and the ratio to its
@@ -48,22 +46,15 @@ def tilted(nodes: PrivacyLossDistribution, c: Real, log_scale: Real) -> tuple[An
 @pytree
 @dataclass(frozen=True)
 class GridInterpolation:
-    """Outcomes, distributed over the grid points around them.
+    """Outcomes, distributed over the grid points around them."""
 
-    Attributes:
-        mass: the tilted masses of the outcomes.
-        on_grid: whether an outcome is an atom on the grid.
-        lumped: whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on
-            a scale that no grid resolves.
-        index: the entries of the grid, of shape (6, n).
-        above: the distance from the third of these, in steps.
-    """
-
-    mass: Any
-    on_grid: Any
+    mass: Any  # The tilted masses of the outcomes.
+    on_grid: Any  # Whether an outcome is an atom on the grid.
+    # Whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on a scale
+    # that no grid resolves.
     lumped: Any
-    index: Any
-    above: Any
+    index: Any  # The entries of the grid, of shape (6, n).
+    above: Any  # The distance from the third of these, in steps.
 
     def masses(self, size: int) -> Any:
         """Return (all tilted masses on the grid, those of lumped outcomes), of shape (2, size)."""
@@ -76,37 +67,29 @@ class GridInterpolation:
 
         For lumped outcomes the function is the sum of both arguments.
         """
-        xp = namespace(grid)
-        around = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
-        return (interpolation(self.above) * around).sum(0), (_interpolation_slope(self.above) * around).sum(0)
+        around = namespace(grid).stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
+        value, slope = (interpolation(self.above, rows) * around for rows in (COEFFICIENTS, _DERIVATIVE))
+        return value.sum(0), slope.sum(0)
 
 
-def interpolation(above: Any) -> Any:
-    """Return the weights of Lagrange interpolation, of shape (6, n)."""
-    return _horner(COEFFICIENTS, above)
-
-
-def _interpolation_slope(above: Any) -> Any:
-    return _horner(_DERIVATIVE, above)
-
-
-def _horner(rows: np.ndarray, above: Any) -> Any:
+def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
+    """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
-    for row in like(rows, above)[::-1]:
+    for row in like(coefficients, above)[::-1]:
         value = value * above + row[:, None]
     return value
 
 
-def taylor_shift(s: Any) -> Any:
-    """Return the matrix that turns a polynomial's coefficients at 0 into those at s; of the degree of ``POINTS``."""
+def taylor_shift(s: Any) -> tuple[Any, Any]:
+    """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s.
+
+    The polynomial has the degree of ``POINTS``.
+    """
     # Exponents are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
-    return namespace(s).power(s, np.maximum(_EXPONENTS, 0)) * like(np.where(_EXPONENTS >= 0, _CHOICES, 0.0), s)
-
-
-def taylor_shift_slope(s: Any) -> Any:
-    """Return the derivative of ``taylor_shift`` in s."""
-    factors = np.maximum(_EXPONENTS, 0) * _CHOICES
-    return namespace(s).power(s, np.maximum(_EXPONENTS - 1, 0)) * like(factors, s)
+    power = namespace(s).power
+    exponents = np.maximum(_EXPONENTS, 0)
+    shift = power(s, exponents) * like(np.where(_EXPONENTS >= 0, _CHOICES, 0.0), s)
+    return shift, power(s, np.maximum(_EXPONENTS - 1, 0)) * like(exponents * _CHOICES, s)
 
 
 def share_on_grid(
@@ -131,14 +114,10 @@ def share_on_grid(
     return GridInterpolation(mass, on_grid, lumped, index, xp.where(on_grid, 0.0, place - below))
 
 
-def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, count: int = 1) -> tuple[Any, Any, Any]:
-    """Return (the loss of the heaviest atom, distances of other atoms from it, their tilted masses).
+def heaviest_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, others: int = 1) -> tuple[Any, Any, Any]:
+    """Return the loss of the heaviest atom, the distances of the next heaviest ones from it, and their tilted masses.
 
-    Args:
-        nodes: outcomes.
-        c: the tilt.
-        log_scale: the log of what masses are divided by.
-        count: the number of other atoms, the heaviest first; the distance and the mass are 0 where there are fewer.
+    The distances and masses of the ``others`` are 0 where there are fewer atoms.
     """
     (log_p, loss), is_atom = nodes.finite, nodes.width == 0
     xp = namespace(log_p)
@@ -147,12 +126,12 @@ def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, count: i
     mass = xp.where(is_atom, xp.exp(log_p + c * loss - log_scale), 0.0)
     heaviest = latest = loss[mass.argmax()]
     same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
-    others = []
-    for _ in range(count):
+    found = []
+    for _ in range(others):
         mass = xp.where(xp.abs(loss - latest) > same, mass, 0.0)
         latest = loss[mass.argmax()]
-        others.append((latest - heaviest, mass.max()))
-    return heaviest, *(xp.stack(column) for column in zip(*others, strict=True))
+        found.append((latest - heaviest, mass.max()))
+    return heaviest, *(xp.stack(column) for column in zip(*found, strict=True))
 
 
 # Smooth pieces on the grid, all in steps: the distance from the ends at which sampling starts; the width of the
@@ -195,7 +174,7 @@ def sample_on_grid(
     atoms = PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)
     found = join([atoms, *(part for pieces in smooth.pieces for part in _sample_pieces(pieces, *grid, seen))])
     step, cap = grid[1:]
-    return (found.pruned() if xp is np else found).padded().capped(cap - _ATOM_BELOW * step)
+    return found.padded().capped(cap - _ATOM_BELOW * step)
 
 
 def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen: tuple[Any, Any]) -> list[Any]:
@@ -215,11 +194,6 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen:
     count = xp.floor((xp.minimum(high + reach, seen[1]) - offset) / step) - first + 1
     is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MOST_SAMPLES)
 
-    def share(loss: Any) -> Any:
-        """Return the share of the mass at a loss that the samples have; the nodes have the rest."""
-        ndtr, width = special_functions(loss).ndtr, _TRANSITION * step
-        return xp.where(is_long, ndtr((loss - low) / width) * ndtr((high - loss) / width), 0.0)
-
     # Levels beyond a piece, whose share is 0, are moved inside.
     many = _MOST_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
     level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
@@ -236,14 +210,15 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen:
     nodes = xp.concatenate([x0 + (x1 - x0) * t for (x0, x1), (t, _) in zip(intervals, rules, strict=True)], 1)
     weights = [abs(x1 - x0) * weight for (x0, x1), (_, weight) in zip(intervals, rules, strict=True)]
     node_loss = pieces.loss(nodes, row)
-    every = np.split(np.arange(nodes.shape[1]), np.cumsum([len(t) for t, _ in rules])[:-1])
-    spacing = [abs(xp.asarray(xp.gradient(without_derivative(node_loss[:, some]), axis=1))) for some in every]
+    spacing = [spacing_of(part) for part in xp.split(node_loss, np.cumsum([len(t) for t, _ in rules])[:-1], 1)]
 
     # All are evaluated together, so that the functions are compiled once.
     x, width = xp.concatenate([at, nodes], 1), xp.concatenate([abs(width), *weights], 1)
     loss = xp.concatenate([xp.broadcast_to(level, at.shape), node_loss], 1)
-    is_sample, sampled = np.arange(x.shape[1]) < many, share(loss)
-    p = width * xp.exp(pieces.log_p(x, row)) * xp.where(is_sample, sampled, 1 - sampled)
+    # The share of the mass at a loss that the samples have; the nodes have the rest.
+    ndtr, transition = special_functions(loss).ndtr, _TRANSITION * step
+    share = xp.where(is_long, ndtr((loss - low) / transition) * ndtr((high - loss) / transition), 0.0)
+    p = width * xp.exp(pieces.log_p(x, row)) * xp.where(np.arange(x.shape[1]) < many, share, 1 - share)
     spacing = xp.concatenate([step + 0.0 * at, *spacing], 1)
     q = without_derivative(p * xp.exp(-loss))
     return [PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))]
@@ -255,13 +230,7 @@ def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> A
     A third atom in the middle, such as one without loss between two opposite atoms, is then on the grid. Atoms beside
     the grid are rounded at the kink of the hockey-stick divergence. So of the steps that are up to a quarter wider, the
     one is taken for which the other atoms are nearest to the grid. If the distance is smaller than ``least``, the step
-    is ``least``.
-
-    Args:
-        least: the least step.
-        distances: from the heaviest atom to the second one and to further ones; 0 if there is none.
-        masses: the masses of these.
-        count: how many of them are added up.
+    is ``least``. For the distances and masses see ``heaviest_atoms``; ``count`` of these atoms are added up.
     """
     xp = namespace(least, distances)
     least, gap = without_derivative(least), xp.abs(distances[0])
@@ -276,22 +245,6 @@ def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> A
     return xp.where(many >= 1, gap / whole, least)
 
 
-def profile_on_grid(masses: Real, c: Any, step: Any) -> tuple[Any, Any]:
-    """Return (T, B) of masses w tilted by e^(c l), from the largest loss down, as sums of positive terms.
-
-    T_k = e^(-c h) (T_(k-1) + (1 - e^-h) B_(k-1)) is the tilted profile at grid point k, and
-    B_k = w_k + e^(-(c+1) h) B_(k-1).
-    """
-    xp = namespace(masses, step)
-    B = decayed(masses, (c + 1) * step)
-    return decayed(-xp.exp(-c * step) * xp.expm1(-step) * _next(B), c * step), B
-
-
-def _next(values: Any) -> Real:
-    xp = namespace(values)
-    return xp.concatenate([xp.zeros_like(values[:1]), values[:-1]])
-
-
 def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return outcomes whose profile is the maximum of several profiles, by connecting their dots on a grid.
 
@@ -302,17 +255,17 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     whole = join(several)
     xp = namespace(whole.loss)
     loss = whole.finite[1]
-    lowest, atoms = loss.min(), heavy_atoms(whole, 0.0, 0.0)
+    lowest, (heaviest, *others) = loss.min(), heaviest_atoms(whole, 0.0, 0.0)
     # If there is only one loss, the grid has no width.
     least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
-    step = step_on_atoms(least, *atoms[1:])
-    offset = atoms[0] - step * without_derivative(xp.floor((atoms[0] - lowest) / step) + 1)
+    step = step_on_atoms(least, *others)
+    offset = heaviest - step * without_derivative(xp.floor((heaviest - lowest) / step) + 1)
     masses = [_connect_dots(one, offset, step)[::-1] for one in several]
-    profile = first = profile_on_grid(masses[0], 0.0, step)[0]
-    for other in masses[1:]:
-        there = profile_on_grid(other, 0.0, step)[0]
+    first, *further = (profile_on_grid(mass, step) for mass in masses)
+    profile = first
+    for there in further:
         profile = xp.where(there > profile * (1 + _SAME), there, profile)
-    p = xp.maximum(masses[0] + _masses_of_profile(profile - first, step), 0.0)[::-1]
+    p = xp.maximum(masses[0] + masses_of_profile(profile - first, step), 0.0)[::-1]
     grid = offset + step * like(np.arange(_SIZE), step)
     width = xp.where(p > _ATOM * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
     infinite = xp.stack([xp.where(one.loss == np.inf, one.p, 0.0).sum() for one in several]).max(keepdims=True)
@@ -331,9 +284,22 @@ def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: Any) -> An
     return add_at(_SIZE, index, mass - up) + add_at(_SIZE, index + 1, up)
 
 
-def _masses_of_profile(profile: Any, step: Any) -> Any:
-    """Return the masses that have this profile on the grid, from the largest loss down."""
+def profile_on_grid(masses: Any, step: Any) -> Any:
+    """Return delta at grid points from masses at them, both from the largest loss down, as sums of positive terms.
+
+    delta_k = delta_(k-1) + (1 - e^-h) B_(k-1), where B_k = w_k + e^-h B_(k-1).
+    """
+    return decayed(-namespace(step).expm1(-step) * _next(decayed(masses, step)), 0.0 * step)
+
+
+def masses_of_profile(profile: Any, step: Any) -> Any:
+    """Return the masses that have this profile on the grid."""
     xp = namespace(profile, step)
     B = (profile - _next(profile)) / -xp.expm1(-step)
     B = xp.concatenate([B[1:], xp.zeros_like(B[:1])])
     return B - xp.exp(-step) * _next(B)
+
+
+def _next(values: Any) -> Real:
+    xp = namespace(values)
+    return xp.concatenate([xp.zeros_like(values[:1]), values[:-1]])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from accountants.dominating_pairs.replaced import check_replaceable, replaced_pa
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -35,37 +35,25 @@ NEIGHBOURS = {
     "add_remove": "datasets of which one has one record more",
     "replace": "datasets of as many records that differ in one",
 }
-_ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
-_SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
+ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
 _BISECTIONS = 60  # For a tilt, on log c.
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
-# The default range of tilts.
-_LEAST, GREATEST_TILT = 1e-4, 1e5
+_LEAST, GREATEST_TILT = 1e-4, 1e5  # The default range of tilts.
 
 
 class ConvergenceError(ValueError):
     """The promised precision cannot be reached."""
 
 
-# Releases
-
-
 @partial(pytree, static=("neighbours",))
 @dataclass(frozen=True)
 class SelfComposed:
-    """Independent releases of one mechanism, on all the data or each on a Poisson sample of its own.
+    """Independent releases of one mechanism, on all the data or each on a Poisson sample of its own."""
 
-    Attributes:
-        pairs: the mechanism's dominating pairs; its profile is the maximum over them.
-        count: n, the number of releases.
-        sampling_rate: the probability r that a sample contains a record, or None for all the data.
-        neighbours: the neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
-    """
-
-    pairs: tuple[Any, ...]
-    count: Any
-    sampling_rate: Any = None
-    neighbours: str = "add_remove"
+    pairs: tuple[Any, ...]  # The mechanism's dominating pairs; its profile is the maximum over them.
+    count: Any  # n, the number of releases.
+    sampling_rate: Any = None  # The probability r that a sample contains a record, or None for all the data.
+    neighbours: str = "add_remove"  # The neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
 
     @property
     def is_symmetric(self) -> bool:
@@ -74,31 +62,31 @@ class SelfComposed:
         Noise and windows on all the data are symmetric, and so are replaced records.
         """
         if self.sampling_rate is not None:
-            return self.neighbours != "add_remove"
+            return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
 
     @property
     def is_gaussian(self) -> bool:
         """Return whether this is Gaussian noise on all the data: any number of releases is again Gaussian."""
-        (pair, *others) = self.pairs
-        gaussian = isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
-        return gaussian and not others and self.sampling_rate is None
+        noises = [pair.noise if isinstance(pair, AdditivePair) else None for pair in self.pairs]
+        return self.sampling_rate is None and len(noises) == 1 and isinstance(noises[0], Gaussian)
 
     def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
+        pairs = tuple(self._one_release(pair) for pair in self.pairs)
+        return pairs if self.is_symmetric else (*pairs, *(pair.mirror() for pair in pairs if pair.may_be_asymmetric))
+
+    def _one_release(self, pair: Any) -> DominatingPair:
+        """Return the pair of one release whose pair, without sampling, is ``pair``."""
         if self.sampling_rate is None:
-            return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.may_be_asymmetric))
+            return pair
         if self.neighbours == "replace":
-            return tuple(replaced_pair(pair, self.sampling_rate) for pair in self.pairs)
-        return tuple(Sampled(pair, self.sampling_rate, removed) for pair in self.pairs for removed in (False, True))
+            return replaced_pair(pair, self.sampling_rate)
+        return Sampled(pair, self.sampling_rate)
 
     def privacy_loss(self, pair: Any) -> PrivacyLossDistribution:
         """Return the distribution of the loss of one release whose pair, without sampling, is ``pair``."""
-        if self.sampling_rate is None:
-            return pair.privacy_loss()
-        if self.neighbours == "replace":
-            return replaced_pair(pair, self.sampling_rate).privacy_loss()
-        return pair.privacy_loss().subsampled(self.sampling_rate)
+        return self._one_release(pair).privacy_loss()
 
     def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0, *, few: bool = False) -> list[RepeatedLoss]:
         """Return the losses of all releases, one entry for each neighbour direction.
@@ -119,35 +107,28 @@ class SelfComposed:
         leaves = jax.tree.leaves(self)
         xp = namespace(*leaves)
         known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
-        several = [one.scaled(known) for one in self._nodes(panels)]
-        ways = [[one.mirrored() for one in several] if mirror else several for mirror in mirrors]
-        if any(one.pieces for one in self._privacy_losses):
-            ways = [[one.completed() for one in way] for way in ways]
+        forward = [one.scaled(known) for one in self._nodes(panels)]
+        has_pieces = any(one.pieces for one in self._privacy_losses)
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
-        sampled = few and len(self.pairs) == 1 and self.sampling_rate is not None
-        may_be_sampled = sampled and self._privacy_losses[0].is_invertible
-        return [
-            RepeatedLoss(
-                losses := pointwise_maximum(way),
-                xp.zeros_like(losses.p[0]),
-                self.count,
-                DirectedRelease(self, -1.0 if mirror else 1.0) if may_be_sampled else None,
-            )
-            for way, mirror in zip(ways, mirrors, strict=True)
-        ]
+        may_be_sampled = (
+            few and len(self.pairs) == 1 and self.sampling_rate is not None and self._privacy_losses[0].is_invertible
+        )
+        found = []
+        for mirror in mirrors:
+            nodes = [one.mirrored() for one in forward] if mirror else forward
+            losses = pointwise_maximum([one.completed() for one in nodes] if has_pieces else nodes)
+            source = (self, -1.0 if mirror else 1.0) if may_be_sampled else None
+            found.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
+        return found
 
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
         """Return the nodes of every pair; for smooth noise that is not even, those of the maximum of both pairs."""
         first, rate = self.pairs[0], self.sampling_rate
-        if (
-            len(self.pairs) > 1
-            and isinstance(first, AdditivePair)
-            and first.formulas.is_smooth
-            and self._adds_or_removes
-        ):
-            nodes = larger_profile(first, panels)
-            return [nodes if rate is None else nodes.subsampled(rate)]
-        return [one.nodes(panels) for one in self._privacy_losses]
+        is_smooth_noise = isinstance(first, AdditivePair) and first.formulas.is_smooth
+        if len(self.pairs) == 1 or not is_smooth_noise or (rate is not None and self.neighbours == "replace"):
+            return [one.nodes(panels) for one in self._privacy_losses]
+        nodes = larger_profile(first, panels)
+        return [nodes if rate is None else nodes.subsampled(rate)]
 
     @property
     def _privacy_losses(self) -> list[PrivacyLossDistribution]:
@@ -159,23 +140,9 @@ class SelfComposed:
                 object.__setattr__(self, "_kept", kept)
         return kept
 
-    @property
-    def _adds_or_removes(self) -> bool:
-        return self.sampling_rate is None or self.neighbours == "add_remove"
-
-
-def neighbouring(releases: tuple[SelfComposed, ...]) -> str:
-    """Describe which inputs are neighbours."""
-    sampled = {one.neighbours for one in releases if one.sampling_rate is not None}
-    return NEIGHBOURS[sampled.pop()] if sampled else _ON_ALL_DATA
-
 
 def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfComposed, ...]:
-    """Return the releases, if all samples have the same neighbours.
-
-    Raises:
-        ValueError: samples have different neighbours.
-    """
+    """Return the releases; raise ValueError if samples have different neighbours."""
     if len({one.neighbours for one in releases if one.sampling_rate is not None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
     return releases
@@ -209,50 +176,17 @@ def check_releases(releases: Any) -> None:
     with_one_neighbouring(releases)
 
 
-def with_mirror(pair: Any) -> tuple[Any, ...]:
-    """Return a user-defined pair, with its mirror if that has another profile and is not added later."""
-    odd = checks.concrete(pair.symmetry_gap())
-    symmetric = odd is not None and odd <= _SYMMETRIC
-    return (pair,) if symmetric or pair.may_be_asymmetric else (pair, pair.mirror())
-
-
-# Cumulants
-
-
-@pytree
-@dataclass(frozen=True)
-class DirectedRelease:
-    """One release with one pair, for one neighbour direction.
-
-    Attributes:
-        release: the release; its count is not used.
-        sign: -1 if the pair is mirrored, else 1.
-    """
-
-    release: SelfComposed
-    sign: Any
-
-    def privacy_loss(self) -> PrivacyLossDistribution:
-        """Return the distribution of the loss as atoms and smooth pieces."""
-        return self.release._privacy_losses[0].mirrored(self.sign)
-
-
 @pytree
 @dataclass(frozen=True, eq=False)
 class RepeatedLoss:
-    """The privacy loss of n releases of one mechanism, for one neighbour direction.
+    """The privacy loss of n releases of one mechanism, for one neighbour direction."""
 
-    Attributes:
-        losses: the outcomes of one release, or None for Gaussian noise on all the data.
-        mu: sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; 0 otherwise.
-        count: n.
-        source: the release itself where its smooth pieces are composed from samples of their densities, else None.
-    """
-
-    losses: PrivacyLossDistribution | None
-    mu: Any
-    count: Any
-    source: DirectedRelease | None = None
+    losses: PrivacyLossDistribution | None  # The outcomes of one release, or None for Gaussian noise on all the data.
+    mu: Any  # Sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; 0 otherwise.
+    count: Any  # n.
+    # (the releases, -1 if their pair is mirrored and else 1) where smooth pieces are composed from samples of their
+    # densities, else None.
+    source: tuple[SelfComposed, Any] | None = None
 
     @property
     def infinity_mass(self) -> Real:
@@ -266,6 +200,17 @@ class RepeatedLoss:
     def map_losses(self, change: Callable[[PrivacyLossDistribution], PrivacyLossDistribution]) -> RepeatedLoss:
         """Return the same releases with changed losses; Gaussian noise is returned as it is."""
         return self if self.losses is None else replace(self, losses=change(self.losses))
+
+    def smooth_losses(self) -> PrivacyLossDistribution:
+        """Return the losses of one release of ``source`` as atoms and smooth pieces."""
+        releases, sign = cast(tuple[SelfComposed, Any], self.source)
+        return releases._privacy_losses[0].mirrored(sign)
+
+    def largest_loss(self, sign: int) -> Any:
+        """Return the supremum of sign times the finite losses."""
+        if self.losses is None:
+            return namespace(self.mu).asarray(np.inf, self.mu.dtype)
+        return (sign * self.losses.finite[1]).max()
 
     def moments(self, c: Any) -> tuple[Real, Real, Real]:
         """Return K(c), and the mean and the variance of the tilted loss, all for one release; c is a number."""
@@ -294,8 +239,8 @@ RepeatedLosses = tuple[RepeatedLoss, ...]
 def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
     """Return (the largest size, e^(size - largest)) along the last axis; 0 where all sizes are -inf."""
     xp = namespace(size)
-    top = size.max(-1, keepdims=True)
-    top = xp.where(top == -np.inf, 0.0, top if xp is np else jax.lax.stop_gradient(top))  # NaN stays.
+    top = without_derivative(size.max(-1, keepdims=True))
+    top = xp.where(top == -np.inf, 0.0, top)  # NaN stays.
     return top, xp.exp(size - top)
 
 
@@ -306,14 +251,10 @@ def infinity_mass(parts: RepeatedLosses) -> RealArray:
     return -xp.expm1(sum(part.count * xp.log1p(-part.infinity_mass) for part in parts))
 
 
-def cumulants(parts: RepeatedLosses, c: Real) -> tuple[Any, Any, Any]:
+def cumulants(parts: RepeatedLosses, c: Real) -> tuple[Any, ...]:
     """Return K, K' and K'' of all releases at a tilt c."""
-    moments = [part.moments(c) for part in parts]
-    value, slope, curvature = (
-        sum(part.count * each for part, each in zip(parts, column, strict=True))
-        for column in zip(*moments, strict=True)
-    )
-    return value, slope, curvature
+    moments = [[part.count * each for each in part.moments(c)] for part in parts]
+    return tuple(map(sum, zip(*moments, strict=True)))
 
 
 def renyi_divergence(parts: RepeatedLosses, order: Any) -> Any:
@@ -363,12 +304,11 @@ def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any]:
 
 
 def integer_power(base: np.ndarray, count: int) -> np.ndarray:
-    """Return the power of an array by repeated squaring."""
-    result = np.ones_like(base)
+    """Return the power of an array by repeated squaring, for a count of 1 or more."""
+    result = None
     while count:
         if count & 1:
-            result = result * base
+            result = base if result is None else result * base
         count >>= 1
-        if count:
-            base = base * base
-    return result
+        base = base * base if count else base
+    return cast(np.ndarray, result)

@@ -34,8 +34,7 @@ NEIGHBOURING = (
     "honest reports, including that person's own; the report of a person who colludes with the curator does not count"
 )
 MOST = 1 << 50  # The most reports.
-# The number of pairs for which a lower bound is computed.
-_LOWER = 2
+_LOWER = 2  # The number of pairs for which a lower bound is computed.
 # The points of a pair's profile: down to this delta, their number, the number beyond, and the margin of their values.
 _LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
 
@@ -89,7 +88,7 @@ class Shuffled(ComposableGuarantee):
         if not self._is_bounded(epsilon):
             return self._evaluate(self._upper, epsilon)
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return _each(partial(bracket.upper_delta, self.inputs, self._whole_n), epsilon)
+        return _each(self._upper_delta, epsilon)
 
     def epsilon(self, delta: Any) -> Any:
         """Return the least eps >= 0 at delta, as accurate as ``delta``. Derivatives are implicit.
@@ -99,10 +98,8 @@ class Shuffled(ComposableGuarantee):
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):
-            return _jax_epsilon(self._upper.blankets, self.n, _wide(delta), self.inputs.level)
-        if self._is_bounded():
-            return _each(self._upper_epsilon, delta)
-        return _each(lambda one: self._upper.epsilon(one)[0], delta)
+            return _traced("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.level)
+        return _each(self._upper_epsilon if self._is_bounded() else lambda one: self._upper.epsilon(one)[0], delta)
 
     def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
         """Return delta at eps, or eps at delta, if all others hold one input; also an estimate.
@@ -118,28 +115,18 @@ class Shuffled(ComposableGuarantee):
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return _plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
 
-    def delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        """Return (lower, upper) bounds of the largest delta at eps over all inputs; see ``bracket``.
+    def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
+        return self._lower_bound(epsilon)(epsilon), self._upper_delta(epsilon)
 
-        They are computed from the mechanism's probabilities.
+    def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        high, start = self._upper_epsilon(delta), self._lower.epsilon(delta)
+        return bracket.conservative_epsilon(self._lower_bound(start[0]), delta, *start, -1), high
 
-        Raises:
-            ValueError: n is not an integer, or the probabilities of a float mechanism are nodes of a quadrature.
-        """
-        n = self._whole_n
-        return self._lower_bound(epsilon, n)(epsilon), bracket.upper_delta(self.inputs, n, epsilon)
-
-    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        """Return (lower, upper) bounds of the largest eps at delta over all inputs; see ``delta_bracket``."""
-        n, start = self._whole_n, self._lower.epsilon(delta)
-        return bracket.conservative_epsilon(self._lower_bound(start[0], n), delta, *start, -1), self._upper_epsilon(
-            delta
-        )
+    def _upper_delta(self, epsilon: float) -> float:
+        return bracket.upper_delta(self.inputs, self._whole_n, epsilon)
 
     def _upper_epsilon(self, delta: float) -> float:
-        """Return an upper bound of eps at delta."""
-        delta_at = partial(bracket.upper_delta, self.inputs, self._whole_n)
-        high = bracket.conservative_epsilon(delta_at, delta, *self._upper.epsilon(delta), 1)
+        high = bracket.conservative_epsilon(self._upper_delta, delta, *self._upper.epsilon(delta), 1)
         return min(high, float(self.inputs.level) * (1 + 1e-12))
 
     def _is_bounded(self, *values: Any) -> bool:
@@ -149,7 +136,7 @@ class Shuffled(ComposableGuarantee):
     def upper_bound(self, epsilon: float) -> float:
         """Return the upper end of ``bracket`` of delta at eps, without the lower end."""
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return bracket.upper_delta(self.inputs, self._whole_n, epsilon)
+        return self._upper_delta(epsilon)
 
     def guarantee(self, *, rigorous: bool = True) -> Guarantee:
         """Return a guarantee to compose with others: one pair that dominates, by connecting points of the profile.
@@ -164,13 +151,8 @@ class Shuffled(ComposableGuarantee):
         Raises:
             ValueError: rigorous is true and there is no ``bracket``.
         """
-        return Guarantee(
-            (
-                SelfComposed(
-                    self._rigorous_pair if rigorous else self._interpolated(self.delta, 1 + _MARGIN), 1, 1.0, "replace"
-                ),
-            )
-        )
+        pair = self._rigorous_pair if rigorous else self._interpolated(self.delta, 1 + _MARGIN)
+        return Guarantee((SelfComposed(pair, 1, 1.0, "replace"),))
 
     @property
     def terms(self) -> tuple[SelfComposed, ...]:  # type: ignore[override]
@@ -179,7 +161,7 @@ class Shuffled(ComposableGuarantee):
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
-        return self._interpolated(partial(_each, partial(bracket.upper_delta, self.inputs, self._whole_n)), 1.0)
+        return self._interpolated(partial(_each, self._upper_delta), 1.0)
 
     def _interpolated(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
@@ -224,11 +206,12 @@ class Shuffled(ComposableGuarantee):
     def _evaluate(self, estimate: ShuffleEstimate, epsilon: Any) -> Any:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
-            return _jax_delta(estimate.blankets, self.n, _wide(epsilon))
+            return _traced("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
         return _each(lambda at: min(math.exp(estimate.log_delta(at)), 1.0), epsilon)
 
-    def _lower_bound(self, epsilon: float, n: int) -> Callable[[float], float]:
+    def _lower_bound(self, epsilon: float) -> Callable[[float], float]:
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
+        n = self._whole_n
         if not self._lower.blankets or epsilon >= self.inputs.level:
             return lambda _: 0.0
         return partial(bracket.lower_delta, self._alike[self._lower.argmax(epsilon)], n)
@@ -283,17 +266,13 @@ def _wide(value: Any) -> Any:
     return found
 
 
-@jax.jit
-def _jax_delta(blankets: tuple[Blanket, ...], n: Real, epsilon: Any) -> Any:
-    def one(at: Any) -> Any:
-        return jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max()
+@partial(jax.jit, static_argnums=0)
+def _traced(what: str, blankets: tuple[Blanket, ...], n: Real, at: Any, level: Any) -> Any:
+    """Return the largest delta at eps, or eps at delta, of the blankets."""
 
-    return jnp.exp(jax.lax.map(one, epsilon.ravel())).reshape(epsilon.shape)
+    def largest(at: Any) -> Any:
+        if what == "epsilon":
+            return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
+        return jnp.exp(jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max())
 
-
-@jax.jit
-def _jax_epsilon(blankets: tuple[Blanket, ...], n: Real, delta: Any, level: Any) -> Any:
-    def one(at: Any) -> Any:
-        return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
-
-    return jax.lax.map(one, delta.ravel()).reshape(delta.shape)
+    return jax.lax.map(largest, at.ravel()).reshape(at.shape)

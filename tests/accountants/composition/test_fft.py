@@ -369,7 +369,8 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
     @jax.jit
     def slopes(made, places, shift):
         (parts,) = made.repeated_losses(evaluate.PANELS)
-        made_of = fft.compose(parts, jnp.float64(1.0))
+        c = jnp.float64(1.0)
+        made_of = fft.compose(parts, c, fft.grid_of(parts, c, parts))
 
         def at(place):
             eps = made_of.start + made_of.step * place

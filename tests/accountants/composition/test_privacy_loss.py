@@ -62,6 +62,16 @@ def test_losses_on_samples_keep_their_digits(rate):
     assert np.isnan(sampled_loss(jnp.float32(jnp.nan), rate))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_loss_that_no_sample_has_is_met_nowhere():
+    """Losses on samples of rate r are above log(1 - r); a lower one is that of a point infinitely far out."""
+    (pieces,) = PAIRS["gaussian"].privacy_loss().subsampled(0.3).pieces
+    level = np.array([-5.0, math.log(0.7) - 1e-12, math.log(0.7) + 1e-3, 1.0])
+    found = pieces.inverse(level, 0)
+    np.testing.assert_array_equal(np.isinf(found), [True, True, False, False])
+    np.testing.assert_allclose(pieces.loss(found[2:], 0), level[2:], rtol=1e-12)
+
+
 @pytest.mark.parametrize(("small", "rate", "eps"), [(30, 40, 27.62794489), (30, 20, 13.862933513)])
 def test_brackets_of_nearly_all_data(small, rate, eps):
     """A record is left out with probability 2^-rate: losses next to the rate's logarithm decide."""
