@@ -42,11 +42,11 @@ from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
+from dpkernels.solve import bisect
 
-# Outcomes whose probabilities agree to this number of digits are merged.
-_DIGITS = 13
-# The most outcomes from which a first value is computed.
-_MOST = 64
+_DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
+_MOST = 64  # The most outcomes from which a first value is computed.
+LARGEST_EXPONENT = 600.0
 
 # A function from (e^eps, t) to a bound of E(L - t)_+ over all pairs.
 StopLoss = Callable[[float, np.ndarray], np.ndarray]
@@ -55,19 +55,12 @@ StopLoss = Callable[[float, np.ndarray], np.ndarray]
 @pytree
 @dataclass(frozen=True)
 class Blanket:
-    """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored.
+    """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored."""
 
-    Attributes:
-        mass: omega of every outcome, or of every group of equivalent outcomes.
-        p: R_x/omega of the hidden report.
-        q: R_x'/omega of the hidden report.
-        gamma: the probability of a draw of omega.
-    """
-
-    mass: Any
-    p: Any
-    q: Any
-    gamma: Any
+    mass: Any  # omega of every outcome, or of every group of equivalent outcomes.
+    p: Any  # R_x/omega of the hidden report.
+    q: Any  # R_x'/omega of the hidden report.
+    gamma: Any  # The probability of a draw of omega.
 
     def losses(self, epsilon: Any) -> Any:
         """Return L = p - e^eps q."""
@@ -116,19 +109,12 @@ class Blanket:
 @pytree
 @dataclass(frozen=True)
 class OutcomeProbabilities:
-    """Probabilities of outcomes.
+    """Probabilities of outcomes."""
 
-    Attributes:
-        least: the smallest over all inputs.
-        first: under the input x.
-        second: under x'.
-        others: of shape (k, outcomes), under inputs that all others may hold.
-    """
-
-    least: Any
-    first: Any
-    second: Any
-    others: Any
+    least: Any  # The smallest over all inputs.
+    first: Any  # Under the input x.
+    second: Any  # Under x'.
+    others: Any  # Of shape (k, outcomes), under inputs that all others may hold.
 
     @property
     def upper(self) -> Blanket:
@@ -148,20 +134,36 @@ class OutcomeProbabilities:
         return Blanket(mass, p, q, gamma)
 
 
+def moments(mass: Any, L: Any, c: Any) -> tuple[Any, Any, Any]:
+    """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
+    xp = namespace(mass, L, c)
+    x = xp.minimum(c * L, LARGEST_EXPONENT)
+    grown = mass * xp.exp(x) * L
+    return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
+
+
+def saddle_point(mass: Any, L: Any, n: Any, steps: int) -> Any:
+    """Return c with K'(c) = 2/c by bisection, where K is the cumulant generating function of n such losses."""
+    xp = namespace(mass, L, n)
+    highest = xp.log(LARGEST_EXPONENT / xp.maximum(L.max(), 1e-300))
+
+    def before(log_c: Any) -> Any:
+        decay, slope, _ = moments(mass, L, xp.exp(log_c))
+        return n * slope * xp.exp(log_c) < 2 * (1 + decay)
+
+    low, high = bisect(before, highest - 80.0, highest, steps)
+    return xp.exp((low + high) / 2)
+
+
 @dataclass(frozen=True)
 class WorstInputs:
-    """The pairs of inputs of a mechanism that may be the worst.
+    """The pairs of inputs of a mechanism that may be the worst."""
 
-    Attributes:
-        pairs: the pairs for which values are computed; the result is their maximum.
-        level: the pure level eps0, from which on delta is 0.
-        stop_loss: a bound over all pairs, for a rigorous bracket; None where one of ``pairs`` is proven worst.
-        exact: whether the probabilities are those of the mechanism up to rounding, not nodes of a quadrature.
-    """
-
-    pairs: tuple[OutcomeProbabilities, ...]
-    level: Any
+    pairs: tuple[OutcomeProbabilities, ...]  # The pairs for which values are computed; the result is their maximum.
+    level: Any  # The pure level eps0, from which on delta is 0.
+    # A bound over all pairs, for a rigorous bracket; None where one of ``pairs`` is proven worst.
     stop_loss: StopLoss | None = None
+    # Whether the probabilities are those of the mechanism up to rounding, not nodes of a quadrature.
     exact: bool = True
 
 
@@ -173,9 +175,9 @@ def of_level(level: Any, gamma: Any) -> OutcomeProbabilities:
     high = np.exp(level)
     w = min((1 / gamma - 1) / (high - 1), 1.0)
     both = max(2 * w - 1, 0.0)
-    mass = np.array([w - both, w - both, both, 1 - 2 * w + both])
-    first, second = (np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
-    return OutcomeProbabilities(gamma * mass, gamma * mass * first, gamma * mass * second, np.zeros((0, 4)))
+    mass = gamma * np.array([w - both, w - both, both, 1 - 2 * w + both])
+    first, second = (mass * np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
+    return OutcomeProbabilities(mass, first, second, np.zeros((0, 4)))
 
 
 def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
@@ -222,35 +224,28 @@ def _(mechanism: Any) -> WorstInputs:
     )
 
 
-@worst_inputs.register
-def _(mechanism: CentralPiecewise) -> WorstInputs:
-    raise ValueError(_NEAR)
-
-
 _NEAR = (
     "mechanism: is private only for inputs within a sensitivity; a person's input may change to any other, so shuffled "
     "reports need a mechanism that is eps0-DP for any two inputs"
 )
 
 
+@worst_inputs.register
+def _(mechanism: CentralPiecewise) -> WorstInputs:
+    raise ValueError(_NEAR)
+
+
 @worst_inputs.register(Multivariate)
-def _(mechanism: Multivariate) -> WorstInputs:
-    """Return those of one coordinate, which is chosen independently of the data; each may move from end to end."""
-    return _of_one(mechanism, mechanism.coordinate)
-
-
 @worst_inputs.register(ExactMultivariate)
-def _(mechanism: ExactMultivariate) -> WorstInputs:
-    return _of_one(mechanism.mechanism, mechanism.coordinate)
-
-
-def _of_one(mechanism: Multivariate, coordinate: Any) -> WorstInputs:
-    if mechanism.sampled > 1:
+def _(mechanism: Any) -> WorstInputs:
+    """Return those of one coordinate, which is chosen independently of the data; each may move from end to end."""
+    sampled = (mechanism if isinstance(mechanism, Multivariate) else mechanism.mechanism).sampled
+    if sampled > 1:
         raise ValueError(
-            f"mechanism: a report holds {mechanism.sampled} coordinates, whose blanket is not known here; shuffle "
+            f"mechanism: a report holds {sampled} coordinates, whose blanket is not known here; shuffle "
             "reports of one coordinate (sampled=1)"
         )
-    return worst_inputs(coordinate)
+    return worst_inputs(mechanism.coordinate)
 
 
 @worst_inputs.register
@@ -267,21 +262,17 @@ def _(mechanism: TwoPoint) -> WorstInputs:
 @worst_inputs.register(ExactMixture)
 def _(mixture: Any) -> WorstInputs:
     """Publish the choice: E(L - t)_+ is the sum of both parts', so a pair that is worst for both is the worst."""
-    weight = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
-    return _mixed(weight, worst_inputs(mixture.first), worst_inputs(mixture.second))
-
-
-def _mixed(weight: Any, first: WorstInputs, second: WorstInputs) -> WorstInputs:
+    weight: Any = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
+    first, second = worst_inputs(mixture.first), worst_inputs(mixture.second)
     if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
         raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
-    parts = [jax.tree.map(partial(_times, w), part.pairs[0]) for w, part in ((weight, first), (1 - weight, second))]
-    xp = namespace(*jax.tree.leaves(parts))
-    joined = jax.tree.map(lambda *masses: xp.concatenate(masses, axis=-1), *parts)
-    return WorstInputs((joined,), xp.maximum(first.level, second.level), exact=first.exact and second.exact)
 
+    def join(one: Any, other: Any) -> Any:
+        return namespace(weight, one, other).concatenate([weight * one, (1 - weight) * other], axis=-1)
 
-def _times(weight: Any, mass: Any) -> Any:
-    return weight * mass
+    level = namespace(first.level, second.level).maximum(first.level, second.level)
+    pair = jax.tree.map(join, first.pairs[0], second.pairs[0])
+    return WorstInputs((pair,), level, exact=first.exact and second.exact)
 
 
 @worst_inputs.register
@@ -293,10 +284,8 @@ def _(mechanism: Windowed) -> WorstInputs:
     """
     if not (mechanism.window.falls and mechanism.base.falls):
         v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
-        low = mechanism.envelope((v[1:] + v[:-1]) / 2)[1]
-        return WorstInputs(
-            (of_level(pure_epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure_epsilon(mechanism), exact=False
-        )
+        low, level = mechanism.envelope((v[1:] + v[:-1]) / 2)[1], pure_epsilon(mechanism)
+        return WorstInputs((of_level(level, 2 * (low * np.diff(v)).sum()),), level, exact=False)
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
     first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
@@ -336,20 +325,16 @@ def _(mechanism: SquareWave) -> WorstInputs:
 
 @worst_inputs.register
 def _(form: ExactWindow) -> WorstInputs:
-    return _of_window(form.table)
-
-
-def _of_window(table: WindowTable) -> WorstInputs:
     """Return the first and the last row if weights fall from their middles; else any table of its level and gamma."""
+    table: WindowTable = form.table
     total, (high, low) = float(table.total), table.extremes()
     level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:
         return WorstInputs((of_level(level, least.sum()),), level)
     last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
     made = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
-    if table.is_flat or len(table.window) <= table.shifts:
-        return WorstInputs((made,), level)
-    return WorstInputs((made,), level, partial(_overlapping, made))
+    is_worst = table.is_flat or len(table.window) <= table.shifts
+    return WorstInputs((made,), level, None if is_worst else partial(_overlapping, made))
 
 
 def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.bounds import ComposedBounds, Masses, compose
-from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs
-from dpkernels.solve import NotPrivateError, bisect, conservative_root
+from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, moments, saddle_point
+from dpkernels.solve import NotPrivateError, conservative_root
 
-# Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
-_LARGEST = 700.0
+_LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
 # Relative errors of probabilities and of sums of L that are allowed for. Both are known to some units of 2^-53.
 _MASS, _VALUE = 1e-12, 1e-14
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
@@ -31,32 +30,23 @@ _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
 # of a bound that is enough. A grid four times as fine gains a sixteenth of the gain before. All finer grids together
 # gain less than a seventh.
 _GRIDS, _SPAN, _WIDTH, _FINER = tuple(1 << j for j in range(12, 23, 2)), 24.0, 9e-5, 1 / 7
-# A sum may have one likely value. A grid covers at least this share of the losses' range.
-_NARROW = 1e-2
-# The most points of one distribution on a grid.
-_CELLS = 1 << 20
+_NARROW = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
+_CELLS = 1 << 20  # The most points of one distribution on a grid.
 _DOTS = np.linspace(0.0, 1.0, 257)
-# Bisections of a tilt, bounds of exponents, and the largest tilt times the step that a grid resolves.
-_BISECTIONS, _HIGHEST, _OVERFLOWS, _STEEPEST = 60, 600.0, 700.0, 1.0
+# Bisections of a tilt, a bound of exponents, and the largest tilt times the step that a grid resolves.
+_BISECTIONS, _OVERFLOWS, _STEEPEST = 60, 700.0, 1.0
 # The first step of eps from the estimate, relative to log delta over its slope, and the most steps.
 _CLOSER, _MOST_STEPS = 1e-7, 60
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """The distribution of the sum of the losses of some reports; a report outside the blanket has the loss 0.
-
-    Attributes:
-        value: the values.
-        mass: their probabilities.
-        reports: the number of reports.
-        slack: a bound of the error of every value.
-    """
+    """The distribution of the sum of the losses of some reports; a report outside the blanket has the loss 0."""
 
     value: np.ndarray
     mass: np.ndarray
     reports: int
-    slack: float
+    slack: float  # A bound of the error of every value.
 
     def plus(self, other: LossSum) -> LossSum:
         """Return the distribution of the sum of two independent sums."""
@@ -122,20 +112,11 @@ def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
 
 def _tilt(one: LossSum, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
-    top = max(float(one.value.max()), 1e-300)
-    low, high = math.log(_HIGHEST / top) - 80.0, math.log(_HIGHEST / top)
-
-    def moments(c: float) -> tuple[float, float]:
-        g = one.mass * np.exp(c * (one.value - top))
-        mean = (g * one.value).sum() / g.sum()
-        return mean, (g * (one.value - mean) ** 2).sum() / g.sum()
-
-    def before(log_c: float) -> bool:
-        return n * moments(math.exp(log_c))[0] * math.exp(log_c) < 2
-
-    low, _ = bisect(before, low, high, _BISECTIONS)
-    deviation = math.sqrt(n * moments(math.exp(low))[1])
-    return math.exp(low), max(deviation, _NARROW * float(np.ptp(one.value)))
+    c = saddle_point(one.mass, one.value, n, _BISECTIONS)
+    decay, slope, bend = moments(one.mass, one.value, c)
+    variance = bend / (1 + decay) - (slope / (1 + decay)) ** 2
+    deviation = math.sqrt(n * max(variance, 0.0))
+    return float(c), max(deviation, _NARROW * float(np.ptp(one.value)))
 
 
 def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
@@ -263,12 +244,7 @@ def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
 def conservative_epsilon(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:
     """Return an eps at which a bound of delta is at most the target (side 1), or at least the target (side -1).
 
-    Args:
-        delta_at: maps eps to the bound.
-        target: delta.
-        start: an initial guess of eps.
-        slope: an estimate of d log delta/d eps there.
-        side: 1 or -1.
+    The walk begins at ``start``; ``slope`` is an estimate of d log delta/d eps there.
     """
 
     def missing(eps: float) -> float:

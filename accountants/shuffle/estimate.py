@@ -24,51 +24,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from accountants.shuffle import bracket
-from accountants.shuffle.blanket import Blanket
-from dpkernels.numerics import Real, like, namespace
-from dpkernels.solve import bisect, newton, root
+from accountants.shuffle.blanket import LARGEST_EXPONENT, Blanket, moments, saddle_point
+from dpkernels.numerics import Real, like, namespace, without_derivative
+from dpkernels.solve import newton, root
 
 # The number of nodes, and the largest v: nodes end at 11 and at 200 widths of the saddle.
 NEAR, FAR = (96, 3.1), (1024, 6.0)
-# c need not be precise, because every contour has the same integral.
-_BISECTIONS = 32
+_BISECTIONS = 32  # c need not be precise, because every contour has the same integral.
 # The last and the longest Newton step of log eps, and how far below log eps0 an eps is searched.
 _FOUND, _LONGEST, _WIDEST = 1e-6, 2.0, 60.0
 _DIFFERENCE = 1e-4  # The relative distance to either side of eps for a slope.
-_LARGEST = 600.0  # The largest exponent.
-
-
-def _moments(blanket: Blanket, L: Any, c: Real) -> tuple[Any, Any, Any]:
-    """Return gamma E(e^(c L) - 1), gamma E L e^(c L) and gamma E L^2 e^(c L)."""
-    xp = namespace(L, c)
-    x = xp.minimum(c * L, _LARGEST)
-    grown = blanket.gamma * blanket.mass * xp.exp(x) * L
-    return blanket.gamma * (blanket.mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
-
-
-def _saddle(blanket: Blanket, L: Any, n: Real) -> Any:
-    """Return c with K'(c) = 2/c."""
-    xp = namespace(L, n)
-    highest = xp.log(_LARGEST / xp.maximum(L.max(), 1e-300))
-
-    def before(log_c: Real) -> Any:
-        c = xp.exp(log_c)
-        z, slope, _ = _moments(blanket, L, c)
-        return n * slope * c < 2 * (1 + z)
-
-    low, high = bisect(before, highest - 80.0, highest, _BISECTIONS)
-    return xp.exp((low + high) / 2)
-
-
-def _log1p(re: Any, im: Any) -> tuple[Real, Real]:
-    xp = namespace(re, im)
-    return xp.log1p(re * (2 + re) + im * im) / 2, xp.arctan2(im, 1 + re)
 
 
 def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int, float] = NEAR) -> tuple[Real, Real]:
@@ -82,13 +52,14 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     some = (blanket.mass > 0) & (L > 0)
     possible = some.any()
     L = xp.where(possible, L, xp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
-    still = (blanket, L, n) if xp is np else jax.lax.stop_gradient((blanket, L, n))
-    c = _saddle(*still)
-    z, slope, bend = _moments(*still[:2], c)
-    mean = slope / (1 + z)
-    width = 1 / xp.sqrt(xp.maximum(still[2] * (bend / (1 + z) - mean**2), 0.0) + 2 / c**2)
+    share = blanket.gamma * blanket.mass
+    still_share, still, count = without_derivative((share, L, n))
+    c = saddle_point(still_share, still, count, _BISECTIONS)
+    decay, slope, bend = moments(still_share, still, c)
+    variance = bend / (1 + decay) - (slope / (1 + decay)) ** 2
+    width = 1 / xp.sqrt(xp.maximum(count * variance, 0.0) + 2 / c**2)
     value, error = _integral(blanket, L, n, c, width, size)
-    log_scale = n * xp.log1p(_moments(blanket, L, c)[0]) - xp.log(blanket.gamma * n)
+    log_scale = n * xp.log1p(moments(share, L, c)[0]) - xp.log(blanket.gamma * n)
     positive = possible & (value > 0)
     found = xp.log(xp.where(positive, value, 1.0)) + log_scale
     found = xp.where(known, xp.where(positive, found, -xp.inf), xp.nan)
@@ -102,13 +73,13 @@ def _integral(blanket: Blanket, L: Any, n: Real, c: Real, width: Real, size: tup
     v, halves = like(np.linspace(0.0, end, count + 1), c), like(halves, c)
     u = width * xp.sinh(v)
     weight = (halves * step / xp.pi) * width * xp.cosh(v)
-    grown, decay = xp.exp(xp.minimum(c * L, _LARGEST)), xp.expm1(xp.minimum(c * L, _LARGEST))
+    grown, decay = xp.exp(xp.minimum(c * L, LARGEST_EXPONENT)), xp.expm1(xp.minimum(c * L, LARGEST_EXPONENT))
     share, phase = blanket.gamma * blanket.mass, u[:, None] * L
     half = xp.sin(phase / 2)
     re = (share * (decay - 2 * grown * half**2)).sum(-1)
     im = (share * grown * xp.sin(phase)).sum(-1)
     top = xp.log1p(blanket.gamma * (blanket.mass * decay).sum())
-    log_size, angle = _log1p(re, im)
+    log_size, angle = xp.log1p(re * (2 + re) + im * im) / 2, xp.arctan2(im, 1 + re)
     rest = 1 - blanket.gamma
     # At most 1, as 1 - gamma is at most 1 - gamma + gamma E e^(c L).
     none = xp.where(rest > 0, xp.exp(xp.minimum(n * (xp.log(xp.where(rest > 0, rest, 1.0)) - top), 0.0)), 0.0)
@@ -126,9 +97,8 @@ def integral_epsilon(blanket: Blanket, n: Real, delta: Any, level: Any) -> Any:
     goal, top = xp.log(delta), xp.log(level)
     spread = (blanket.mass * (blanket.p - blanket.q) ** 2).sum() / (blanket.gamma * n)
     start = xp.minimum(xp.log(spread * xp.maximum(-2 * goal, 0.1)) / 2, top - 0.1)
-    start = start if xp is np else jax.lax.stop_gradient(start)
     # The unknown is log eps. An eps next to the low end stands for 0, where delta is at most the target.
-    ends = top - _WIDEST, top
+    start, ends = without_derivative(start), (top - _WIDEST, top)
     x = newton(_log_excess, (blanket, n, goal), start, ends, tolerance=_FOUND, longest=_LONGEST, clip=True)
     return xp.where(x < ends[0] + 1, 0.0, xp.minimum(xp.exp(x), level))
 
@@ -136,7 +106,7 @@ def integral_epsilon(blanket: Blanket, n: Real, delta: Any, level: Any) -> Any:
 def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> Any:
     blanket, n, goal = parameters
     xp = namespace(log_epsilon, blanket.mass, n, goal)
-    return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -_LARGEST) - goal
+    return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -LARGEST_EXPONENT) - goal
 
 
 def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, float] = NEAR) -> tuple[float, float]:
@@ -165,14 +135,14 @@ def is_enumerable(blanket: Blanket, n: float) -> bool:
     split = _split(blanket)
     if split is None or float(n) != int(n) or n >= 1 << 31:
         return False
+
+    def width(n: float, p: float) -> float:
+        return min(n, 2 * (_DEVIATIONS * math.sqrt(max(n * p * (1 - p), 0.0)) + _BESIDE)) + 1
+
     informative, share, uninformative = split[:3]
-    k = _width(n, informative)
-    x, z = _width(min(n, n * informative + k), share), _width(n, min(uninformative / max(1 - informative, 1e-300), 1.0))
-    return k * max(x, z) <= _MOST
-
-
-def _width(n: float, p: float) -> float:
-    return min(n, 2 * (_DEVIATIONS * math.sqrt(max(n * p * (1 - p), 0.0)) + _BESIDE)) + 1
+    k = width(n, informative)
+    x = width(min(n, n * informative + k), share)
+    return k * max(x, width(n, min(uninformative / max(1 - informative, 1e-300), 1.0))) <= _MOST
 
 
 def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | None:
@@ -187,23 +157,15 @@ def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | No
     return min(informative, 1.0), first / informative, sum(third), places
 
 
-@dataclass(frozen=True)
-class _BinomialTails:
-    """The tail sums of every row k of probabilities, and of probabilities times entries, from or up to each entry.
+class _BinomialTails(NamedTuple):
+    """The tail sums of every row k of probabilities, and of probabilities times entries, from or up to each entry."""
 
-    Attributes:
-        start: the first entry of every row.
-        chance: sums of probabilities, of shape (rows, entries + 1).
-        weighted: sums of probability times entry, of the same shape.
-    """
-
-    start: np.ndarray
-    chance: np.ndarray
-    weighted: np.ndarray
+    start: np.ndarray  # The first entry of every row.
+    chance: np.ndarray  # Sums of probabilities, of shape (rows, entries + 1).
+    weighted: np.ndarray  # Sums of probability times entry, of the same shape.
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """The likely values of K, with the tails of X and of Z."""
 
     k: np.ndarray
@@ -213,29 +175,22 @@ class _Table:
     mean_z: np.ndarray
 
 
-def _log_binomial(n: np.ndarray, k: np.ndarray, p: float) -> np.ndarray:
+def _binomial(n: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (the first likely outcome of Bin(n, p) for every n, likely outcomes, their probabilities), in rows."""
     from scipy.special import gammaln, xlog1py, xlogy  # Imported on use: it takes 0.2 s.
 
-    inside = (k >= 0) & (k <= n)
-    k = np.where(inside, k, 0)
-    value = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0) + xlogy(k, p) + xlog1py(n - k, -p)
-    return np.where(inside, value, -np.inf)
-
-
-def _entries(n: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the first likely outcome of Bin(n, p) for every n, 0, 1, ..)."""
     half = _DEVIATIONS * np.sqrt(n * p * (1 - p)) + _BESIDE
     first = np.maximum(np.floor(n * p - half), 0).astype(np.int64)
     last = np.minimum(np.ceil(n * p + half), n).astype(np.int64)
-    return first, np.arange(int((last - first).max()) + 1)
+    entry, n = first[:, None] + np.arange(int((last - first).max()) + 1), n[:, None]
+    k = np.minimum(entry, n)
+    value = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0) + xlogy(k, p) + xlog1py(n - k, -p)
+    return first, entry, np.exp(np.where(entry <= n, value, -np.inf))
 
 
 def _tails(n: np.ndarray, p: float, from_top: bool) -> _BinomialTails:
-    first, order = _entries(n, p)
-    entry = first[:, None] + order
-    chance = np.exp(_log_binomial(n[:, None], entry, p))
-    columns = (chance, chance * entry)
-    none = np.zeros((len(n), 1))
+    first, entry, chance = _binomial(n, p)
+    columns, none = (chance, chance * entry), np.zeros((len(n), 1))
     if from_top:
         sums = (np.concatenate([np.cumsum(each[:, ::-1], 1)[:, ::-1], none], 1) for each in columns)
     else:
@@ -245,12 +200,9 @@ def _tails(n: np.ndarray, p: float, from_top: bool) -> _BinomialTails:
 
 @lru_cache(maxsize=8)
 def _table(n: int, informative: float, share: float, uninformative: float) -> _Table:
-    first, order = _entries(np.array([n]), informative)
-    k = first[0] + order
+    _, (k,), (weight,) = _binomial(np.array([n]), informative)
     other = min(uninformative / max(1 - informative, 1e-300), 1.0)
-    rest = n - k
-    weight = np.exp(_log_binomial(np.array(n), k, informative))
-    return _Table(k, weight, _tails(k, share, True), _tails(rest, other, False), rest * other)
+    return _Table(k, weight, _tails(k, share, True), _tails(n - k, other, False), (n - k) * other)
 
 
 def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
@@ -283,33 +235,23 @@ def _of_rows(table: _Table, slope: float, base: np.ndarray, fall: float) -> np.n
 # If fewer informative reports than this are expected, the integral is checked against nodes further out, at these
 # deltas. With fewer than the least number of reports, or a larger difference in log delta, the grid is used.
 _FEW, _LEAST, _SAME_LOG, _CHECKED = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
-# The error of log delta at a root, and the most secant steps to it before it is bracketed.
-_CLOSE, _SECANTS = 1e-11, 8
+_CLOSE, _SECANTS = 1e-11, 8  # The error of log delta at a root, and the most secant steps to it before it is bracketed.
 
 
 @dataclass(frozen=True, eq=False)
 class ShuffleEstimate:
-    """An estimate of the largest delta of some blankets, for plain numbers.
+    """An estimate of the largest delta of some blankets, for plain numbers."""
 
-    Attributes:
-        blankets: the blankets.
-        n: the number of reports.
-        level: eps0, from which on delta is 0.
-    """
-
-    blankets: tuple[Blanket, ...]
-    n: float
-    level: float
+    blankets: tuple[Blanket, ...]  # The blankets.
+    n: float  # The number of reports.
+    level: float  # eps0, from which on delta is 0.
 
     def log_delta(self, epsilon: float) -> float:
         """Return log delta at one eps; -inf from the level on."""
         if epsilon >= self.level * (1 + 1e-12):
             return -math.inf
-        values = (
-            self._log_value(blanket, method, epsilon)
-            for blanket, method in zip(self.blankets, self.methods, strict=True)
-        )
-        return max(values, default=-math.inf)
+        pairs = zip(self.blankets, self.methods, strict=True)
+        return max((self._log_value(blanket, method, epsilon) for blanket, method in pairs), default=-math.inf)
 
     def argmax(self, epsilon: float) -> int:
         """Return the index of the blanket with the largest delta at one eps, by the integral over thinned outcomes."""
@@ -363,11 +305,8 @@ class ShuffleEstimate:
             if not (math.isfinite(gap) and slope < 0 and 0 <= eps - gap / slope < self.level):
                 break
             before, eps = (eps, gap), eps - gap / slope
-        eps = self._bracketed(goal)
-        return eps, -1.0 / max(eps, 1e-9)
-
-    def _bracketed(self, goal: float) -> float:
         if self.log_delta(0.0) <= goal:
-            return 0.0
-        # At the level delta is 0; the grid from above may be far above the goal there.
-        return float(root(lambda eps, _: self.log_delta(eps) - goal, (), self.level, 0.0, rtol=1e-13))
+            eps = 0.0
+        else:  # At the level delta is 0; the grid from above may be far above the goal there.
+            eps = float(root(lambda eps, _: self.log_delta(eps) - goal, (), self.level, 0.0, rtol=1e-13))
+        return eps, -1.0 / max(eps, 1e-9)
