@@ -45,14 +45,10 @@ class Comparison:
         The result is "first" or "second" if that is proven; "neither" if the profiles are proven to cross, so that the
         order depends on epsilon; and "not certain" otherwise.
         """
-        for name, below, other in (
-            ("first", self.first_below, self.second_below),
-            ("second", self.second_below, self.first_below),
-        ):
-            if below.all() and not other.all():
-                return name
-        strictly = self.first_below & ~self.second_below, self.second_below & ~self.first_below
-        return "neither" if all(some.any() for some in strictly) else "not certain"
+        first, second = self.first_below, self.second_below
+        if first.all() != second.all():
+            return "first" if first.all() else "second"
+        return "neither" if (first & ~second).any() and (second & ~first).any() else "not certain"
 
     def __str__(self) -> str:
         lines = [f"{'epsilon':>10} {'delta of the first':>25} {'delta of the second':>25}"]

@@ -33,7 +33,7 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
-    _check_rate(rate)
+    checks.within("rate", rate, 5e-324, 1.0)
     xp = namespace(epsilon, rate)
     # e^eps would overflow: ln(1 - p + p e^eps) = eps + ln(p + (1 - p) e^-eps).
     moderate = epsilon < 30.0
@@ -58,17 +58,9 @@ def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
-    _check_rate(rate)
-    _check_room(delta, rate)
-    xp = namespace(epsilon, rate)
-    return epsilon + xp.log1p(-xp.expm1(-epsilon) * (1 - rate) / rate), delta / rate
-
-
-def _check_rate(rate: Real) -> None:
     checks.within("rate", rate, 5e-324, 1.0)
-
-
-def _check_room(delta: Real, rate: Real) -> None:
     spent, available = checks.concrete(delta), checks.concrete(rate)
     if spent is not None and available is not None and not (spent < available).all():
         raise ValueError(f"rate: {available.min():.9g} is not in ({spent.max():.9g}, 1], above delta")
+    xp = namespace(epsilon, rate)
+    return epsilon + xp.log1p(-xp.expm1(-epsilon) * (1 - rate) / rate), delta / rate
