@@ -41,7 +41,7 @@ from accountants.composition.self_composed import (
 from accountants.dominating_pairs.base import DominatingPair, as_float64
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.dominating_pairs.replaced import check_replaceable
-from accountants.guarantee_json import from_json_form, to_json_form
+from accountants.guarantee_json import UNKNOWN, from_json_form, to_json_form
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
@@ -306,8 +306,10 @@ class Guarantee(ComposableGuarantee):
             ValueError: the form is not a guarantee of format 1.
         """
         whole = form.get("guarantee") if form.get("format") == 1 else None
-        if not isinstance(whole, dict) or set(whole) != {"type", "terms"} or whole["type"] != "Guarantee":
+        if not isinstance(whole, dict):
             raise ValueError("form: is not a guarantee of format 1")
+        if set(whole) != {"type", "terms"} or whole["type"] != "Guarantee":
+            raise ValueError(f"form: {whole.get('type')!r} {UNKNOWN}")
         terms = from_json_form(whole["terms"])
         check_releases(terms)
         return cls(terms)

@@ -21,7 +21,7 @@ from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 _CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
-_UNKNOWN = "is not of this version's guarantees"
+UNKNOWN = "is not of this version's guarantees"
 
 
 def _names() -> dict[str, type]:
@@ -67,7 +67,7 @@ def from_json_form(form: Any) -> Any:
     if form is None or isinstance(form, int | float | str):
         return form
     if not isinstance(form, dict):
-        raise ValueError(f"form: {type(form).__name__} {_UNKNOWN}")
+        raise ValueError(f"form: {type(form).__name__} {UNKNOWN}")
     if "tuple" in form:
         return tuple(from_json_form(entry) for entry in form["tuple"])
     if "array" in form:
@@ -76,5 +76,5 @@ def from_json_form(form: Any) -> Any:
     kind: Any = _names().get(name) if isinstance(name, str) else None
     fields = _fields(kind) if kind else {}
     if kind is None or set(form) - {"type"} != set(fields.values()):
-        raise ValueError(f"form: {name!r} {_UNKNOWN}")
+        raise ValueError(f"form: {name!r} {UNKNOWN}")
     return kind(**{here: from_json_form(form[there]) for here, there in fields.items()})

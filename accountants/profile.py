@@ -70,7 +70,9 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
             ``accountants.delta``.
     """
     checks.below_one("delta", delta)
-    _check_numbers(mechanism, sensitivity)
+    for value in (sensitivity, *(jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else ())):
+        if np.ndim(value):
+            raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
     if namespace(delta, sensitivity, *jax.tree.leaves(mechanism)) is jnp:
         pairs = dominating_pairs(mechanism, sensitivity)
         target = floating(jnp.asarray(delta))
@@ -89,13 +91,6 @@ def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
         return solved(pairs, floating(jnp.asarray(delta)))
     with np.errstate(all="ignore"):
         return plain(_rounded_up(as_float64(pairs), np.asarray(delta, np.float64)))
-
-
-def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
-    parameters = jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else []
-    for value in (sensitivity, *parameters):
-        if np.ndim(value):
-            raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
 
 
 def _pure(mechanism: Any, sensitivity: Any) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from accountants.privacy_loss import sampled_loss
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 
@@ -34,12 +35,7 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
     checks.within("rate", rate, 5e-324, 1.0)
-    xp = namespace(epsilon, rate)
-    # e^eps would overflow: ln(1 - p + p e^eps) = eps + ln(p + (1 - p) e^-eps).
-    moderate = epsilon < 30.0
-    near = xp.log1p(rate * xp.expm1(xp.where(moderate, epsilon, 0.0)))
-    far = epsilon + xp.log(rate + (1 - rate) * xp.exp(-epsilon))
-    return xp.where(moderate, near, far)[()], rate * delta
+    return sampled_loss(epsilon, rate)[()], rate * delta
 
 
 def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:

@@ -65,12 +65,6 @@ class SelfComposed:
             return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
 
-    @property
-    def is_gaussian(self) -> bool:
-        """Return whether this is Gaussian noise on all the data: any number of releases is again Gaussian."""
-        noises = [pair.noise if isinstance(pair, AdditivePair) else None for pair in self.pairs]
-        return self.sampling_rate is None and len(noises) == 1 and isinstance(noises[0], Gaussian)
-
     def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
         pairs = tuple(self._one_release(pair) for pair in self.pairs)
@@ -99,8 +93,9 @@ class SelfComposed:
             panels: see ``PrivacyLossDistribution.nodes``.
             few: whether smooth losses of samples may be composed from samples of their densities.
         """
-        if self.is_gaussian:
-            (pair,) = self.pairs
+        (pair, *others) = self.pairs
+        is_noise = isinstance(pair, AdditivePair) and not others and self.sampling_rate is None
+        if is_noise and isinstance(pair.noise, Gaussian):  # Any number of releases is again Gaussian.
             mu = pair.shift / pair.noise.sigma
             return [RepeatedLoss(None, namespace(mu).asarray(mu), self.count) for _ in mirrors]
         # Comparisons do not detect a NaN, and the masses that they drop would count as no loss.
@@ -110,14 +105,12 @@ class SelfComposed:
         forward = [one.scaled(known) for one in self._nodes(panels)]
         has_pieces = any(one.pieces for one in self._privacy_losses)
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
-        may_be_sampled = (
-            few and len(self.pairs) == 1 and self.sampling_rate is not None and self._privacy_losses[0].is_invertible
-        )
+        few = few and not others and self.sampling_rate is not None and self._privacy_losses[0].is_invertible
         found = []
         for mirror in mirrors:
             nodes = [one.mirrored() for one in forward] if mirror else forward
             losses = pointwise_maximum([one.completed() for one in nodes] if has_pieces else nodes)
-            source = (self, -1.0 if mirror else 1.0) if may_be_sampled else None
+            source = (self, -1.0 if mirror else 1.0) if few else None
             found.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
         return found
 

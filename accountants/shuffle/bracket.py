@@ -55,11 +55,6 @@ class LossSum:
         mass = (self.mass[:, None] * other.mass).ravel()
         return _merged(value, mass, self.reports + other.reports, slack)
 
-    @property
-    def points(self) -> int:
-        """Return the number of values."""
-        return len(self.value)
-
 
 def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> LossSum:
     """Return the distribution with values that may be equal merged into one of them, which doubles the slack."""
@@ -101,11 +96,11 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> LossSum:
 def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
     """Return (sum of 2^j reports, how often) for n reports, with 2^j as large as keeps the values few."""
     sums = [one]
-    while 2 * sums[-1].reports <= n and sums[-1].points ** 2 <= _PAIRS and sums[-1].points <= _OUTCOMES:
+    while 2 * sums[-1].reports <= n and len(sums[-1].value) <= _OUTCOMES and len(sums[-1].value) ** 2 <= _PAIRS:
         sums.append(sums[-1].plus(sums[-1]))
     whole, rest = divmod(n, sums[-1].reports)
     parts = [(sums[-1], whole), *((part, 1) for part in sums[-2::-1] if rest & part.reports)]
-    while len(parts) > 1 and parts[0][1] == 1 and parts[0][0].points * parts[1][0].points <= _PAIRS:
+    while len(parts) > 1 and parts[0][1] == 1 and len(parts[0][0].value) * len(parts[1][0].value) <= _PAIRS:
         parts[:2] = [(parts[0][0].plus(parts[1][0]), 1)]
     return parts
 
@@ -145,7 +140,7 @@ def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """
     place = (part.value - part.slack) / step - _MOVED
     k, first, size = _cells(place)
-    mass = part.mass * (1 - _MASS * part.reports - _UNIT * part.points)
+    mass = part.mass * (1 - _MASS * part.reports - _UNIT * len(part.value))
     f, at_outcomes = _stop_loss(place - first, mass, size)
     share = place - k
     over = np.zeros(size + 1)
