@@ -353,19 +353,14 @@ def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = Non
         cuts: further ends of panels, of shape (rows, n): each row has its own.
     """
     ends: Any = np.arange(panels + 1) / panels
-    if cuts is None:
-        s, weights = _in_panels(ends, dense)
-        return like(s, value), like(weights, value)
-    xp = namespace(cuts)
-    cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
-    regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
-    return _in_panels(xp.sort(xp.concatenate([regular, cuts], -1)), dense)
-
-
-def _in_panels(ends: Any, dense: bool) -> tuple[Any, Any]:
+    if cuts is not None:
+        xp = namespace(cuts)
+        cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
+        regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
+        ends = xp.sort(xp.concatenate([regular, cuts], -1))
     width = (ends[..., 1:] - ends[..., :-1])[..., None]
     s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     if dense:
         s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
     shape = *ends.shape[:-1], -1
-    return s.reshape(shape), weights.reshape(shape)
+    return like(s.reshape(shape), value), like(weights.reshape(shape), value)

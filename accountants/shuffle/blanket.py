@@ -209,7 +209,7 @@ def worst_inputs(mechanism: Any) -> WorstInputs:
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: the mechanism has no blanket, the message says why.
+        ValueError: the mechanism has no blanket; the message says why.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known blanket")
 

@@ -116,11 +116,12 @@ class Shuffled(ComposableGuarantee):
         return _plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        return self._lower_bound(epsilon)(epsilon), self._upper_delta(epsilon)
+        return self._lower_bound(epsilon, self._whole_n)(epsilon), self._upper_delta(epsilon)
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        high, start = self._upper_epsilon(delta), self._lower.epsilon(delta)
-        return bracket.conservative_epsilon(self._lower_bound(start[0]), delta, *start, -1), high
+        n, start = self._whole_n, self._lower.epsilon(delta)
+        low = bracket.conservative_epsilon(self._lower_bound(start[0], n), delta, *start, -1)
+        return low, self._upper_epsilon(delta)
 
     def _upper_delta(self, epsilon: float) -> float:
         return bracket.upper_delta(self.inputs, self._whole_n, epsilon)
@@ -209,9 +210,8 @@ class Shuffled(ComposableGuarantee):
             return _traced("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
         return _each(lambda at: min(math.exp(estimate.log_delta(at)), 1.0), epsilon)
 
-    def _lower_bound(self, epsilon: float) -> Callable[[float], float]:
+    def _lower_bound(self, epsilon: float, n: int) -> Callable[[float], float]:
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
-        n = self._whole_n
         if not self._lower.blankets or epsilon >= self.inputs.level:
             return lambda _: 0.0
         return partial(bracket.lower_delta, self._alike[self._lower.argmax(epsilon)], n)
