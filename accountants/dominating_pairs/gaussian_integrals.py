@@ -52,8 +52,8 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
         lead: the loss at the start minus eps, not negative.
     """
     p, q = _mass(start, width), _mass(start + a, width)
-    p_error, q_error = (_mass_error(at, width, mass) for at, mass in ((start, p), (start + a, q)))
-    return _difference(start, width, a, lead, p, q), p + p_error, q + q_error
+    error = without_derivative((_mass_error(start, width, p), _mass_error(start + a, width, q)))
+    return _difference(start, width, a, lead, p, q), p + error[0], q + error[1]
 
 
 def endless_gain(start: Any, a: Any) -> Any:
@@ -96,7 +96,7 @@ def _mass(start: Any, width: Any) -> Any:
 
 def _mass_error(start: Any, width: Any, mass: Any) -> Any:
     """Return a bound of the error of a mass."""
-    return without_derivative(np.finfo(mass.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * mass)
+    return np.finfo(mass.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * mass
 
 
 def _partial(near: Any, width: Any) -> Any:
