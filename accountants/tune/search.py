@@ -82,7 +82,11 @@ def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tup
 def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
     """Return (value, gradient by forward derivatives along each axis, what is spent) of (value, what is spent)."""
     axes = jnp.eye(z.size, dtype=z.dtype)
-    return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,), has_aux=True), out_axes=(None, 0, None))(axes)
+    along = partial(jax.jvp, function, (z,), has_aux=True)
+    if z.size == 1:  # A mapped axis of one number takes time to compile.
+        value, slope, spent = along((axes[0],))
+        return value, slope[None], spent
+    return jax.vmap(lambda axis: along((axis,)), out_axes=(None, 0, None))(axes)
 
 
 # A search takes half as long to compile with them, and no longer to run. A later compiler may not have the first one,
