@@ -272,10 +272,6 @@ class Symmetric(Distribution):
         one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
         return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
 
-    @property
-    def mean(self) -> Real:
-        return 0.0 * self.tail(0.0)
-
     def inverse(self, u: Real, lower: Real) -> RealArray:
         z = self.lower_inverse(u)
         return namespace(z, lower).where(lower, z, -z)

@@ -60,6 +60,10 @@ class Logistic(Symmetric):
         return 1.54 / self.scale + 0.0 * floating(left)
 
     @property
+    def mean(self) -> Real:
+        return 0.0 * self.scale
+
+    @property
     def variance(self) -> Real:
         return (math.pi * self.scale) ** 2 / 3
 

@@ -104,6 +104,10 @@ class Student(Symmetric):
         return self.scale * like(Student(1.0, self.degrees).quantiles, floating(self.scale))
 
     @property
+    def mean(self) -> Real:
+        return 0.0 * self.scale
+
+    @property
     def variance(self) -> Real:
         return self._square / (self.degrees - 2)
 
