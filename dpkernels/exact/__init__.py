@@ -1,7 +1,6 @@
 """Exact release: integer tables, their certificates, and samplers that use integer arithmetic only.
 
-Each of the files ``windows``, ``rows`` and ``noise`` serves one kind of mechanism. It has the integer table, its
-verification in integers and Fractions, and the exact sampler. ``window_build``, ``row_build`` and ``noise_build``
-construct the tables from mechanisms. ``registry`` finds the exact sampler of any mechanism.
-``combined`` has mixtures and vectors.
+Each of the files ``windows``, ``rows``, ``noise`` and ``noise_vectors`` serves one kind of mechanism: the integer table
+and its kernel, the verification in integers and Fractions, the sampler, and the construction. ``combined`` has mixtures
+and vectors. ``registry`` finds the exact sampler of any mechanism.
 """

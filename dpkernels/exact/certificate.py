@@ -1,14 +1,15 @@
-"""Certificates: the guarantees of integer tables, computed with Python integers and Fractions only."""
+"""Base classes of integer tables and of their certificates, computed with Python integers and Fractions only."""
 
 from __future__ import annotations
 
 import abc
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from operator import attrgetter
+from functools import cached_property
+from operator import attrgetter, mul
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import brief
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.table import WORDS, BoundedTable, Table
 from dpkernels.solve import first_feasible, floats_from
 
 # The exclusions that every certificate prints.
@@ -31,11 +31,181 @@ COVERS = (
     f"{LIMITS}"
 )
 
-_KINDS: dict[str, type[Certificate]] = {}
+# The possible log2 of a table's total: 32 or 64 bits of a random word (16 in tests).
+WORDS = (16, 32, 64)
+
+# The largest number of weights that is read. Tables built here have at most this many.
+MOST_WEIGHTS = 1 << 21
 
 
 class CertificateError(ValueError):
     """A table does not have the guarantee for which it was made; it is never sampled."""
+
+
+# Tables
+
+
+class BoundedTable(abc.ABC):
+    """Integer weights: a distribution for each of S + 1 inputs, the rows, which are evenly spaced on an interval.
+
+    Code j stands for the report  middle + step places[j].  The step follows from the rows' means.
+
+    Attributes:
+        bits: log2 of every row's total.
+        lower: smallest valid input.
+        upper: largest valid input.
+    """
+
+    bits: int
+    lower: float
+    upper: float
+
+    @property
+    @abc.abstractmethod
+    def shifts(self) -> int:
+        """Return S, the last row."""
+
+    @property
+    @abc.abstractmethod
+    def totals(self) -> list[int]:
+        """Return the sums of weights that have to be 2^bits, as Python integers."""
+
+    @property
+    @abc.abstractmethod
+    def doubled_places(self) -> Sequence[int]:
+        """Return 2 places[j]: places may be halves."""
+
+    @abc.abstractmethod
+    def row_moments(self, s: int) -> tuple[int, int]:
+        """Return the sums of weight times doubled place, and of weight times its square, of row s."""
+
+    @property
+    @abc.abstractmethod
+    def worst_variance(self) -> Fraction:
+        """Return the bound on the variance at any input, input rounding included."""
+
+    @abc.abstractmethod
+    def extremes(self, cells: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest and smallest weight of every code over all rows at most so many cells apart."""
+
+    @property
+    def decisive_rows(self) -> Iterable[int]:
+        """Return rows whose means are all as required only if those of all rows are."""
+        return range(self.rows)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return the nominal inputs of the first and of the last row."""
+        return self.lower, self.upper
+
+    @property
+    def codes(self) -> int:
+        """Return N, how many reports are possible, the same for every input."""
+        return len(self.doubled_places)
+
+    @property
+    def slope(self) -> Fraction:
+        """Return the derivative of the mean by the input."""
+        return Fraction(1)
+
+    @property
+    def total(self) -> int:
+        """Return 2^bits."""
+        return 1 << self.bits
+
+    @property
+    def rows(self) -> int:
+        """Return S + 1."""
+        return self.shifts + 1
+
+    @cached_property
+    def middle(self) -> Fraction:
+        """Return the middle of the rows' inputs."""
+        return sum(map(rational, self.ends)) / Fraction(2)
+
+    @cached_property
+    def gap(self) -> Fraction:
+        """Return the data units between neighbouring rows' inputs."""
+        return (rational(self.ends[1]) - rational(self.ends[0])) / self.shifts
+
+    @cached_property
+    def rise(self) -> int:
+        """Return the last row's sum of weight times doubled place minus the first row's."""
+        return self.row_moments(self.shifts)[0] - self.row_moments(0)[0]
+
+    @cached_property
+    def step(self) -> Fraction:
+        """Return the data units between places: means rise by ``slope`` times the distance of the rows' inputs."""
+        return 2 * self.slope * self.shifts * self.gap * self.total / self.rise
+
+    def value(self, code: int) -> Fraction:
+        """Return the report that a code stands for."""
+        return self.middle + self.step * self.doubled_places[code] / 2
+
+    def row_input(self, s: int) -> Fraction:
+        """Return the nominal input of row s."""
+        return rational(self.ends[0]) + self.gap * s
+
+    def row_mean(self, s: int) -> Fraction:
+        """Return the exact mean of row s, from the integers alone."""
+        return self.middle + self.step * self.row_moments(s)[0] / (2 * self.total)
+
+    def row_variance(self, s: int) -> Fraction:
+        """Return the exact variance of row s."""
+        first, second = (Fraction(moment, self.total) for moment in self.row_moments(s))
+        return (second - first**2) * self.step**2 / 4
+
+    def check(self) -> None:
+        """Refuse a table that has no signal, rows that are not distributions, or no interval."""
+        if self.shifts < 1 or self.codes < 2 or self.rise <= 0:
+            raise CertificateError(f"table: {self.codes} codes and {self.shifts} shifts carry no signal")
+        check_totals(self.bits, self.totals)
+        checks.interval(self.lower, self.upper)
+
+    def cells(self, sensitivity: float | None) -> int:
+        """Return the rows that neighbours are apart at most: all, as any two inputs are neighbours."""
+        return self.shifts
+
+
+def moments(weights: list[int], places: Sequence[int]) -> tuple[int, int]:
+    """Return the sums of weight times place and of weight times its square."""
+    products = list(map(mul, weights, places))
+    return sum(products), sum(map(mul, products, places))
+
+
+def integers(name: str, values: Any, most: int) -> list[int]:
+    """Return a list of at most ``most`` integers, or raise a ValueError; ``frozen_weights`` checks their range."""
+    if type(values) is not list or len(values) > most:
+        raise ValueError(f"{name}: {brief(values)} is not a list of at most {most} integers")
+    if not all(type(value) is int for value in values):
+        raise ValueError(f"{name}: not all are integers")
+    return values
+
+
+def frozen_weights(values: Any) -> np.ndarray:
+    """Return a read-only copy as uint64: what has been certified must stay what is sampled.
+
+    Raises:
+        OverflowError: an integer is negative or has more than 64 bits.
+    """
+    array = np.array(values, np.uint64)
+    array.setflags(write=False)
+    return array
+
+
+def sliding_extremes(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maximum and the minimum of every ``width`` neighbours along the first axis, by doubling."""
+    high, low, span = values, values, 1
+    while span < width:
+        step = min(span, width - span)
+        high, low = np.maximum(high[:-step], high[step:]), np.minimum(low[:-step], low[step:])
+        span += step
+    return high, low
+
+
+# Certificates
+
+_KINDS: dict[str, type[Certificate]] = {}
 
 
 class Certificate(abc.ABC):
@@ -46,7 +216,7 @@ class Certificate(abc.ABC):
 
     Attributes:
         kind: the name of the class in JSON.
-        facts: the names of the attributes in a payload; Fractions become text.
+        facts: the paths of the attributes in a payload, each under its last name; Fractions become text.
         parts: its tables and certificates, from names in JSON to names of attributes.
     """
 
@@ -70,17 +240,13 @@ class Certificate(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def certified(cls, payload: dict[str, Any]) -> Self:
-        """Return the certificate of the integers and of the claim in a payload, whatever else the payload states.
-
-        Raises:
-            CertificateError: the integers do not have the claim.
-        """
+        """Return the certificate of the integers and of the claim in a payload, whatever else the payload states."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON payload, with exact fractions as text and the tables themselves."""
-        facts = {_key(path): attrgetter(path)(self) for path in self.facts}
-        plain = {key: str(value) if isinstance(value, Fraction) else value for key, value in facts.items()}
-        parts = {key: part.to_dict() for key, part in self._parts().items()}
+        facts = {path.rpartition(".")[2]: attrgetter(path)(self) for path in self.facts}
+        plain = {name: str(value) if isinstance(value, Fraction) else value for name, value in facts.items()}
+        parts = {name: part.to_dict() for name, part in self._parts().items()}
         return {"kind": self.kind, **plain, "covers": self.covers, **parts}
 
     def to_json(self) -> str:
@@ -91,31 +257,35 @@ class Certificate(abc.ABC):
     def from_dict(cls, payload: dict[str, Any]) -> Self:
         """Verify the integers in a JSON payload again, and check that the payload's own statements agree.
 
-        Every kind can be read once ``combined`` has been imported, which ``dpkernels.Certificate`` does.
-
         Raises:
             CertificateError: the integers do not have the claim, the payload states something else or more, or it is of
                 another kind than the class that reads it.
         """
-        with reading():
-            kind = _kind_of(payload)
+        try:
+            if payload["kind"] not in _KINDS:
+                raise CertificateError(f"kind: {brief(payload['kind'])} is not one of {', '.join(sorted(_KINDS))}")
+            kind = _KINDS[payload["kind"]]
             if not issubclass(kind, cls):
                 raise CertificateError(f"payload: is of a {kind.__name__}, not of a {cls.__name__}")
             certificate = kind.certified(payload)
             certificate._check(payload)
+        except CertificateError:
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise CertificateError(f"payload: is not a certificate ({type(error).__name__}: {error})") from error
         return certificate
 
     def __str__(self) -> str:
-        inner = [f"-- {key}\n{part}" for key, part in self._parts().items() if isinstance(part, Certificate)]
+        inner = [f"-- {name}\n{part}" for name, part in self._parts().items() if isinstance(part, Certificate)]
         return "\n".join([*self.lines(), line("covers", self.covers), *inner])
 
     def _parts(self) -> dict[str, Any]:
-        return {key: getattr(self, name) for key, name in self.parts.items()}
+        return {name: getattr(self, attribute) for name, attribute in self.parts.items()}
 
     def _check(self, payload: dict[str, Any]) -> None:
         """Check that a payload states exactly what the integers give."""
         # Parts that are certificates have been checked by themselves.
-        read = {key: payload[key] for key, part in self._parts().items() if isinstance(part, Certificate)}
+        read = {name: payload[name] for name, part in self._parts().items() if isinstance(part, Certificate)}
         again = self.to_dict() | read
         if odd := payload.keys() ^ again.keys():
             raise CertificateError(f"payload: {brief(min(odd))} is missing, or is nothing that can be verified")
@@ -126,48 +296,112 @@ class Certificate(abc.ABC):
                 )
 
 
-def _key(path: str) -> str:
-    return path.rpartition(".")[2]
-
-
-def _kind_of(payload: dict[str, Any]) -> type[Certificate]:
-    if payload["kind"] not in _KINDS:
-        raise CertificateError(f"kind: {brief(payload['kind'])} is not one of {', '.join(sorted(_KINDS))}")
-    return _KINDS[payload["kind"]]
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Raise any error that occurs while a payload is read as a ``CertificateError``.
-
-    Raises:
-        CertificateError: for any of these errors.
-    """
-    try:
-        yield
-    except CertificateError:
-        raise
-    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CertificateError(f"payload: is not a certificate ({type(error).__name__}: {error})") from error
-
-
 def line(label: str, text: str) -> str:
     """Return a line of a certificate as text."""
     return f"{label:<20}{text}"
 
 
-def check_totals(table: Table) -> None:
-    """Refuse weights that are not a distribution, or whose total is not that of a random word.
+@dataclass(frozen=True)
+class BoundedCertificate(Certificate):
+    """Verified facts about a table with a row for every one of some inputs.
 
-    Raises:
-        CertificateError: the weights are not valid.
+    Attributes:
+        epsilon: the budget, as printed.
+        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
+        cells: the largest distance, in rows, of the rows to which neighbours are rounded under the same random word.
+        ratio: the largest ratio of any report's probability between two neighbouring inputs.
+        table: the integers, for independent verification.
     """
-    if table.bits not in WORDS:
-        raise CertificateError(f"bits: {brief(table.bits)} is not one of {', '.join(map(str, WORDS))}")
-    for i, total in enumerate(table.totals):
-        if total != 1 << table.bits:
-            row = f" of row {i}" if len(table.totals) > 1 else ""
-            raise CertificateError(f"total: weights{row} sum to 2^{table.bits} {total - (1 << table.bits):+d}")
+
+    epsilon: float
+    sensitivity: float | None
+    cells: int
+    ratio: Fraction
+    table: Any
+
+    parts: ClassVar[Mapping[str, str]] = {"table": "table"}
+    is_unbiased: ClassVar[bool] = True
+
+    facts: ClassVar[tuple[str, ...]] = (
+        *("epsilon", "table.total", "table.codes", "table.rows", "realised_epsilon", "ratio", "lowest", "highest"),
+        *("mean_error", "worst_variance"),
+    )
+
+    @classmethod
+    def of(cls, table: BoundedTable, epsilon: float, sensitivity: float | None = None) -> Self:
+        """Verify all properties that a release relies on, and return the certificate.
+
+        With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart, see
+        docs/proofs/row_mixtures.md.
+
+        Raises:
+            CertificateError: a total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon, a
+                row's mean is not its input, or of a biased mechanism not where the slope says, or an input has no row;
+                says by how much.
+            ValueError: the budget or the sensitivity is out of range, or the interval is none.
+        """
+        checks.epsilon(epsilon)
+        table.check()
+        cells = table.cells(sensitivity)
+        ratio = certified_ratio(*table.extremes(cells), epsilon)
+        check_means(table, Fraction(1) if cls.is_unbiased else table.slope)
+        return cls(float(epsilon), None if sensitivity is None else float(sensitivity), cells, ratio, table)
+
+    @property
+    def realised_epsilon(self) -> float:
+        """Return ln(ratio), rounded up; at most epsilon."""
+        return log_upper_bound(self.ratio)
+
+    @property
+    def lowest(self) -> Fraction:
+        """Return the smallest possible report."""
+        return self.table.value(0)
+
+    @property
+    def highest(self) -> Fraction:
+        """Return the largest possible report."""
+        return self.table.value(self.table.codes - 1)
+
+    @property
+    def mean_error(self) -> Fraction:
+        """Return the largest difference of a row's mean from its input, which is that of the first or the last row."""
+        return max(abs(self.table.row_mean(s) - self.table.row_input(s)) for s in (0, self.table.shifts))
+
+    @property
+    def worst_variance(self) -> Fraction:
+        """Return the bound on the variance at any input, input rounding included."""
+        return self.table.worst_variance
+
+    @property
+    def covers(self) -> str:
+        if self.sensitivity is None:
+            return COVERS
+        return (
+            "pure epsilon-DP of each report; neighbouring: inputs of the interval at most "
+            f"{shortest(self.sensitivity)} apart (the floats that are perturbed). {LIMITS}"
+        )
+
+    @property
+    def means(self) -> str:
+        """Return the printed statement about the means of the rows."""
+        return f"equal to the input, as fractions (error {self.mean_error})"
+
+    def lines(self) -> list[str]:
+        table = self.table
+        near = "any two rows" if self.cells == table.shifts else f"rows up to {self.cells} apart"
+        ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.shifts))
+        realised = shortest(self.realised_epsilon)
+        return [
+            line("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
+            line("reports", f"{table.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
+            line("inputs", f"{table.rows} rows from {ends}; ratios of {near}"),
+            line("total weight", f"2^{table.bits}, for every row"),
+            line("row means", self.means),
+            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
+        ]
+
+
+# Verification
 
 
 def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
@@ -191,123 +425,25 @@ def log_upper_bound(ratio: Fraction) -> float:
     return first_feasible(floats_from(max(below, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)
 
 
-class BoundedCertificate(Certificate):
-    """Verified facts about a table with a row for every one of some inputs.
-
-    Attributes:
-        epsilon: the budget, as printed.
-        cells: the largest distance, in rows, of the rows to which neighbours are rounded under the same random word.
-        ratio: the largest ratio of any report's probability between two neighbouring inputs.
-        table: the integers, for independent verification.
-    """
-
-    epsilon: float
-    ratio: Fraction
-    cells: int
-    table: BoundedTable
-
-    facts: ClassVar[tuple[str, ...]] = (
-        "epsilon",
-        "total",
-        "codes",
-        "rows",
-        "realised_epsilon",
-        "ratio",
-        "lowest",
-        "highest",
-        "mean_error",
-        "worst_variance",
-    )
-
-    @property
-    def realised_epsilon(self) -> float:
-        """Return ln(ratio), rounded up; at most epsilon."""
-        return log_upper_bound(self.ratio)
-
-    @property
-    def total(self) -> int:
-        """Return the sum of every row's weights, 2^bits."""
-        return 1 << self.table.bits
-
-    @property
-    def codes(self) -> int:
-        """Return the number of possible reports, which is the same for every input."""
-        return self.table.codes
-
-    @property
-    def rows(self) -> int:
-        """Return the number of input rows."""
-        return self.table.shifts + 1
-
-    @property
-    def lowest(self) -> Fraction:
-        """Return the smallest possible report."""
-        return self.table.value(0)
-
-    @property
-    def highest(self) -> Fraction:
-        """Return the largest possible report."""
-        return self.table.value(self.codes - 1)
-
-    @property
-    def worst_variance(self) -> Fraction:
-        """Return the bound on the variance at any input, input rounding included."""
-        return self.table.worst_variance
-
-    @property
-    @abc.abstractmethod
-    def means(self) -> str:
-        """Return the printed statement about the means of the rows."""
-
-    def lines(self) -> list[str]:
-        near = "any two rows" if self.cells == self.table.shifts else f"rows up to {self.cells} apart"
-        ends = " to ".join(shortest(float(self.table.row_input(i))) for i in (0, self.rows - 1))
-        realised = shortest(self.realised_epsilon)
-        return [
-            line("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
-            line("reports", f"{self.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
-            line("inputs", f"{self.rows} rows from {ends}; ratios of {near}"),
-            line("total weight", f"2^{self.table.bits}, for every row"),
-            line("row means", self.means),
-            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
-        ]
-
-
-class UnbiasedCertificate(BoundedCertificate):
-    """A certificate of a table whose row means are its inputs; any other table is refused."""
-
-    @property
-    def mean_error(self) -> Fraction:
-        """Return the largest difference of a row's mean from its input."""
-        return Fraction(0)
-
-    @property
-    def means(self) -> str:
-        return f"equal to the input, as fractions (error {self.mean_error})"
-
-
-def check_rows(table: BoundedTable) -> None:
-    """Refuse a table that has no signal, rows that are not distributions, or no valid interval.
-
-    Raises:
-        CertificateError: the table is not valid.
-    """
-    if table.shifts < 1 or table.codes < 2 or not table.has_signal:
-        raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
-    check_totals(table)
-    checks.interval(table.lower, table.upper)
+def check_totals(bits: int, totals: list[int]) -> None:
+    """Refuse weights that are not a distribution, or whose total is not that of a random word."""
+    if bits not in WORDS:
+        raise CertificateError(f"bits: {brief(bits)} is not one of {', '.join(map(str, WORDS))}")
+    for i, total in enumerate(totals):
+        if total != 1 << bits:
+            row = f" of row {i}" if len(totals) > 1 else ""
+            raise CertificateError(f"total: weights{row} sum to 2^{bits} {total - (1 << bits):+d}")
 
 
 def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fraction:
-    """Return the largest of every report's largest weight over its smallest.
-
-    Raises:
-        CertificateError: a report is impossible for some input, or the ratio is above e^epsilon.
-    """
+    """Return the largest ratio of a report's largest weight to its smallest; refuse one above e^epsilon."""
     if not low.all():
         code = int((low == 0).argmax()) % low.shape[-1]
         raise CertificateError(f"support: report {code} is impossible for some inputs and not for others")
-    ratio = _largest_ratio(high, low)
+    # Float quotients, within 2^-50 relatively, only select the pairs to compare exactly.
+    quotients = high.astype(float) / low.astype(float)
+    at = quotients >= quotients.max() * (1 - 2.0**-48)
+    ratio = max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
     if ratio > exp_lower_bound(epsilon):
         above = log_upper_bound(ratio) - float(rational(epsilon))
         raise CertificateError(
@@ -316,19 +452,10 @@ def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fracti
     return ratio
 
 
-def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
-    """Return the largest ratio exactly; float quotients, within 2^-50 relatively, only select the pairs to compare."""
-    quotients = high.astype(float) / low.astype(float)
-    at = quotients >= quotients.max() * (1 - 2.0**-48)
-    return max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
-
-
-def check_means(table: BoundedTable, rows: Iterable[int], nominal: Callable[[int], Fraction]) -> None:
-    """Refuse a table if a row's mean differs from the required one, which is its input for unbiased tables.
-
-    Raises:
-        CertificateError: a mean differs; the message has the difference.
-    """
-    error = max(abs(table.row_mean(i) - nominal(i)) for i in rows)
+def check_means(table: BoundedTable, slope: Fraction) -> None:
+    """Refuse a table if a row's mean is not  middle + slope (input - middle)."""
+    error = max(
+        abs(table.row_mean(i) - table.middle - slope * (table.row_input(i) - table.middle)) for i in table.decisive_rows
+    )
     if error:
         raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")

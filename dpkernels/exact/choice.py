@@ -31,24 +31,15 @@ CHOICE_UNIFORM_STREAM = 20
 EPSILON_RANGE = (1e-4, 20.0)
 _LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
-# e^-70 < 2^-100: what floats take for 0.
-_NEGLIGIBLE_NATS = 70
+_NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
 
-# floor(U 2^bits) for any number of bits, always of the same U.
+# floor(U 2^bits) for any multiple of 32 bits, always of the same U.
 Uniform = Callable[[int], int]
 Interval = tuple[int, int]
 
 
 def uniform_number(key: bytes, number: int) -> Uniform:
-    """Return one of a key's real numbers, uniform on [0, 1), as a function from bits to floor(U 2^bits).
-
-    Args:
-        key: 32 bytes.
-        number: the index of the real number, below 2^32; different indices read different blocks of the key's stream.
-
-    Returns:
-        A function of a multiple of 32.
-    """
+    """Return one of a key's real numbers, uniform on [0, 1); each ``number`` below 2^32 reads blocks of its own."""
 
     def leading(bits: int) -> int:
         words = np.empty(bits // 32, "<u4")
@@ -83,23 +74,19 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     parameter is 2 eps. The guarantee assumes that the key's generator is indistinguishable from random, and does not
     cover timing.
     """
-    left, eps = _checked(scores, epsilon)
+    checks.within("epsilon", epsilon, *EPSILON_RANGE)
+    eps, left = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
+    low, high = int(left.min()), int(left.max())
+    if not -_LARGEST_SCORE <= low <= high <= _LARGEST_SCORE:
+        raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
     checks.whole("k", k, 1, len(left))
+    left = left.astype(np.int64)
     indices, found = np.arange(len(left)), np.empty(k, np.int64)
     for number in range(k):
         choice = _choose(left, eps, uniform_number(key, number))
         found[number] = indices[choice]
         left, indices = np.delete(left, choice), np.delete(indices, choice)
     return found
-
-
-def _checked(scores: Any, epsilon: Any) -> tuple[np.ndarray, Fraction]:
-    checks.within("epsilon", epsilon, *EPSILON_RANGE)
-    array = checks.integers("scores", scores)
-    low, high = int(array.min()), int(array.max())
-    if not -_LARGEST_SCORE <= low <= high <= _LARGEST_SCORE:
-        raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
-    return array.astype(np.int64), rational(checks.number("epsilon", epsilon))
 
 
 def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
@@ -135,16 +122,15 @@ def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
 @lru_cache(maxsize=16)
 def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
     """Return e^(-eps j) for j < B and e^(-eps B j) down to 2^-100, then 0; rounded from 320 bits."""
+
+    def powers(epsilon: Fraction, length: int) -> list[float]:
+        ratio, _ = exp_minus(epsilon, _TABLE_BITS)
+        exact = itertools.accumulate(range(1, length), lambda p, _: p * ratio >> _TABLE_BITS, initial=1 << _TABLE_BITS)
+        return [power / (1 << _TABLE_BITS) for power in exact]
+
     largest = math.ceil(_NEGLIGIBLE_NATS / epsilon)
     size = 1 << ((largest - 1).bit_length() + 1) // 2
-    high = -(-largest // size)
-    return _float_table(epsilon, size), np.append(_float_table(epsilon * size, high), 0.0)
-
-
-def _float_table(epsilon: Fraction, length: int) -> np.ndarray:
-    ratio, _ = exp_minus(epsilon, _TABLE_BITS)
-    powers = itertools.accumulate(range(1, length), lambda p, _: p * ratio >> _TABLE_BITS, initial=1 << _TABLE_BITS)
-    return np.array([power / (1 << _TABLE_BITS) for power in powers])
+    return np.array(powers(epsilon, size)), np.array([*powers(epsilon * size, -(-largest // size)), 0.0])
 
 
 def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:

@@ -1,4 +1,7 @@
-"""Certificates and exact samplers that are composed of others: mixtures, and vectors by coordinate."""
+"""Certificates and exact samplers that are composed of others: mixtures, and vectors by coordinate.
+
+Once this module is imported, ``Certificate.from_dict`` reads every kind of certificate.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,21 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import integer
 from dpkernels.decimals import float_at_least, rational, shortest
+from dpkernels.exact import noise_vectors  # noqa: F401  # Its kinds of certificates are read, too.
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError, line
-from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
-from dpkernels.exact.windows import ExactWindow, PlacedCertificate, WindowCertificate
+from dpkernels.exact.windows import ExactWindow, WindowCertificate
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture
 from dpkernels.numerics import RealArray, namespace
-
-VECTOR_COVERS = (
-    "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector). "
-    f"{LIMITS}"
-)
 
 
 @dataclass(frozen=True)
 class MixtureCertificate(Certificate, kind="mixture"):
     """A certificate of a mixture: two certified tables, one of which is chosen independently of the input.
 
-    Attributes:
-        first: certificate of the table used where the choice word is below the threshold.
-        second: certificate of the other.
-        threshold: out of 2^32.
+    The first is used where the choice word, of 32 bits, is below the threshold.
     """
 
     first: WindowCertificate
@@ -51,7 +46,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
                 raise CertificateError(f"mixture: {type(part).__name__} is not of an unbiased window table")
         if not 0 < self.threshold < 1 << 32:
             raise CertificateError(f"threshold: {self.threshold} is not in 1..2^32 - 1")
-        intervals = {(part.table.lower, part.table.upper) for part in (self.first, self.second)}
+        intervals = {part.table.ends for part in (self.first, self.second)}
         if len(intervals) > 1:
             raise CertificateError(f"mixture: its tables are on different intervals, {sorted(intervals)}")
 
@@ -71,15 +66,11 @@ class MixtureCertificate(Certificate, kind="mixture"):
         return max(self.first.realised_epsilon, self.second.realised_epsilon)
 
     @property
-    def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
-        """Return the parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
+    def worst_variance(self) -> Fraction:
+        """Return the bound on the variance: both parts are unbiased, so their ``variance_terms`` are mixed."""
         parts = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
         A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in parts)
-        return A, c, rho
-
-    @property
-    def worst_variance(self) -> Fraction:
-        return self.first.table.largest(self.variance_terms)
+        return self.first.table.largest((A, c, rho))
 
     @property
     def lowest(self) -> Fraction:
@@ -143,7 +134,10 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
     @property
     def covers(self) -> str:
-        return VECTOR_COVERS
+        return (
+            "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one "
+            f"vector). {LIMITS}"
+        )
 
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> MultivariateCertificate:
@@ -159,18 +153,6 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         ]
 
 
-# What ``Certificate.from_dict`` reads; all kinds are known once this module is.
-CERTIFICATES = (
-    WindowCertificate,
-    PlacedCertificate,
-    RowCertificate,
-    NoiseCertificate,
-    VectorNoiseCertificate,
-    MixtureCertificate,
-    MultivariateCertificate,
-)
-
-
 @dataclass(frozen=True, eq=False)
 class ExactMixture(ExactSampler):
     """An exact sampler of a mixture: one of two samplers, chosen by whether a separate word is below a threshold.
@@ -178,16 +160,17 @@ class ExactMixture(ExactSampler):
     Only one of the two is reported, so both may read the same noise and rounding words.
     """
 
-    mechanism: Mixture
+    certificate: MixtureCertificate
     first: ExactWindow
     second: ExactWindow
-    certificate: MixtureCertificate
+
+    def __post_init__(self) -> None:
+        """Leave the kernels to the parts."""
 
     @cached_property
     def words(self) -> tuple[Words, ...]:
         pairs = zip(self.first.words, self.second.words, strict=True)
-        shared = tuple(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs)
-        return (*shared, Words(CHOICE_STREAM, 32))
+        return (*(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs), Words(CHOICE_STREAM, 32))
 
     @property
     def negligible(self) -> float:
@@ -195,28 +178,24 @@ class ExactMixture(ExactSampler):
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         *shared, choice = words
-        reports = [
-            sampler.reports(
+
+        def of(sampler: ExactWindow) -> RealArray:
+            return sampler.reports(
                 x, *(word.astype(f"uint{need.bits}") for word, need in zip(shared, sampler.words, strict=True))
             )
-            for sampler in (self.first, self.second)
-        ]
-        return namespace(choice).where(choice < np.uint32(self.certificate.threshold), reports[0], reports[1])
+
+        is_first = choice < np.uint32(self.certificate.threshold)
+        return namespace(choice).where(is_first, of(self.first), of(self.second))
 
 
 def mixture_sampler(mechanism: Mixture, first: ExactSampler, second: ExactSampler) -> ExactMixture:
-    """Return the sampler of a mixture by those of its parts.
-
-    Raises:
-        TypeError: a part is a mixture itself.
-    """
+    """Return the sampler of a mixture by those of its parts, which must not be mixtures themselves."""
     if not (isinstance(first, ExactWindow) and isinstance(second, ExactWindow)):
         raise TypeError("mechanism: a mixture of mixtures has no exact sampler")
     threshold = round(mechanism.weight * (1 << 32))
-    one: Any = first.certificate  # The mixture's own certificate refuses what is not unbiased.
-    other: Any = second.certificate
-    certificate = MixtureCertificate(one, other, threshold)
-    return ExactMixture(mechanism, first, second, certificate)
+    # The certificate refuses parts that are not unbiased.
+    certificate = MixtureCertificate(first.certificate, second.certificate, threshold)  # type: ignore[arg-type]
+    return ExactMixture(mechanism, certificate, first, second)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Noise tables: integer weights of additive noise on a grid, their certificates and their sampler.
+"""Noise tables: integer weights of additive noise on a grid, their certificates, their sampler and their construction.
 
 An input x is rounded to the position
 
@@ -9,40 +9,46 @@ are integers. The report is h (position + code), with code ``first + j`` of prob
 x is. The privacy of the release is that of the table shifted by up to ceil(ceil(D/g) / M) bins, see
 docs/proofs/noise_tables.md. The hockey-stick divergence is computed at every such shift.
 
-On vectors one table serves every coordinate. A neighbour moves coordinate i by s_i bins. Two properties of a table
-bound the privacy loss of any such move (docs/proofs/vectors.md).
-
-* l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
-  itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
-* l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's bin masses, the
-  vector has the delta of Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), plus d tau (1 + e^eps).
+A table is built of the masses of a density on bins, or of points on a lattice, rounded up to integers. A bin's weight
+is the density's mass in it, so sampling the table is a rounding of the density's noise and inherits its guarantee.
+Rounding weights up costs at most one unit of 2^-bits per code.
 """
 
 from __future__ import annotations
 
-import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.certificate import Certificate, CertificateError, check_totals, exp_lower_bound, line
-from dpkernels.exact.kernels import alias_columns, alias_kernel
-from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words
-from dpkernels.exact.table import MOST_WEIGHTS, Table, frozen_weights, integers
-from dpkernels.mechanisms.additive_vector import NORMS
-from dpkernels.numerics import RealArray, namespace
+from dpkernels.distributions.base import Distribution, Noise
+from dpkernels.distributions.discrete import Lattice
+from dpkernels.exact.certificate import (
+    MOST_WEIGHTS,
+    Certificate,
+    CertificateError,
+    check_totals,
+    exp_lower_bound,
+    frozen_weights,
+    integers,
+    line,
+    moments,
+)
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words, alias_columns, alias_kernel
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
 
 
 @dataclass(frozen=True, eq=False)
-class NoiseTable(Table):
+class NoiseTable:
     """Integer weights of additive noise.
 
     Attributes:
@@ -80,10 +86,6 @@ class NoiseTable(Table):
         return sum(self.outcomes)
 
     @property
-    def totals(self) -> list[int]:
-        return [self.total]
-
-    @property
     def bin_width(self) -> Fraction:
         """Return h, data units between neighbouring reports."""
         return self.points_per_bin * Fraction(2) ** self.grid_log2
@@ -92,18 +94,19 @@ class NoiseTable(Table):
         """Return the largest number of cells between the positions of inputs D apart."""
         return cells_apart(sensitivity, self.grid_log2, self.points_per_bin)
 
-    def _moment(self, power: int) -> Fraction:
-        return Fraction(sum(w * (self.first + j) ** power for j, w in enumerate(self.outcomes)), self.total)
-
     @cached_property
+    def _moments(self) -> tuple[int, int]:
+        return moments(self.outcomes, range(self.first, self.last + 1))
+
+    @property
     def mean(self) -> Fraction:
         """Return the exact mean of the noise, in data units."""
-        return self.bin_width * self._moment(1)
+        return self.bin_width * Fraction(self._moments[0], self.total)
 
     @cached_property
     def variance(self) -> Fraction:
         """Return the exact variance of the noise; rounding the input adds at most h^2/4."""
-        return self.bin_width**2 * self._moment(2) - self.mean**2
+        return self.bin_width**2 * Fraction(self._moments[1], self.total) - self.mean**2
 
     @cached_property
     def is_unimodal(self) -> bool:
@@ -112,17 +115,20 @@ class NoiseTable(Table):
         falls = self.weights[1:] < self.weights[:-1]
         return not (falls.any() and rises[int(falls.argmax()) :].any())
 
+    def kernel(self) -> Callable[[RealArray], RealArray]:
+        """Return the sampler, random word of ``bits`` bits -> code, int32."""
+        outcomes, first = alias_kernel(alias_columns(self.outcomes, self.bits)), np.int32(self.first)
+        return lambda r: outcomes(r) + first
+
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "weights": self.weights.tolist(),  # A copy of the list that is sampled, because the caller may change it.
-            "first": self.first,
-            "bits": self.bits,
-            "grain": self.grid_log2,
-            "grains": self.points_per_bin,
-        }
+        """Return a JSON payload."""
+        # A copy of the list that is sampled, because the caller may change it.
+        weights, grid = self.weights.tolist(), {"grain": self.grid_log2, "grains": self.points_per_bin}
+        return {"weights": weights, "first": self.first, "bits": self.bits, **grid}
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
+        """Return the table in a payload, after a check of types and sizes only."""
         numbers = (integer(name, payload[name]) for name in ("first", "bits", "grain", "grains"))
         return cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
 
@@ -133,10 +139,7 @@ def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
 
 
 def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
-    """Return the sum over codes of max(0, w[j] - ratio w[j - shift]), w being 0 beyond its ends.
-
-    The shift may be negative.
-    """
+    """Return the sum of max(0, w[j] - ratio w[j - shift]) over codes, for a shift of either sign; w is 0 outside."""
     steps = [0] * abs(shift)
     here, there = (weights + steps, steps + weights) if shift >= 0 else (steps + weights, weights + steps)
     p, q = ratio.numerator, ratio.denominator
@@ -168,14 +171,7 @@ _MOST_COMPARISONS = 1 << 21
 
 
 class AdditiveCertificate(Certificate):
-    """Verified facts about a table of additive noise.
-
-    Attributes:
-        epsilon: the budget, as printed.
-        delta: the claimed delta, as printed.
-        realised_delta: bound on delta at epsilon.
-        table: the integers, for independent verification.
-    """
+    """Verified facts about a table of additive noise; ``realised_delta`` is a bound on delta at epsilon."""
 
     epsilon: float
     delta: float
@@ -183,13 +179,14 @@ class AdditiveCertificate(Certificate):
     table: NoiseTable
 
     @property
-    @abc.abstractmethod
+    def lattice(self) -> float | None:
+        """Return what every input is a multiple of, if it is: then no input is rounded."""
+        return None
+
+    @property
     def worst_variance(self) -> Fraction:
         """Return a bound on the variance of a report or a coordinate at any input, input rounding included."""
-
-    @abc.abstractmethod
-    def claim_lines(self) -> list[str]:
-        """Return the claim and for which neighbours, for a person."""
+        return self.table.variance + (0 if self.lattice else self.table.bin_width**2 / 4)
 
     @property
     def realised_epsilon(self) -> float:
@@ -206,19 +203,13 @@ class AdditiveCertificate(Certificate):
         """Return the largest noise."""
         return self.table.bin_width * self.table.last
 
-    @property
-    def bias(self) -> Fraction:
-        """Return the mean of the noise."""
-        return self.table.mean
-
     def lines(self) -> list[str]:
         ends = f"{float(self.lowest):.9g} to {float(self.highest):.9g}"
         return [
-            *self.claim_lines(),
             line("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
             line("noise", f"{self.table.codes} values from {ends}"),
             line("total weight", f"2^{self.table.bits}"),
-            line("mean of the noise", f"{float(self.bias):.9g}"),
+            line("mean of the noise", f"{float(self.table.mean):.9g}"),
             line("variance", f"at most {shortest(float_at_least(self.worst_variance))} a value"),
         ]
 
@@ -227,10 +218,8 @@ class AdditiveCertificate(Certificate):
 class NoiseCertificate(AdditiveCertificate, kind="noise"):
     """Verified facts about one table of noise; see ``AdditiveCertificate``.
 
-    Attributes:
-        sensitivity: D, the float's exact value.
-        shift: the largest distance of neighbours, in cells.
-        realised_delta: the largest delta at epsilon over all shifts up to this, both ways.
+    Neighbours are at most the sensitivity apart (the float's exact value), which is at most ``shift`` cells. The
+    realised delta is the largest at epsilon over all shifts up to this, both ways.
     """
 
     epsilon: float
@@ -241,22 +230,15 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     table: NoiseTable
 
     facts = (
-        "epsilon",
-        "delta",
-        "sensitivity",
-        "shift",
-        "realised_epsilon",
-        "realised_delta",
-        "lowest",
-        "highest",
-        "bias",
-        "worst_variance",
+        *("epsilon", "delta", "sensitivity", "shift", "realised_epsilon", "realised_delta", "lowest", "highest"),
+        *("bias", "worst_variance"),
     )
     parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
 
     @property
-    def worst_variance(self) -> Fraction:
-        return self.table.variance + self.table.bin_width**2 / 4
+    def bias(self) -> Fraction:
+        """Return the mean of the noise."""
+        return self.table.mean
 
     @property
     def covers(self) -> str:
@@ -270,12 +252,13 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         claims = (real(name, payload[name]) for name in ("sensitivity", "epsilon", "delta"))
         return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims)
 
-    def claim_lines(self) -> list[str]:
+    def lines(self) -> list[str]:
         epsilon, delta, D = (shortest(value) for value in (self.epsilon, self.delta, self.sensitivity))
         realised = shortest(float_at_least(self.realised_delta))
         return [
             line("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
             line("neighbours", f"at most {D} apart, which is at most {self.shift} cells"),
+            *super().lines(),
         ]
 
 
@@ -295,21 +278,22 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
     if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
         raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
     realised = hockey_stick(table, shift, exp_lower_bound(epsilon))
-    if realised > rational(delta):
-        raise CertificateError(
-            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(epsilon)} for inputs "
-            f"{shortest(sensitivity)} apart, above the claimed {shortest(delta)}"
-        )
+    check_delta(realised, epsilon, delta, f"inputs {shortest(sensitivity)} apart")
     return NoiseCertificate(float(epsilon), float(delta), float(sensitivity), shift, realised, table)
 
 
-def check_lattice(table: NoiseTable) -> None:
-    """Refuse a table whose weights are not a distribution, or whose cells are out of the sampler's range.
+def check_delta(realised: Fraction, epsilon: float, delta: float, near: str) -> None:
+    """Refuse a delta above the claimed one."""
+    if realised > rational(delta):
+        raise CertificateError(
+            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(epsilon)} for {near}, above the "
+            f"claimed {shortest(delta)}"
+        )
 
-    Raises:
-        CertificateError: the table is not valid.
-    """
-    check_totals(table)
+
+def check_lattice(table: NoiseTable) -> None:
+    """Refuse a table whose weights are not a distribution, or whose cells are out of the sampler's range."""
+    check_totals(table.bits, [table.total])
     if not 1 <= table.points_per_bin < 1 << 32:
         raise CertificateError(f"points_per_bin: {table.points_per_bin} is not in 1..2^32 - 1")
     if not GRID_LOG2_RANGE[0] <= table.grid_log2 <= GRID_LOG2_RANGE[1]:
@@ -321,277 +305,8 @@ def check_lattice(table: NoiseTable) -> None:
         raise CertificateError(f"table: has codes {table.first} to {table.last}; 0 is not one")
 
 
-# Fixed point with this many fractional bits; FAR is as far out as the functions below are used.
-FIXED_BITS = 256
-FAR = 14
-# The first 50 decimals of pi, rounded down.
-_PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
-_ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
-
-
-def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
-    """Return a lower and an upper bound of Phi(x), 2^-79 apart at most."""
-    if x < 0:
-        low, high = ndtr_bounds(-x)
-        return 1 - high, 1 - low
-    if x > FAR:
-        return 1 - Fraction(1, 1 << 100), Fraction(1)  # Phi(-14) < 2^-140
-    value = Fraction(1, 2) + Fraction(_central(_fixed(x)), 1 << FIXED_BITS)
-    slack = Fraction(1, 1 << 80)
-    return value - slack, value + slack
-
-
-def _central(x: int) -> int:
-    """Return Phi(x) - 1/2 for fixed-point x in [0, FAR], to within 2^-80.
-
-        Phi(x) - 1/2 = 1/sqrt(2 pi) sum_k (-1)^k x^(2k+1) / (2^k k! (2k + 1))
-
-    Terms follow from each other, each rounded down; of the 2^9 those from the 450th on are below a unit.
-    """
-    square, term, total = x * x >> FIXED_BITS, x, x
-    for k in range(1, 1 << 9):
-        term = term * square // (2 * k) >> FIXED_BITS
-        total += (-1) ** k * (term // (2 * k + 1))
-    return total * _ROOT.denominator // _ROOT.numerator
-
-
-def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
-    """Return the Gaussian masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, and a bound on their total error.
-
-    With h = 1/sigma, m = j h and Hermite polynomials He,
-
-        mass = phi(m) h (1 + He_2(m) h^2/24 + He_4(m) h^4/1920 + He_6(m) h^6/322560) + R,   |R| <= 42 h^9 / 92897280
-
-    and phi(m) follows from bin to bin: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
-    """
-    h, one = 1 / sigma, 1 << FIXED_BITS
-    decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))
-    step, phi, masses = _fixed(h), one * _ROOT.denominator // _ROOT.numerator, []
-    a, b, c = (_fixed(h ** (2 * k) / n) for k, n in ((1, 24), (2, 1920), (3, 322560)))
-    for j in range(count):
-        s = (j * step) ** 2 >> FIXED_BITS
-        he2 = s - one
-        he4 = (s * (s - 6 * one) >> FIXED_BITS) + 3 * one
-        he6 = (s * ((s * (s - 15 * one) >> FIXED_BITS) + 45 * one) >> FIXED_BITS) - 15 * one
-        bracket = one + (he2 * a + he4 * b + he6 * c >> FIXED_BITS)
-        masses.append((phi * step >> FIXED_BITS) * bracket >> FIXED_BITS)
-        phi, factor = phi * factor >> FIXED_BITS, factor * decay >> FIXED_BITS
-    return masses, count * 42 * h**9 / 92897280 + Fraction(2 * count**2, 1 << 119)
-
-
-def _fixed(x: Fraction) -> int:
-    """Return x in units of 2^-FIXED_BITS, rounded down."""
-    return (x.numerator << FIXED_BITS) // x.denominator
-
-
-def root_up(x: Fraction) -> Fraction:
-    """Return a rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
-    root = math.isqrt(x.numerator) if x.denominator == 1 else 0
-    if root * root == x:
-        return Fraction(root)
-    return Fraction(math.isqrt((x.numerator << 160) // x.denominator) + 1, 1 << 80)
-
-
-VECTOR_NOISE_COVERS = (
-    "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at most the "
-    f"sensitivity in the norm. {NOISE_LIMITS}"
-)
-_FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a bin.
-
-
-@dataclass(frozen=True)
-class VectorClaim:
-    """The claim for a vector.
-
-    Attributes:
-        epsilon: the budget, as printed.
-        delta: the claimed delta, as printed.
-        sensitivity: D, the float's exact value.
-        norm: the norm in which neighbours are at most D apart.
-        dimensions: d.
-        lattice: what every value is a multiple of, or None.
-        sigma: standard deviation, in cells, of the Gaussian that the table rounds; None for noise judged in l1.
-    """
-
-    epsilon: float
-    delta: float
-    sensitivity: float
-    norm: str
-    dimensions: int
-    lattice: float | None
-    sigma: float | None
-
-    def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
-        checks.within("delta", self.delta, 0.0, 1.0, open_ends=True)
-        checks.positive("sensitivity", self.sensitivity)
-        checks.one_of("norm", self.norm, NORMS)
-        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
-        if self.sigma is not None:
-            checks.positive("sigma", self.sigma)
-        if self.lattice is not None:
-            checks.positive("lattice", self.lattice)
-            checks.within("lattice", self.lattice, 0.0, self.sensitivity)
-
-    @classmethod
-    def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
-        """Return the claim that a certificate's JSON payload states.
-
-        Raises:
-            ValueError: something is of no such type, or out of range.
-        """
-        given = {name: payload[name] for name in cls.__dataclass_fields__}
-        for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
-            if given[name] is not None:
-                real(name, given[name])
-        return cls(**given)
-
-    def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
-        """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
-
-        Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
-        """
-        d, D, root = Fraction(self.dimensions), Fraction(self.sensitivity), root_up(Fraction(self.dimensions))
-        together = d if self.sigma is None else root
-        if self.norm == "linf":
-            each = (
-                math.floor(D / bin_width)
-                if self.lattice
-                else math.ceil(Fraction(math.ceil(D / bin_width * points_per_bin), points_per_bin))
-            )
-            return together * each
-        length = D / bin_width * (root if self.norm == "l2" and self.sigma is None else 1)
-        cells = length + (0 if self.lattice else together)
-        return Fraction(math.floor(cells)) if self.sigma is None else cells
-
-
-@dataclass(frozen=True)
-class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
-    """Verified facts about one table that serves every coordinate; see ``AdditiveCertificate``.
-
-    Attributes:
-        claim: what is claimed.
-        shift: bound on the cells between neighbours, in l1 (or l2: Gaussian noise).
-    """
-
-    claim: VectorClaim
-    shift: Fraction
-    realised_delta: Fraction
-    table: NoiseTable
-
-    facts = (
-        *(f"claim.{name}" for name in VectorClaim.__dataclass_fields__),
-        *("shift", "realised_delta", "lowest", "highest", "worst_variance", "realised_epsilon"),
-    )
-    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
-
-    @property
-    def epsilon(self) -> float:  # type: ignore[override]
-        return self.claim.epsilon
-
-    @property
-    def delta(self) -> float:  # type: ignore[override]
-        return self.claim.delta
-
-    @property
-    def worst_variance(self) -> Fraction:
-        rounding = Fraction(0) if self.claim.lattice else self.table.bin_width**2 / 4
-        return self.table.variance + rounding
-
-    @property
-    def covers(self) -> str:
-        return VECTOR_NOISE_COVERS
-
-    @classmethod
-    def certified(cls, payload: dict[str, Any]) -> VectorNoiseCertificate:
-        return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
-
-    def claim_lines(self) -> list[str]:
-        claim, own = self.claim, "l1" if self.claim.sigma is None else "l2"
-        budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
-        near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
-        return [
-            line("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
-            line("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
-        ]
-
-
-def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
-    """Verify all properties that a release of vectors relies on, and return the certificate.
-
-    Raises:
-        CertificateError: the total is wrong, the lattice is not a multiple of a cell, or delta exceeds the claim.
-    """
-    check_lattice(table)
-    if claim.lattice and (Fraction(claim.lattice) / table.bin_width).denominator != 1:
-        raise CertificateError(
-            f"lattice: {shortest(claim.lattice)} is not a multiple of the bin width {shortest(float(table.bin_width))}"
-        )
-    shift = claim.cells(table.bin_width, table.points_per_bin)
-    realised = _any_noise(table, claim, shift) if claim.sigma is None else _gaussian(table, claim, shift)
-    if realised > rational(claim.delta):
-        raise CertificateError(
-            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(claim.epsilon)} for "
-            f"{claim.dimensions} values {shortest(claim.sensitivity)} apart in {claim.norm}, above the claimed "
-            f"{shortest(claim.delta)}"
-        )
-    return VectorNoiseCertificate(claim, shift, realised, table)
-
-
-def _upper(epsilon: float) -> Fraction:
-    return exp_lower_bound(epsilon) * (1 + Fraction(1, 1 << 100))
-
-
-def _any_noise(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """Return tau (e^eps - 1) / (rho - 1)."""
-    rho = exp_lower_bound(rational(claim.epsilon) / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
-    tau = max(excess(table.outcomes, sign, rho) for sign in (1, -1)) / table.total
-    return tau * (_upper(claim.epsilon) - 1) / (rho - 1)
-
-
-def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """Return an upper bound of the Gaussian delta, mu = shift / sigma, plus the distance terms.
-
-    The bound is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps).
-    """
-    sigma, eps = Fraction(claim.sigma or 0), rational(claim.epsilon)
-    mu = shift / sigma
-    first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
-    exact = first - exp_lower_bound(claim.epsilon) * max(Fraction(0), second)
-    return exact + claim.dimensions * _distance(table, sigma) * (1 + _upper(claim.epsilon))
-
-
-def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
-    """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian.
-
-    It is the sum of the positive differences; cells beyond the table only have negative ones.
-    """
-    far = max(-table.first, table.last) + 1
-    if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):
-        raise CertificateError(
-            f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
-            f"of at least {_FEWEST_CELLS} cells a sigma that reach at most {FAR} can be judged"
-        )
-    masses, error = cell_masses(sigma, far)
-    unit = FIXED_BITS - table.bits
-    over = sum(max(0, (w << unit) - masses[abs(table.first + j)]) for j, w in enumerate(table.outcomes))
-    return Fraction(over, 1 << FIXED_BITS) + 2 * error
-
-
-NoiseKernel = Callable[[RealArray], RealArray]
-
-
-@dataclass(frozen=True, eq=False)
 class ExactNoise(ExactSampler):
     """Additive noise from a table, on single values or on vectors."""
-
-    mechanism: Any
-    certificate: NoiseCertificate | VectorNoiseCertificate
-
-    @property
-    def table(self) -> NoiseTable:
-        """Return the verified integers."""
-        return self.certificate.table
 
     @cached_property
     def words(self) -> tuple[Words, ...]:
@@ -601,10 +316,6 @@ class ExactNoise(ExactSampler):
     def negligible(self) -> float:
         """Return half of the grid; inputs strictly closer to 0 are rounded to 0."""
         return 2.0 ** (self.table.grid_log2 - 1)
-
-    @cached_property
-    def kernel(self) -> NoiseKernel:
-        return noise_kernel(self.table)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         noise, rounding = words
@@ -628,7 +339,191 @@ class ExactNoise(ExactSampler):
         return (shifted // np.uint64(table.points_per_bin)).astype(np.int64) - ahead
 
 
-def noise_kernel(table: NoiseTable) -> NoiseKernel:
-    """Return the sampler of noise: random word of ``table.bits`` bits -> code, int32."""
-    outcomes, first = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.first)
-    return lambda r: outcomes(r) + first
+# Construction
+
+BITS = 64  # log2 of a total: one random word a value.
+# The numbers of codes that are tried. Tables of the first size stay in the processor's cache. The second size has a
+# smaller rounding error, for a tiny delta. Wide noise may take more codes, up to the largest number.
+_SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
+_FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
+# Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
+_GRID_BITS = 22
+# And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 points have room in integers.
+_GRAIN_BITS = 27
+# The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
+STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
+_NODES, _WEIGHTS = gauss_legendre(16)
+
+Certified = TypeVar("Certified")
+
+
+def noise_certificate(mechanism: Additive) -> NoiseCertificate:
+    """Return the certified table of a mechanism's noise: the narrowest that has the claim."""
+    D, epsilon, delta = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
+    if D is None or epsilon is None or not delta:
+        raise CertificateError(
+            f"mechanism: claims sensitivity {D}, epsilon {epsilon}, delta {delta}; a release needs all three and "
+            "delta > 0, see Additive.claim"
+        )
+    if delta < 2.0**-BITS:
+        raise CertificateError(f"delta: {delta:g} is below 2^-{BITS}, the least that a table's last code weighs")
+
+    def certified(codes: int, stretch: float) -> NoiseCertificate:
+        return certify_noise(noise_table(mechanism.noise, Fraction(D), BITS, codes, stretch), D, epsilon, delta)
+
+    return narrowest([partial(certified, codes) for codes in _SIZES])
+
+
+def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
+    """Return the certificate of the narrowest table that satisfies its claim, from the first kind that has one.
+
+    A kind maps a stretch to the certificate of a table wider by that factor, or raises a CertificateError.
+    """
+    for certified in kinds:
+        with suppress(CertificateError):
+            return certified(STRETCHES[0])
+        try:
+            widest = certified(STRETCHES[-1])  # If this one fails, those in between would fail as well.
+        except CertificateError as failed:
+            error = failed
+            continue
+        for stretch in STRETCHES[1:-1]:
+            with suppress(CertificateError):
+                return certified(stretch)
+        return widest
+    raise CertificateError(f"{error}, although the noise is {STRETCHES[-1]:.3g} wider than asked for") from error
+
+
+def noise_table(
+    noise: Noise, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0], stretch: float = STRETCHES[0]
+) -> NoiseTable:
+    """Return a table of the noise for neighbours up to ``sensitivity`` apart.
+
+    A code is a point of a lattice. Of a density, D is cut into n bins, a power of two or, since a bin is a whole number
+    of grid points, a few less. At most ``codes`` codes are intended; wide noise takes more. The noise is wider by the
+    factor 1 + ``stretch``; noise on a lattice is stretched on the lattice.
+    """
+    if isinstance(noise, Lattice):
+        weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
+        return _table(weights / weights.sum(), -noise.reach, bits, *lattice_grid(noise.step, sensitivity))
+    if not isinstance(noise, Distribution):
+        raise TypeError(f"noise: {type(noise).__name__} has no table")
+    D = float(sensitivity)
+    low, high = table_ends(noise, D, bits)
+    # The largest power of two of cells per sensitivity that keeps within the number of codes.
+    parts = 1 << min(_FINEST, max(0, math.floor(math.log2(codes * D / (high - low)))))
+    lattice = grid(sensitivity, parts)
+    return density_table(noise, D, cells_apart(sensitivity, *lattice), *lattice, bits, stretch)[0]
+
+
+def density_table(
+    noise: Distribution,
+    sensitivity: float,
+    parts: float,
+    grid_log2: int,
+    points_per_bin: int,
+    bits: int = BITS,
+    stretch: float = STRETCHES[0],
+) -> tuple[NoiseTable, float]:
+    """Return a table in which D is ``parts`` cells, and the factor by which it is wider than the distribution."""
+    first_quantile, last_quantile = _quantiles(noise, bits)
+    low, high = table_ends(noise, sensitivity, bits)
+    spread = last_quantile - first_quantile
+    if spread * parts < sensitivity:
+        raise CertificateError(f"noise: is within {spread:.3g}; too narrow for sensitivity {shortest(sensitivity)}")
+    if (high - low) * parts > _MOST_CODES * sensitivity:
+        raise CertificateError(
+            f"noise: is {(high - low) / sensitivity:.3g} sensitivities of {parts:.3g} cells wide; a table holds at "
+            f"most {_MOST_CODES} cells"
+        )
+    bin_width = sensitivity / parts / (1 + stretch)
+    first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
+    masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, bin_width), -first)
+    return _table(masses, first, bits, grid_log2, points_per_bin), 1 + stretch
+
+
+def _quantiles(noise: Distribution, bits: int) -> tuple[float, float]:
+    """Return the points beyond which less than a code's unit of mass is left on either side."""
+    tail = np.float64(2.0 ** -(bits + 1))
+    return float(noise.icdf(tail)), float(noise.isf(tail))
+
+
+def table_ends(noise: Distribution, sensitivity: float, bits: int = BITS) -> tuple[float, float]:
+    """Return the ends of the support, or points D beyond those where the remaining mass is below a code's unit.
+
+    A code without a partner D further out would count in delta; this way only codes of one unit have none.
+    """
+    (low, high), (first, last) = (float(end) for end in noise.support), _quantiles(noise, bits)
+    return max(low, first - sensitivity), min(high, last + sensitivity)
+
+
+def _masses(noise: Distribution, edges: np.ndarray, bin_width: float) -> np.ndarray:
+    """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
+
+    Edges are in cells, so that whole ones are exactly alike: a step of e^eps leaves no room for other differences.
+    """
+    cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
+    points = np.union1d(edges, cuts)
+    widths = np.diff(points)
+    pieces = bin_width * widths * (noise.prob((points[:-1, None] + widths[:, None] * _NODES) * bin_width) @ _WEIGHTS)
+    masses = np.add.reduceat(pieces, np.searchsorted(points, edges[:-1]))
+    mirrored = np.allclose(masses, masses[::-1], rtol=1e-12, atol=0)
+    return (masses + masses[::-1]) / 2 if mirrored else masses
+
+
+def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
+    """Return (grid_log2, M) with n bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
+    grid_log2 = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
+    if not GRID_LOG2_RANGE[0] <= grid_log2 <= GRID_LOG2_RANGE[1]:
+        raise CertificateError(
+            f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
+        )
+    return grid_log2, cells_apart(sensitivity, grid_log2, parts)
+
+
+def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
+    """Return (grid_log2, M) with M 2^grid_log2 = step exactly, and few enough points in D for 64-bit integers."""
+    exact = Fraction(float(step))
+    odd = exact.numerator >> ((exact.numerator & -exact.numerator).bit_length() - 1)
+    unit = exact / odd
+    room = _GRAIN_BITS - math.ceil(sensitivity / unit).bit_length()
+    if odd >= 1 << 32 or room < 0:
+        raise CertificateError(
+            f"step: {float(step)!r} is not a short binary fraction, or too fine for sensitivity "
+            f"{shortest(float(sensitivity))}; reports would not be its exact multiples: use 1, 0.5, 0.25, ... or "
+            "rescale the data to whole numbers"
+        )
+    spare = min(room, max(0, _GRID_BITS + 1 - odd.bit_length()))
+    return round(math.log2(unit)) - spare, odd << spare
+
+
+def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
+    """Return the masses without rounding noise: they fall away from 0, and flat parts are exactly flat.
+
+    Where the distribution begins or ends within the bin of 0, the next bin is the largest.
+    """
+    near = [j for j in (centre, centre - 1, centre + 1) if 0 <= j < len(masses)]
+    top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
+    left, right = masses[top::-1], masses[top:]
+    return np.concatenate([np.minimum.accumulate(left)[:0:-1], np.minimum.accumulate(right)])
+
+
+def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per_bin: int) -> NoiseTable:
+    weights = _rounded_up([int(mass) for mass in np.ldexp(masses, bits + 40)], 1 << bits)
+    weights[-first] += (1 << bits) - sum(weights)
+    if weights[-first] >> bits:
+        raise CertificateError("noise: too narrow; it is 0 for certain")
+    return NoiseTable(np.array(weights, np.uint64), first, bits, grid_log2, points_per_bin)
+
+
+def _rounded_up(masses: list[int], total: int) -> list[int]:
+    """Return ceil(mass s) for the largest scale s at which they sum to at most ``total``, within 2^-40 of a unit."""
+    if len(masses) >= total:
+        raise CertificateError(f"noise: {len(masses)} codes for a total of {total}")
+    unit, mass = total.bit_length() + 40, sum(masses)
+    low, high = ((total - len(masses)) << unit) // mass, (total << unit) // mass + 1
+    for _ in range(40):
+        middle = (low + high) // 2
+        fits = sum(-(-mass * middle >> unit) for mass in masses) <= total
+        low, high = (middle, high) if fits else (low, middle)
+    return [-(-mass * low >> unit) for mass in masses]

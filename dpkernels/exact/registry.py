@@ -6,14 +6,21 @@ from functools import lru_cache, singledispatch
 from typing import Any
 
 import jax
+import numpy as np
 
 from dpkernels.exact.combined import ExactMultivariate, MultivariateCertificate, mixture_sampler
-from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.noise_build import noise_certificate, vector_certificate
-from dpkernels.exact.row_build import central_sampler, optimal_sampler
-from dpkernels.exact.sampler import ExactSampler, concrete_mechanism, refuse_traced
-from dpkernels.exact.window_build import placed_table, two_point_table, windowed_table
-from dpkernels.exact.windows import ExactWindow, certify_placed, certify_table
+from dpkernels.exact.noise import ExactNoise, noise_certificate
+from dpkernels.exact.noise_vectors import vector_certificate
+from dpkernels.exact.rows import central_sampler, optimal_sampler
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows import (
+    ExactWindow,
+    PlacedCertificate,
+    WindowCertificate,
+    placed_table,
+    two_point_table,
+    windowed_table,
+)
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
@@ -42,7 +49,7 @@ def exact_sampler(mechanism: Any) -> Any:
         return _once(mechanism)
     except TypeError:
         if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter may be an array, which has no hash.
-            return _once(concrete_mechanism(mechanism))
+            return _once(jax.tree.map(_concrete, mechanism))
         if isinstance(mechanism, Multivariate):
             return _sampler(mechanism)
         raise
@@ -54,10 +61,25 @@ def _once(mechanism: Any) -> Any:
         return mechanism
     if isinstance(mechanism, Optimal):  # Its parameters are arrays.
         for leaf in jax.tree.leaves(mechanism):
-            refuse_traced(leaf)
+            _refuse_traced(leaf)
     elif isinstance(mechanism, Mechanism | AdditiveVector):
-        mechanism = concrete_mechanism(mechanism)
+        mechanism = jax.tree.map(_concrete, mechanism)
     return _sampler(mechanism)
+
+
+def _concrete(leaf: Any) -> float:
+    _refuse_traced(leaf)
+    if np.ndim(leaf):
+        raise TypeError(f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each")
+    return float(leaf)
+
+
+def _refuse_traced(leaf: object) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(
+            "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
+            "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
+        )
 
 
 @singledispatch
@@ -72,9 +94,9 @@ def _(mechanism: Multivariate) -> ExactMultivariate:
     return ExactMultivariate(mechanism, coordinate, certificate)
 
 
-_sampler.register(Windowed, lambda m: ExactWindow(m, certify_table(windowed_table(m), m.epsilon)))
-_sampler.register(SquareWave, lambda m: ExactWindow(m, certify_placed(placed_table(m), m.epsilon)))
-_sampler.register(TwoPoint, lambda m: ExactWindow(m, certify_table(two_point_table(m), m.epsilon)))
+_sampler.register(Windowed, lambda m: ExactWindow(m, WindowCertificate.of(windowed_table(m), m.epsilon)))
+_sampler.register(SquareWave, lambda m: ExactWindow(m, PlacedCertificate.of(placed_table(m), m.epsilon)))
+_sampler.register(TwoPoint, lambda m: ExactWindow(m, WindowCertificate.of(two_point_table(m), m.epsilon)))
 _sampler.register(Mixture, lambda m: mixture_sampler(m, exact_sampler(m.first), exact_sampler(m.second)))
 _sampler.register(Additive, lambda m: ExactNoise(m, noise_certificate(m)))
 _sampler.register(AdditiveVector, lambda m: ExactNoise(m, vector_certificate(m)))

@@ -1,10 +1,18 @@
-"""Exact samplers: a mechanism, its verified integers, and the map from an input and random words to a report."""
+"""Exact samplers: integer kernels, and the map from an input and random words to a report.
+
+A kernel maps random words to outcomes. Constants are compiled into it, because traced divisors and table sizes would be
+several times slower; each table therefore has a compiled kernel of its own. Kernels also accept NumPy arrays, which
+they process without JAX; this is faster for few values.
+"""
 
 from __future__ import annotations
 
 import abc
+import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import cached_property, reduce
 from typing import Any
 
@@ -13,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.exact.kernels import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
-from dpkernels.exact.table import BoundedTable
-from dpkernels.numerics import RealArray
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.numerics import RealArray, namespace
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
 NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
@@ -25,7 +32,6 @@ NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
 ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
     ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
-
 
 _PARTS = 16  # of a vector whose inputs are checked together
 
@@ -38,6 +44,7 @@ class Words:
     bits: int
 
 
+@dataclass(frozen=True, eq=False)
 class ExactSampler(abc.ABC):
     """The sampler of a release: a mechanism with its verified integers. ``exact_sampler`` makes it."""
 
@@ -45,12 +52,18 @@ class ExactSampler(abc.ABC):
     certificate: Any
 
     def __post_init__(self) -> None:
-        _ = self.kernel  # The sampler's own tables are checked here.
+        """Make the kernel, whose alias columns are checked against the certified integers."""
+        _ = self.kernel
 
     @property
+    def table(self) -> Any:
+        """Return the verified integers."""
+        return self.certificate.table
+
+    @cached_property
     def kernel(self) -> Any:
-        """Return the table's sampler, a function of random words; None for a sampler that is composed of others."""
-        return None
+        """Return the table's sampler, a function of random words."""
+        return self.table.kernel()
 
     @property
     @abc.abstractmethod
@@ -64,7 +77,7 @@ class ExactSampler(abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: what is cached is made again from them, and compiled programs cannot be pickled."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def variance_cost(self) -> float:
@@ -100,11 +113,6 @@ class BoundedSampler(ExactSampler):
     """The sampler of a table with a row for every one of some inputs."""
 
     @property
-    @abc.abstractmethod
-    def table(self) -> BoundedTable:
-        """Return the verified integers."""
-
-    @property
     def fraction_bits(self) -> int:
         """Return bits that round an input between rows."""
         return fraction_bits(self.table.shifts)
@@ -117,13 +125,18 @@ class BoundedSampler(ExactSampler):
     def negligible(self) -> float:
         return negligible(self.table.shifts, *self.table.ends)
 
-    def rows(self, x: RealArray, rounding: RealArray) -> RealArray:
-        """Round an input to one of the two rows around it, with its own random bits."""
-        return nearest_rows(x, rounding, self.table.shifts, *self.table.ends)
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        noise, rounding = words
+        rows = nearest_rows(x, rounding, self.table.shifts, *self.table.ends)
+        return self.values(self.kernel(noise, rows), x.dtype)
+
+    @abc.abstractmethod
+    def values(self, outcomes: RealArray, dtype: Any) -> Any:
+        """Return the reports of the kernel's outcomes."""
 
     @cached_property
-    def reports_at(self) -> ReportKernel:
-        """Return the function from doubled codes, counted from the middle, to reports."""
+    def reports_at(self) -> Any:
+        """Return the function from doubled places to reports."""
         return report_kernel(self.table.middle, self.table.step)
 
 
@@ -136,30 +149,150 @@ def order_keys(x: Any) -> Any:
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
-def concrete_mechanism(mechanism: Any) -> Any:
-    """Return a mechanism with Python numbers for parameters.
+# Kernels
 
-    Raises:
-        TypeError: a parameter is traced, or an array.
+
+@dataclass(frozen=True, eq=False)
+class AliasColumns:
+    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c].
+
+    Of 2^log_columns columns every one has a packed entry of ``bits`` bits, as many as a word: its threshold and, in the
+    last ``log_columns`` bits, its alias.
     """
-    return jax.tree.map(_concrete, mechanism)
+
+    packed: np.ndarray
+    log_columns: int
+    bits: int
+
+    @property
+    def threshold(self) -> np.ndarray:
+        """Return one integer a column, below 2^(bits - log_columns); 0 for a column that is all its own."""
+        return self.packed >> self.packed.dtype.type(self.log_columns)
+
+    @property
+    def alias(self) -> np.ndarray:
+        """Return the outcome from the threshold on, int32."""
+        return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
 
 
-def refuse_traced(leaf: object) -> None:
-    """Refuse a traced parameter.
+def take(table: np.ndarray, at: RealArray) -> RealArray:
+    """Return ``table[at]`` for indices that are within it, NumPy's or JAX's."""
+    if namespace(at) is np:
+        return table.take(at)
+    return jnp.asarray(table).at[at].get(mode="promise_in_bounds")
 
-    Raises:
-        TypeError: it is traced.
+
+def alias_columns(weights: list[int], bits: int) -> AliasColumns:
+    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits.
+
+    Every column has the weight 2^bits / columns; padding outcomes have weight 0. Vose's construction in integers fills
+    a light column up from a heavy one.
     """
-    if isinstance(leaf, jax.core.Tracer):
-        raise TypeError(
-            "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
-            "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
-        )
+    log_columns = (len(weights) - 1).bit_length()
+    capacity = 1 << (bits - log_columns)
+    padded = weights + [0] * ((1 << log_columns) - len(weights))
+    left, threshold, alias = list(padded), list(padded), list(range(1 << log_columns))
+    light = [c for c, weight in enumerate(left) if weight < capacity]
+    heavy = [c for c, weight in enumerate(left) if weight > capacity]
+    while light:
+        small, large = light.pop(), heavy[-1]
+        threshold[small], alias[small] = left[small], large
+        left[large] -= capacity - left[small]
+        if left[large] <= capacity:
+            heavy.pop()
+            threshold[large] = left[large]
+            if left[large] < capacity:
+                light.append(large)
+    # A full column, whose threshold has a bit too many and whose alias is itself, is as well one with threshold 0.
+    packed = [below % capacity << log_columns | other for below, other in zip(threshold, alias, strict=True)]
+    columns = AliasColumns(np.array(packed, f"uint{bits}"), log_columns, bits)
+    _check_masses(columns, padded)
+    return columns
 
 
-def _concrete(leaf: Any) -> float:
-    refuse_traced(leaf)
-    if np.ndim(leaf):
-        raise TypeError(f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each")
-    return float(leaf)
+def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
+    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled."""
+    capacity, masses = 1 << (columns.bits - columns.log_columns), columns.threshold.tolist()
+    for below, other in zip(columns.threshold.tolist(), columns.alias.tolist(), strict=True):
+        masses[other] += capacity - below
+    if masses != weights:
+        raise CertificateError("alias columns: do not add up to the table's weights")
+
+
+def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
+    """Return the sampler of columns: random word -> outcome, int32; of tables one after the other, (word, table).
+
+    With the word's column bits shifted out and ones in their place, it is below the packed entry exactly where its low
+    bits are below the threshold, whatever the alias.
+    """
+    word = columns.packed.dtype.type
+    log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
+    ones = word((1 << columns.log_columns) - 1)
+
+    def outcomes(r: RealArray, table: RealArray | None = None) -> RealArray:
+        column = (r >> shift).astype(np.int32)
+        at = column if table is None else (table << np.int32(columns.log_columns)) + column
+        entry = take(columns.packed, at)
+        return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
+
+    return outcomes
+
+
+def fraction_bits(shifts: int) -> int:
+    """Return bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
+    return 16 if shifts >= 256 else 30 - shifts.bit_length()
+
+
+def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
+    """Round every input at random to one of the two adjacent rows, so that its mean is kept.
+
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Guarantees for rows hold for inputs. Neighbours d
+    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
+    docs/proofs/row_mixtures.md.
+    """
+    bits = fraction_bits(shifts)
+    position = positions(x, shifts, first, last)
+    low_bits = rounding.astype(position.dtype)
+    if 8 * rounding.dtype.itemsize > bits:
+        low_bits = low_bits & ((1 << bits) - 1)
+    return ((position + low_bits) >> bits).astype(np.int32, copy=False)
+
+
+def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
+    """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
+
+    Roundings, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor reads as 0, move o by less
+    than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round otherwise than one
+    that does not, and reports must be the same bits on both.
+    """
+    steps = shifts << fraction_bits(shifts)
+    xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
+    doubled = (x.astype(np.float64, copy=False) - first) * (2 * steps / (last - first))
+    return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
+
+
+def negligible(shifts: int, first: float, last: float) -> float:
+    """Return inputs so near to 0 may be read as 0: 2^-10 of a step of ``positions``."""
+    return math.ldexp((last - first) / shifts, -fraction_bits(shifts) - 10)
+
+
+def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]:
+    """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| below 2^24.
+
+    Half the step is a sum of two numbers of 29 bits. Their products are exact, so it does not matter whether a
+    processor fuses them with the sums.
+    """
+
+    def short(number: Fraction) -> float:
+        mantissa, exponent = math.frexp(float(number))
+        return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
+
+    half, centre = step / 2, float(middle)
+    coarse = short(half)
+    fine = short(half - Fraction(coarse))
+
+    def reports(doubled: RealArray, dtype: Any) -> Any:
+        codes = doubled.astype(np.float64)
+        return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
+
+    return reports

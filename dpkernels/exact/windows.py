@@ -6,33 +6,42 @@ A ``WindowTable`` has N output codes and S + 1 rows. Row s gives code j the weig
 
 and code j stands for the value  middle + step (j - (N - 1)/2). An input between two rows' means is rounded to one of
 them at random, so what holds for rows (mean, pure DP) holds for inputs.
+
+The tables of mechanisms that are built here are proposals; ``BoundedCertificate.of`` decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from dpkernels import checks
 from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import (
     COVERS,
+    MOST_WEIGHTS,
     BoundedCertificate,
-    UnbiasedCertificate,
-    certified_ratio,
-    check_means,
-    check_rows,
+    BoundedTable,
+    CertificateError,
+    exp_lower_bound,
+    frozen_weights,
+    integers,
+    moments,
+    sliding_extremes,
 )
-from dpkernels.exact.kernels import alias_columns, alias_kernel
-from dpkernels.exact.sampler import BoundedSampler
-from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.exact.sampler import BoundedSampler, alias_columns, alias_kernel
+from dpkernels.mechanisms.two_point import TwoPoint
+from dpkernels.mechanisms.windowed.bases import Constant
+from dpkernels.mechanisms.windowed.mechanism import Windowed, height_at, relative_height
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.windows import Uniform
+from dpkernels.numerics import RealArray, namespace
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +51,6 @@ class WindowTable(BoundedTable):
     Attributes:
         base: N weights, uint64, the same for every row.
         window: w weights, uint64, placed at code s by row s.
-        bits: log2 of the total.
-        lower: smallest valid input, the mean of row 0.
-        upper: largest valid input, the mean of row S.
         is_placed: whether the window's middle is the input itself; means are then nearer to the middle by ``slope``.
     """
 
@@ -60,16 +66,12 @@ class WindowTable(BoundedTable):
             object.__setattr__(self, name, frozen_weights(getattr(self, name)))
 
     @property
-    def ends(self) -> tuple[float, float]:
-        return self.lower, self.upper
-
-    @property
-    def codes(self) -> int:
-        return len(self.base)
-
-    @property
     def shifts(self) -> int:
         return len(self.base) - len(self.window)
+
+    @property
+    def doubled_places(self) -> range:
+        return range(1 - len(self.base), len(self.base), 2)
 
     @property
     def outcomes(self) -> list[int]:
@@ -80,13 +82,14 @@ class WindowTable(BoundedTable):
     def window_total(self) -> int:
         return sum(self.window.tolist())
 
-    @cached_property
-    def total(self) -> int:
-        return sum(self.base.tolist()) + self.window_total
-
     @property
     def totals(self) -> list[int]:
-        return [self.total]
+        return [sum(self.outcomes)]
+
+    @property
+    def decisive_rows(self) -> tuple[int, int]:
+        """Return the first and the last row: means and inputs are both affine in the row."""
+        return 0, self.shifts
 
     @property
     def slope(self) -> Fraction:
@@ -98,43 +101,23 @@ class WindowTable(BoundedTable):
         """Return the table with the same weights and its values contracted to the middle by the window's share."""
         return replace(self, is_placed=True)
 
-    @cached_property
-    def step(self) -> Fraction:
-        """Return the data units between neighbouring codes, slope gap total / window_total."""
-        return self.slope * self.gap * self.total / self.window_total
-
-    def value(self, code: int) -> Fraction:
-        return self.middle + self.step * (code - Fraction(self.codes - 1, 2))
-
     def row(self, s: int) -> np.ndarray:
         row = self.base.copy()
         row[s : s + len(self.window)] += self.window
         return row
 
-    def _moment(self, power: int) -> tuple[int, int]:
-        """Return integer sums of weight (2 j + 1 - n)^power over base codes and over window positions."""
-        return (
-            sum(int(weight) * (2 * j + 1 - n) ** power for j, weight in enumerate(weights.tolist()))
-            for weights, n in ((self.base, self.codes), (self.window, len(self.window)))
-        )  # type: ignore[return-value]
+    def row_moments(self, s: int) -> tuple[int, int]:
+        (base1, base2), (window1, window2) = self._moments
+        away = 2 * s - self.shifts  # Of the window's middle, in doubled places.
+        second = base2 + window2 + 2 * away * window1 + away**2 * self.window_total
+        return base1 + window1 + away * self.window_total, second
 
     @cached_property
     def _moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        return tuple(self._moment(1)), tuple(self._moment(2))  # type: ignore[return-value]
-
-    def row_mean(self, s: int) -> Fraction:
-        (base1, window1), _ = self._moments
-        # Doubled codes about the middle; the window's middle is 2 s - S away.
-        doubled = Fraction(base1 + window1 + (2 * s - self.shifts) * self.window_total, self.total)
-        return self.middle + self.step * doubled / 2
-
-    def row_variance(self, s: int) -> Fraction:
-        """Return the exact variance of row s."""
-        (_, window1), (base2, window2) = self._moments
-        away = 2 * s - self.shifts
-        second = Fraction(base2 + window2 + 2 * away * window1 + away**2 * self.window_total, self.total)
-        mean = (self.row_mean(s) - self.middle) * 2 / self.step
-        return (second - mean**2) * self.step**2 / 4
+        """Return ``moments`` of the base and of the window, each about its own middle."""
+        width = len(self.window)
+        base = moments(self.base.tolist(), self.doubled_places)
+        return base, moments(self.window.tolist(), range(1 - width, width, 2))
 
     @cached_property
     def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
@@ -160,16 +143,12 @@ class WindowTable(BoundedTable):
         A, c, rho = terms
         return A + max(Fraction(0), c * (self.shifts * self.gap / 2) ** 2) + rho
 
-    @property
-    def has_signal(self) -> bool:
-        return self.window_total > 0
-
-    def extremes(self) -> tuple[np.ndarray, np.ndarray]:
+    def extremes(self, cells: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the largest and smallest weight of every code over all rows, as Python integers."""
         pad = np.zeros(self.shifts, np.uint64)
         # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
-        padded, base = np.concatenate([pad, self.window, pad]), self.base.astype(object)
-        high, low = (sliding(extreme, padded, self.shifts + 1) for extreme in (np.maximum, np.minimum))
+        high, low = sliding_extremes(np.concatenate([pad, self.window, pad]), self.rows)
+        base = self.base.astype(object)
         return base + high, base + low
 
     @cached_property
@@ -180,28 +159,48 @@ class WindowTable(BoundedTable):
     @property
     def falls(self) -> bool:
         """Return whether both parts are even and fall from their middles."""
-        return all(_falls(weights) for weights in (self.window, self.base))
+        for weights in (self.window, self.base):
+            outward = weights[len(weights) // 2 :]
+            if (weights != weights[::-1]).any() or (outward[1:] > outward[:-1]).any():
+                return False
+        return True
+
+    def kernel(self) -> Callable[[RealArray, RealArray], RealArray]:
+        """Return the sampler, (random word of ``bits`` bits, row) -> code, both of one shape.
+
+        Constant weights, a of the base and kappa of the window, are sampled by division: r < N a gives the code r // a,
+        any other r the code row + (r - N a) // kappa.
+        """
+        if self.is_flat:
+            word = np.dtype(f"uint{self.bits}").type
+            a, kappa, base_total = word(self.base[0]), word(self.window[0]), word(self.codes * int(self.base[0]))
+
+            def divided(r: RealArray, row: RealArray) -> RealArray:
+                in_base = (r // a).astype(np.int32)
+                in_window = row + ((r - base_total) // kappa).astype(np.int32)
+                return namespace(r).where(r < base_total, in_base, in_window)
+
+            return divided
+
+        outcomes, n = alias_kernel(alias_columns(self.outcomes, self.bits)), np.int32(self.codes)
+
+        def codes(r: RealArray, row: RealArray) -> RealArray:
+            outcome = outcomes(r)
+            return namespace(r).where(outcome < n, outcome, row + outcome - n)
+
+        return codes
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON payload; weights as runs [value, count]."""
-        return {
-            "base": _runs(self.base),
-            "window": _runs(self.window),
-            "bits": self.bits,
-            "lower": self.lower,
-            "upper": self.upper,
-        }
+        ends = {"lower": self.lower, "upper": self.upper}
+        return {"base": _runs(self.base), "window": _runs(self.window), "bits": self.bits, **ends}
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> WindowTable:
+        """Return the table in a payload, after a check of types and sizes only."""
         base, window = (_from_runs(name, payload[name]) for name in ("base", "window"))
         lower, upper = (real(name, payload[name]) for name in ("lower", "upper"))
         return cls(base, window, integer("bits", payload["bits"]), lower, upper)
-
-
-def _falls(weights: np.ndarray) -> bool:
-    outward = weights[len(weights) // 2 :]
-    return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())
 
 
 def _runs(weights: np.ndarray) -> list[list[int]]:
@@ -219,37 +218,21 @@ def _from_runs(name: str, runs: Any) -> np.ndarray:
     return np.repeat(frozen_weights(values), counts)
 
 
-@dataclass(frozen=True)
-class _OneWindow(BoundedCertificate):
-    """Verified facts about one window table; any two inputs are neighbours."""
-
-    epsilon: float
-    ratio: Fraction
-    table: WindowTable
-
-    parts: ClassVar[Mapping[str, str]] = {"table": "table"}
-
-    @property
-    def cells(self) -> int:  # type: ignore[override]
-        return self.table.shifts
-
-
-@dataclass(frozen=True)
-class WindowCertificate(_OneWindow, UnbiasedCertificate, kind="window"):
-    """Verified facts about one window table; see ``BoundedCertificate``."""
-
-    @property
-    def covers(self) -> str:
-        return COVERS
+class WindowCertificate(BoundedCertificate, kind="window"):
+    """Verified facts about one window table whose means are the inputs; see ``BoundedCertificate``."""
 
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> WindowCertificate:
-        return certify_table(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
+        return cls.of(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
 
 
-@dataclass(frozen=True)
-class PlacedCertificate(_OneWindow, kind="placed window"):
-    """Verified facts about a window table whose means are not the inputs; see ``BoundedCertificate``."""
+class PlacedCertificate(BoundedCertificate, kind="placed window"):
+    """Verified facts about a window table whose means are not the inputs; see ``BoundedCertificate``.
+
+    The window is placed at the input, and the mean lies between the input and the middle.
+    """
+
+    is_unbiased = False
 
     facts = tuple("slope" if name == "mean_error" else name for name in BoundedCertificate.facts)
 
@@ -269,105 +252,209 @@ class PlacedCertificate(_OneWindow, kind="placed window"):
 
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> PlacedCertificate:
-        return certify_placed(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
+        return cls.of(WindowTable.from_dict(payload["table"]).placed, real("epsilon", payload["epsilon"]))
 
 
-def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:
-    """Verify all properties that a release relies on, and return the certificate.
-
-    Raises:
-        CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
-            or a row's mean is not the input; says by how much.
-        ValueError: the budget is out of range, or the interval is none.
-    """
-    return WindowCertificate(float(epsilon), _verified_ratio(table, epsilon, table.row_input), table)
-
-
-def certify_placed(table: WindowTable, epsilon: float) -> PlacedCertificate:
-    """Certify weights with the window placed at the input; means lie between the inputs and the middle.
-
-    Raises:
-        CertificateError: as ``certify_table``; a row's mean is not where the slope says.
-        ValueError: the budget is out of range, or the interval is none.
-    """
-    table = table.placed
-
-    def nominal(s: int) -> Fraction:
-        return table.middle + table.slope * (table.row_input(s) - table.middle)
-
-    return PlacedCertificate(float(epsilon), _verified_ratio(table, epsilon, nominal), table)
-
-
-def _verified_ratio(table: WindowTable, epsilon: float, nominal: Callable[[int], Fraction]) -> Fraction:
-    checks.epsilon(epsilon)
-    check_rows(table)
-    ratio = certified_ratio(*table.extremes(), epsilon)
-    check_means(table, (0, table.shifts), nominal)  # Means and inputs are both affine in the row: the ends decide.
-    return ratio
-
-
-CodeKernel = Callable[[RealArray, RealArray], RealArray]
-
-
-@dataclass(frozen=True, eq=False)
 class ExactWindow(BoundedSampler):
     """A mechanism that is one window table: windowed, square wave or two-point."""
 
-    mechanism: Any
-    certificate: WindowCertificate | PlacedCertificate
-
-    @property
-    def table(self) -> WindowTable:
-        return self.certificate.table
-
-    @cached_property
-    def kernel(self) -> CodeKernel:
-        return code_kernel(self.table)
-
-    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
-        noise, rounding = words
-        return self.values(self.kernel(noise, self.rows(x, rounding)), x.dtype)
-
-    def values(self, codes: Real, dtype: Any) -> Any:
-        """Return middle + step (code - (N - 1)/2), a function of the code alone."""
-        if isinstance(codes, np.ndarray):
-            return self._values[np.dtype(dtype)].take(codes)
-        return self.reports_at(2 * codes - (self.table.codes - 1), dtype)
+    def values(self, outcomes: RealArray, dtype: Any) -> Any:
+        if isinstance(outcomes, np.ndarray):
+            return self._values[np.dtype(dtype)].take(outcomes)
+        return self.reports_at(2 * outcomes - (self.table.codes - 1), dtype)
 
     @cached_property
     def _values(self) -> dict[np.dtype, np.ndarray]:
         """Return the values of all codes: one look-up costs less than the formula."""
-        doubled = 2 * np.arange(self.table.codes, dtype=np.int32) - (self.table.codes - 1)
+        doubled = np.array(self.table.doubled_places, np.int32)
         return {np.dtype(dtype): self.reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
 
 
-def code_kernel(table: WindowTable) -> CodeKernel:
-    """Return the sampler of a table, (random word, row) -> code, both of one shape.
+# Construction: the number of codes and rows, and weights rounded towards the guarantee
 
-    The word has ``table.bits`` bits.
+# A table is accepted if its variances are within this of the mechanism's, relatively, and its window height within
+# 0.5 %. This determines its width as well.
+ACCEPTED_DEVIATION = 2e-4
+# If no table is accepted, the best one is used if it is within this. ``estimate_mean`` allows for this difference.
+PROMISED_DEVIATION = 1e-3
+_HEIGHT_TOLERANCE = 0.005
+
+# Cell masses come from float64 cdfs; this share of the window's height makes their rounding conservative.
+_SLACK = 1e-8
+
+# Whether two divisions sample the table (else alias columns), log2 of its total, the most codes: cheapest first.
+_ORDER = (
+    (True, 32, 1 << 12),
+    (False, 32, 1 << 12),
+    (False, 32, 1 << 14),
+    (True, 64, 1 << 14),
+    (False, 64, 1 << 14),
+    (True, 64, 1 << 17),
+    (False, 64, 1 << 17),
+)
+_MOST_CODES = 1 << 17  # of the last candidates
+
+# Fewer rows would need more than 16 bits to round an input among them.
+_FEWEST_ROWS = 1 << 8
+
+
+def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
+    """Return Duchi's mechanism as two codes and a window of one: 2 a + kappa = 2^bits, (a + kappa)/a <= e^eps."""
+    total = 1 << bits
+    a = math.ceil(total / (1 + exp_lower_bound(mechanism.epsilon)))
+    base, window = np.full(2, a, np.uint64), np.full(1, total - 2 * a, np.uint64)
+    return WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))
+
+
+def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
+    """Return ``windowed_table`` of the unbiased counterpart, of the same width, with values moved to the middle."""
+
+    def deviation(unbiased: Windowed, table: WindowTable) -> float:
+        width = len(table.window) / table.shifts / 2
+        return max(_deviation(unbiased, table), abs(width / mechanism.half_width - 1))
+
+    return windowed_table(mechanism.unbiased, bits, codes, deviation).placed
+
+
+def windowed_table(
+    mechanism: Windowed,
+    bits: int | None = None,
+    codes: int | None = None,
+    deviation: Callable[[Windowed, WindowTable], float] | None = None,
+) -> WindowTable:
+    """Return the first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
+
+    Args:
+        mechanism: with concrete parameters.
+        bits: log2 of the total, with ``codes``; by default 32, or 64 where 32 are not enough.
+        codes: the largest number of output codes, for any deviation; by default the candidates of ``_ORDER``.
+        deviation: the relative difference of a mechanism and a table; by default that of their variances.
+
+    Raises:
+        CertificateError: the mechanism's height is not private at its epsilon, or no table is near enough.
     """
-    if table.is_flat:
-        return _division_kernel(table)
-    outcomes, n = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.codes)
+    best, best_deviation = None, math.inf
+    for tier in _tiers(mechanism, _permitted_height(mechanism), bits, codes):
+        for table in tier:
+            off = (deviation or _deviation)(mechanism, table)
+            if off < best_deviation:
+                best, best_deviation = table, off
+        if best is not None and best_deviation <= ACCEPTED_DEVIATION:
+            return best
+    if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
+        raise CertificateError(
+            f"lattice: no table of at most {_MOST_CODES} codes and at least {_FEWEST_ROWS} rows has the variance of a "
+            f"window of width {shortest(mechanism.width)} at epsilon {shortest(mechanism.epsilon)} to within "
+            f"{PROMISED_DEVIATION}"
+        )
+    return best
 
-    def codes(r: RealArray, row: RealArray) -> RealArray:
-        outcome = outcomes(r)
-        return namespace(r).where(outcome < n, outcome, row + outcome - n)
 
-    return codes
+def _tiers(
+    mechanism: Windowed, relative: Fraction | float, bits: int | None, codes: int | None
+) -> Iterator[list[WindowTable]]:
+    """Yield groups of candidate tables, the cheapest to sample first."""
+
+    def fits(table: WindowTable) -> bool:
+        """Return whether a table has enough rows, and a window as high as the mechanism's."""
+        height = float(table.window.max() / table.base.max()) / mechanism.relative_height
+        return codes is not None or (table.shifts >= _FEWEST_ROWS and height >= 1 - _HEIGHT_TOLERANCE)
+
+    flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
+    order = _ORDER if codes is None else ((True, bits or 32, codes), (False, bits or 32, codes))
+    for divides, table_bits, limit in order:
+        if divides and flat:
+            yield [table for table in _flat_tables(mechanism, relative, table_bits, limit) if fits(table)]
+        elif not divides:
+            yield from ([table] for table in _cell_tables(mechanism, relative, table_bits, limit) if fits(table))
 
 
-def _division_kernel(table: WindowTable) -> CodeKernel:
-    """Return the sampler of constant weights a (base) and kappa (window), which divides.
+def _deviation(mechanism: Windowed, table: WindowTable) -> float:
+    """Return the relative difference of the worst-case or central variance from the mechanism's, the larger of both.
 
-    r < N a gives the code r // a, any other r the code row + (r - N a) // kappa.
+    In float64, input rounding included, for choosing among tables.
     """
-    word = np.dtype(f"uint{table.bits}").type
-    a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
+    total, n, w, span = float(table.total), table.codes, len(table.window), table.upper - table.lower
+    base, window = table.base.astype(float) / total, table.window.astype(float) / total
+    mass = window.sum()
+    second = base @ (np.arange(n) - (n - 1) / 2) ** 2 + window @ (np.arange(w) - (w - 1) / 2) ** 2
+    central = (second / mass**2 + 1 / (4 * mass)) * (span / table.shifts) ** 2
+    worst = central + (1 / mass - 1) * span**2 / 4
+    return float(max(central / mechanism.central_variance - 1, abs(worst / mechanism.worst_variance - 1)))
 
-    def codes(r: RealArray, row: RealArray) -> RealArray:
-        in_base = (r // a).astype(np.int32)
-        in_window = row + ((r - base_total) // kappa).astype(np.int32)
-        return namespace(r).where(r < base_total, in_base, in_window)
 
-    return codes
+def _permitted_height(mechanism: Windowed) -> Fraction | float:
+    """Return the mechanism's ratio k / y, or infinity where it is the largest private one; refuse a larger one."""
+    ratio = mechanism.relative_height
+    best = relative_height(mechanism.window, mechanism.base, mechanism.width, mechanism.epsilon, "pointwise")
+    if ratio > best * (1 + 1e-9):
+        raise CertificateError(
+            f"relative_height: {shortest(ratio)} is {ratio / best - 1:.3g} above what epsilon "
+            f"{shortest(mechanism.epsilon)} allows"
+        )
+    return math.inf if ratio >= best * (1 - 1e-9) else Fraction(float(ratio))
+
+
+def _flat_tables(mechanism: Windowed, relative: Fraction | float, bits: int, limit: int) -> Iterator[WindowTable]:
+    """Yield solutions of N a + w kappa = 2^bits with N = 2^g p, w = 2^g q and p - q = 2^h, w/N near m/2.
+
+    Then p a + q kappa = 2^(bits-g) fixes a modulo q, S = 2^(g+h) is a power of two, and the smallest a with
+    kappa / a <= e^eps - 1 wastes at most q/a of the ratio.
+    """
+    largest, share = min(exp_lower_bound(mechanism.epsilon) - 1, relative), mechanism.width / 2
+    for h in range(18):
+        near = (int(share / (1 - share) * 2**h) - 1) | 1
+        for q in {odd for odd in (near - 2, near, near + 2, near + 4) if odd > 0}:
+            p = q + 2**h
+            for g in range(max(0, limit.bit_length() - p.bit_length() - 4), bits):
+                if p << g > limit:
+                    break
+                total = 1 << (bits - g)
+                least = math.ceil(total / (p + q * largest))
+                a = least + (total * pow(p, -1, q) - least) % q
+                kappa = (total - p * a) // q
+                if a > 0 and kappa > 0:
+                    base, window = np.full(p << g, a, np.uint64), np.full(q << g, kappa, np.uint64)
+                    yield WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))
+
+
+def _cell_tables(mechanism: Windowed, relative: Fraction | float, bits: int, limit: int) -> Iterator[WindowTable]:
+    """Yield tables of cell masses, one per octave of codes up to ``limit``, with w/N nearest to m/2 in the octave."""
+    for octave in range(max(4, limit.bit_length() - 5), limit.bit_length()):
+        codes = np.arange(1 << octave, min(limit, (2 << octave) - 1) + 1, 2)
+        cells = 2 * np.round(mechanism.width * codes / 4)  # Even, so that the window mirrors like the base.
+        at = int(np.argmin(np.abs(cells / codes - mechanism.width / 2)))
+        table = _cell_table(mechanism, relative, bits, int(codes[at]), int(cells[at]))
+        if table is not None:
+            yield table
+
+
+def _cell_table(
+    mechanism: Windowed, relative: Fraction | float, bits: int, codes: int, cells: int
+) -> WindowTable | None:
+    """Return cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
+
+    Weight added to the base of a code raises no ratio. Where every row's window covers a code, rounding can lower the
+    smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/window_tables.md).
+    """
+    h, g, half = mechanism.window, mechanism.base, codes // 2
+    if not 2 <= cells <= codes - 2:
+        return None
+    width = 2 * cells / codes
+    best = relative_height(h, g, width, mechanism.epsilon, "pointwise") * (1 - _SLACK)
+    height = height_at(float(min(relative, best)), h, g, width)
+    window_mass = h.area * height * width
+    is_covered = cells > codes - cells
+    pad = math.ceil(1 / -math.expm1(-mechanism.epsilon)) if is_covered else 0
+    scale = float((1 << bits) - (2 + pad) * codes)
+    # The lower halves of both; the upper ones mirror them.
+    base = np.diff(g.cdf(np.linspace(-1, 0, half + 1))) * ((1 - window_mass) * scale)
+    window = np.diff(h.cdf(np.linspace(0, 0.5, cells // 2 + 1))) * (window_mass * scale)
+    base, window = np.ceil(base).astype(np.uint64), np.floor(window).astype(np.uint64)
+    spare = (1 << (bits - 1)) - sum(base.tolist()) - sum(window.tolist())
+    if spare < 0 or not window.any():
+        return None
+    base += np.uint64(spare // half)
+    base[half - spare % half :] += np.uint64(1)
+    base, window = np.append(base, base[::-1]), np.append(window, window[::-1])
+    return WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))

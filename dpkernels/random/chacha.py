@@ -20,18 +20,14 @@ from jax.extend.random import define_prng_impl
 BITS_STREAM, SPLIT_STREAM, FOLD_STREAM = 0, 1, 2
 
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
-_State = tuple[Array, Array, Array, Array]
-
-# Blocks a program of the grid, one a thread.
-_BLOCKS = 128
-
-# A kernel counts words in 32 signed bits, so longer streams are made by several.
-_MOST_BLOCKS = 1 << 26
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
+_BLOCKS = 128  # Of a program of a GPU's grid, one a thread.
+_MOST_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
 
-def quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
+
+def _quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
     """Apply the quarter round of RFC 8439 section 2.1."""
     a = a + b
     d = _rotate(d ^ a, 16)
@@ -59,32 +55,30 @@ def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Arra
     Returns:
         uint32 of shape (n, 16), the serialised block as little-endian words.
     """
-    shape = (4, counter.shape[0])
+    head = [
+        jnp.broadcast_to(words[:, None], (4, len(counter))) for words in (jnp.asarray(_CONSTANTS), key[:4], key[4:])
+    ]
     row = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
-    start: _State = (
-        jnp.broadcast_to(jnp.asarray(_CONSTANTS)[:, None], shape),
-        jnp.broadcast_to(key[:4, None], shape),
-        jnp.broadcast_to(key[4:, None], shape),
-        jnp.stack(row),
-    )
+    start = (*head, jnp.stack(row))
     end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
 
 
-def _double_round(state: _State) -> _State:
-    a, b, c, d = quarter_round(*state)
-    a, b, c, d = quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
+def _double_round(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    a, b, c, d = state
+    a, b, c, d = _quarter_round(a, b, c, d)
+    a, b, c, d = _quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
     return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
 
 
 def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int) -> Array:
-    """Return ``count`` words of ``bits`` bits of a stream, from a 64-bit block number on.
+    """Return words of a stream, from a 64-bit block number on.
 
     Args:
         key: 8 words, uint32.
         stream: the stream's number, below 2^32.
         first_block: (low, high) words of the first block's counter.
-        count: how many words.
+        count: the number of words.
         bits: 8, 16, 32 or 64 (64 only where JAX's 64-bit types are on).
 
     Returns:
@@ -108,18 +102,11 @@ def _blocks(head: Array, count: int) -> Array:
 
 
 def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
-    """Return ``count`` consecutive blocks from a state on, by one Triton kernel for NVIDIA GPUs.
+    """Return consecutive blocks from a state on, uint32 of shape (count, 16), by one Triton kernel for NVIDIA GPUs.
 
     The rounds are a loop, and the state is in registers. XLA makes a kernel through memory of every quarter round, or
-    compiles for a minute.
-
-    Args:
-        head: words 4 to 15 of the first block's state, uint32.
-        count: how many.
-        interpret: run by JAX's own operations, on any device.
-
-    Returns:
-        uint32 of shape (count, 16).
+    compiles for a minute. The head is words 4 to 15 of the first block's state, uint32. With ``interpret`` JAX's own
+    operations run it, on any device.
     """
     pieces = [
         _gpu_piece(head, first, min(_MOST_BLOCKS, count - first), interpret) for first in range(0, count, _MOST_BLOCKS)
@@ -161,18 +148,18 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
 def _double_round_of_words(state: tuple[Array, ...]) -> tuple[Array, ...]:
     words = list(state)
     for a, b, c, d in _COLUMNS + _DIAGONALS:
-        words[a], words[b], words[c], words[d] = quarter_round(words[a], words[b], words[c], words[d])
+        words[a], words[b], words[c], words[d] = _quarter_round(words[a], words[b], words[c], words[d])
     return tuple(words)
 
 
 def _regroup(words: Array, bits: int) -> Array:
+    """Return 32-bit words as words of ``bits`` bits."""
     if bits == 32:
         return words
     if bits == 64:
         pairs = words.reshape(-1, 2).astype(jnp.uint64)
         return pairs[:, 0] | (pairs[:, 1] << np.uint64(32))
-    shifts = jnp.arange(0, 32, bits, dtype=jnp.uint32)
-    parts = words[:, None] >> shifts
+    parts = words[:, None] >> jnp.arange(0, 32, bits, dtype=jnp.uint32)
     return parts.reshape(-1).astype(jnp.dtype(f"uint{bits}"))
 
 
@@ -184,8 +171,7 @@ def _seed(seed: Array) -> Array:
 
 
 def _split(key: Array, shape: tuple[int, ...]) -> Array:
-    words = stream_words(key, SPLIT_STREAM, (0, 0), 8 * math.prod(shape), 32)
-    return words.reshape(*shape, 8)
+    return stream_words(key, SPLIT_STREAM, (0, 0), 8 * math.prod(shape), 32).reshape(*shape, 8)
 
 
 def _fold_in(key: Array, data: Any) -> Array:

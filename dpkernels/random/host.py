@@ -19,11 +19,7 @@ _ZEROS = np.zeros(1 << 21, np.uint8).data.toreadonly()
 
 
 class Keystream:
-    """The key streams of one key; for one thread at a time.
-
-    Args:
-        key: 32 bytes.
-    """
+    """The key streams of one key of 32 bytes; for one thread at a time."""
 
     def __init__(self, key: bytes) -> None:
         Cipher, ChaCha20 = _openssl()
@@ -32,10 +28,7 @@ class Keystream:
     def fill(self, out: np.ndarray, stream: int, first_block: int) -> None:
         """Fill ``out``, a contiguous array of unsigned integers, with the words of a stream from a block on.
 
-        Args:
-            out: filled in place.
-            stream: the stream's number, below 2^32.
-            first_block: the 64-bit number of the first 64-byte block.
+        The stream's number is below 2^32, that of the first 64-byte block below 2^64.
         """
         view, size, at = out.data.cast("B"), out.nbytes, 0
         while at < size:

@@ -53,11 +53,7 @@ def simulation_key(seed: int) -> Array:
 
 
 def check_key(key: Array) -> None:
-    """Refuse what is not one typed key.
-
-    Raises:
-        TypeError: not a typed JAX key, or an array of several.
-    """
+    """Refuse what is not one typed key, with a TypeError."""
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"key: {type(key).__name__} is not a typed JAX key; make one with jax.random.key or os_key()")
     if key.shape != ():
@@ -65,11 +61,9 @@ def check_key(key: Array) -> None:
 
 
 def check_release_key(key: Array) -> None:
-    """Refuse a key that is not fit for a release; it may be traced.
+    """Refuse a key that is not fit for a release, with a TypeError; it may be traced.
 
-    Raises:
-        TypeError: not a typed ChaCha20 key. ``jax.random.key(seed)`` has 2^32 seeds, all of which can be tried in
-            minutes; a release refuses it.
+    ``jax.random.key(seed)`` has 2^32 seeds, all of which can be tried in minutes.
     """
     check_key(key)
     if family(key) != "chacha20":
@@ -80,11 +74,7 @@ def check_release_key(key: Array) -> None:
 
 
 def release_key_bytes(key: Array) -> bytes:
-    """Return the 32 bytes of a key fit for a release.
-
-    Raises:
-        TypeError: not a typed ChaCha20 key.
-    """
+    """Return the 32 bytes of a key, after ``check_release_key``."""
     check_release_key(key)
     return np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
 
@@ -95,22 +85,14 @@ def family(key: Array) -> str:
     return impl if isinstance(impl, str) else getattr(impl, "name", str(impl))
 
 
-_COLUMN_LABEL = b"dpkernels column name\0"
-
-
 def column_words(name: Hashable) -> tuple[int, ...]:
     """Return the eight 32-bit words that are folded into a table's key to make the key of a column.
 
     They are the SHA-256 hash of a label and the encoded name, so two columns have the same words only if they have the
-    same name. ``docs/exact.md`` gives the argument.
-
-    Args:
-        name: a string, an integer, or a tuple of these (the columns of pandas may have all three).
-
-    Raises:
-        TypeError: a name of another type. Names that are equal must have one encoding, and 1.0 and True equal 1.
+    same name. ``docs/exact.md`` gives the argument. The columns of pandas are named by strings, integers and tuples of
+    these. Names that are equal must have one encoding, and 1.0 and True equal 1: other types are a TypeError.
     """
-    digest = hashlib.sha256(_COLUMN_LABEL + _encoded(name)).digest()
+    digest = hashlib.sha256(b"dpkernels column name\0" + _encoded(name)).digest()
     return tuple(int(word) for word in np.frombuffer(digest, "<u4"))
 
 
@@ -130,18 +112,10 @@ def _encoded(name: Hashable) -> bytes:
 
 
 def column_secret(secret: bytes, name: Hashable) -> bytes:
-    """Return the 32-byte key of a table's column, derived from the table's key and the column's name.
-
-    Raises:
-        TypeError: as for ``column_words``.
-    """
+    """Return the 32-byte key of a table's column, derived from the table's key and the name (``column_words``)."""
     return host.fold_in_words(secret, column_words(name))
 
 
 def column_key(key: Array, name: Hashable) -> Array:
-    """Return the same as ``column_secret`` for a typed key of any generator.
-
-    Raises:
-        TypeError: as for ``column_words``.
-    """
+    """Return the same as ``column_secret`` for a typed key of any generator."""
     return reduce(jax.random.fold_in, map(np.uint32, column_words(name)), key)

@@ -1,4 +1,9 @@
-"""Uniform numbers in the open interval (0, 1) by position: what float samplers draw from."""
+"""Uniform numbers in the open interval (0, 1) by position: what float samplers draw from.
+
+The words are those of ChaCha20 (``chacha``) or of Threefry-2x32, the fast generator for simulation. Its 20 rounds are
+unrolled here, so that XLA fuses them with their consumer; jax lowers its own with rolled loops on the CPU. The words
+equal those of ``jax.random.bits`` under jax's default (partitionable) threefry.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from dpkernels.numerics import Real
-from dpkernels.random import chacha, threefry
+from dpkernels.random import chacha
 from dpkernels.random.keys import family
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
 
 
 def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Array:
@@ -20,7 +28,7 @@ def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Ar
     Args:
         key: a typed key, Threefry or ChaCha20.
         start: (low, high) 32-bit words of the first index; for ChaCha20 a multiple of 16.
-        count: how many.
+        count: the number of uniforms.
         dtype: float32 (23 random bits) or float64 (52).
 
     Returns:
@@ -29,8 +37,19 @@ def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Ar
     Raises:
         TypeError: another generator.
     """
-    bits = jnp.finfo(dtype).bits
-    return unit_interval(_words(key, start, count, bits), dtype)
+    data, bits = jax.random.key_data(key), jnp.finfo(dtype).bits
+    match family(key):
+        case "threefry2x32":
+            words = threefry_words(data, start, count, bits)
+        case "chacha20":
+            per_block = np.uint32(512 // bits)
+            low, high = (jnp.asarray(word, jnp.uint32) for word in start)
+            # 64-bit start / words a block, in 32-bit pieces.
+            block = (low // per_block) | (high << np.uint32(32 - int(per_block).bit_length() + 1))
+            words = chacha.stream_words(data, chacha.BITS_STREAM, (block, high // per_block), count, bits)
+        case other:
+            raise TypeError(f"key: generator {other!r} is not supported; use threefry2x32 or chacha20 keys")
+    return unit_interval(words, dtype)
 
 
 def unit_interval(words: Array, dtype: Any) -> Array:
@@ -40,16 +59,24 @@ def unit_interval(words: Array, dtype: Any) -> Array:
     return (kept.astype(dtype) + info.dtype.type(0.5)) * info.dtype.type(2.0**-info.nmant)
 
 
-def _words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
-    data = jax.random.key_data(key)
-    match family(key):
-        case "threefry2x32":
-            return threefry.stream_words(data, start, count, bits)
-        case "chacha20":
-            per_block = np.uint32(512 // bits)
-            low, high = (jnp.asarray(word, jnp.uint32) for word in start)
-            # 64-bit start / words a block, in 32-bit pieces.
-            block = (low // per_block) | (high << np.uint32(32 - int(per_block).bit_length() + 1))
-            return chacha.stream_words(data, chacha.BITS_STREAM, (block, high // per_block), count, bits)
-        case other:
-            raise TypeError(f"key: generator {other!r} is not supported; use threefry2x32 or chacha20 keys")
+def threefry_words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
+    """Return words ``start .. start + count - 1``, of 32 or 64 bits, of the stream of a Threefry key (2 words)."""
+    low, high = (jnp.asarray(word, jnp.uint32) for word in start)
+    index = low + lax.iota(jnp.uint32, count)
+    x0, x1 = _threefry2x32(key, high + (index < low).astype(jnp.uint32), index)
+    if bits == 32:
+        return x0 ^ x1
+    return (x0.astype(jnp.uint64) << np.uint64(32)) | x1.astype(jnp.uint64)
+
+
+def _threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
+    """Apply Threefry-2x32 with 20 rounds (Salmon et al. 2011) to a key of 2 words and a counter (x0, x1), uint32."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x0, x1 = x0 + schedule[0], x1 + schedule[1]
+    for group in range(5):
+        for by in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << np.uint32(by)) | (x1 >> np.uint32(32 - by))) ^ x0
+        x0 = x0 + schedule[(group + 1) % 3]
+        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1

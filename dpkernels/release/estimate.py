@@ -12,7 +12,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.exact.combined import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.window_build import PROMISED_DEVIATION
+from dpkernels.exact.windows import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.mechanisms.windowed.square_wave import SquareWave

@@ -17,9 +17,8 @@ from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
-from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable
-from dpkernels.exact.noise_build import noise_tables
+from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable, noise_table
+from dpkernels.exact.sampler import alias_columns
 
 LATTICES = {
     "discrete-laplace": dpk.DiscreteLaplace(2.5, 0.5),
@@ -46,7 +45,7 @@ def sensitivity(name):
 @cache
 def small_table(name, bits=16, codes=256):
     """The narrowest table of a law."""
-    return next(noise_tables(SMALL[name], Fraction(sensitivity(name)), bits=bits, codes=codes))
+    return noise_table(SMALL[name], Fraction(sensitivity(name)), bits=bits, codes=codes)
 
 
 def claimed(law, D, eps, slack=1e-12):

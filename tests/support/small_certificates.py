@@ -14,10 +14,9 @@ from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.noise import VectorClaim, certify_noise, certify_vector
-from dpkernels.exact.noise_build import noise_tables
-from dpkernels.exact.window_build import placed_table, two_point_table, windowed_table
-from dpkernels.exact.windows import certify_placed, certify_table
+from dpkernels.exact.noise import certify_noise, noise_table
+from dpkernels.exact.noise_vectors import VectorClaim, certify_vector
+from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, placed_table, two_point_table, windowed_table
 
 # The sidecar of a release of two columns, and a certificate whose sums wrap around at 2^64.
 RECORDED = json.loads((Path(__file__).parent / "forged_certificates.json").read_text())
@@ -26,7 +25,7 @@ UNIT = {"epsilon": 1.0, "lower": -1.0, "upper": 1.0}
 
 def mixture():
     tables = two_point_table(dpk.duchi(**UNIT), 16), windowed_table(dpk.piecewise(**UNIT), bits=16, codes=32)
-    return MixtureCertificate(*(certify_table(table, 1.0) for table in tables), 123456789)
+    return MixtureCertificate(*(WindowCertificate.of(table, 1.0) for table in tables), 123456789)
 
 
 def optimal(**more):
@@ -46,15 +45,15 @@ def gaussian_vector():
 
 
 def vector():
-    table = next(noise_tables(dpk.DiscreteLaplace(2.0, 1.0, 8), Fraction(1), bits=16))
+    table = noise_table(dpk.DiscreteLaplace(2.0, 1.0, 8), Fraction(1), bits=16)
     return certify_vector(table, VectorClaim(1.0, 0.5, 2.0, "l1", 2, 1.0, None))
 
 
 MADE = {
-    "window": lambda: certify_table(small_table("sine-constant", 2.0, codes=32), 2.0),
-    "window, flat": lambda: certify_table(small_table("piecewise", 0.5, codes=32), 0.5),
-    "window, two codes": lambda: certify_table(small_table("duchi", 2.0), 2.0),
-    "placed window": lambda: certify_placed(placed_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0),
+    "window": lambda: WindowCertificate.of(small_table("sine-constant", 2.0, codes=32), 2.0),
+    "window, flat": lambda: WindowCertificate.of(small_table("piecewise", 0.5, codes=32), 0.5),
+    "window, two codes": lambda: WindowCertificate.of(small_table("duchi", 2.0), 2.0),
+    "placed window": lambda: PlacedCertificate.of(placed_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0),
     "mixture": mixture,
     "rows": lambda: optimal(points=5, outputs=11, **UNIT),
     "rows, near": near,

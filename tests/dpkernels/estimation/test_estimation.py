@@ -21,7 +21,7 @@ from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.likelihood import judged, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
 from dpkernels.estimation.profile_likelihood import ProfileLikelihood
-from dpkernels.exact.windows import certify_table
+from dpkernels.exact.windows import WindowCertificate
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
 ALARM = 1e-6
@@ -517,7 +517,7 @@ def bernstein_half(table, weights, n, confidence):
 def test_bernsteins_intervals_solve_their_equation(name, confidence):
     """Of a mean; of a variance those of both averages that it is made of, each with half the risk (a union bound)."""
     table = small_table(name, 1.0)
-    made = channel_of(certify_table(table, 1.0))
+    made = channel_of(WindowCertificate.of(table, 1.0))
     counts, n = Counts(made), 40_000
     of_all = np.mean([table.row(s) for s in range(table.shifts + 1)], axis=0) / float(table.total)
     counts.numbers += np.random.default_rng(1).multinomial(n, of_all)

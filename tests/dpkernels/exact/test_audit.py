@@ -12,8 +12,7 @@ from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.window_build import windowed_table
-from dpkernels.exact.windows import ExactWindow, certify_table
+from dpkernels.exact.windows import ExactWindow, WindowCertificate, windowed_table
 
 SAMPLES = 4_000_000
 BINS = 200
@@ -96,4 +95,4 @@ def test_an_audit_catches_a_table_of_a_larger_budget():
     """An exact form with a certificate for 1.05, released as if it were for 1."""
     made = mechanism("piecewise", 1.0)
     leaky = windowed_table(dpk.piecewise(epsilon=1.05, lower=made.lower, upper=made.upper))
-    assert audited_budget(ExactWindow(made, certify_table(leaky, 1.05))) > 1.0
+    assert audited_budget(ExactWindow(made, WindowCertificate.of(leaky, 1.05))) > 1.0

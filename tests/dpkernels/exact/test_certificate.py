@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import re
+import subprocess
+import sys
 from fractions import Fraction
 
 import mpmath
@@ -13,11 +15,10 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact import kernels
+from dpkernels.exact import sampler
 from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
 from dpkernels.exact.combined import Certificate, MixtureCertificate
-from dpkernels.exact.window_build import windowed_table
-from dpkernels.exact.windows import WindowTable, certify_table
+from dpkernels.exact.windows import WindowCertificate, WindowTable, windowed_table
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 
 PROMISED_COST = 1e-3
@@ -58,9 +59,9 @@ def test_a_budget_one_float_below_the_realised_one_is_refused(name):
     """The comparison with e^epsilon has no tolerance, on either side."""
     certificate = exact(name, 1.0).certificate
     realised = certificate.realised_epsilon
-    assert certify_table(certificate.table, realised).ratio == certificate.ratio
+    assert WindowCertificate.of(certificate.table, realised).ratio == certificate.ratio
     with pytest.raises(CertificateError, match="epsilon: a ratio is"):
-        certify_table(certificate.table, math.nextafter(realised, 0.0))
+        WindowCertificate.of(certificate.table, math.nextafter(realised, 0.0))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -94,11 +95,12 @@ def test_the_variance_is_that_of_the_mechanism(name, epsilon):
 def test_total_and_report_range(name, epsilon):
     certificate = exact(name, epsilon).certificate
     for part in parts(certificate):
-        assert part.total == 1 << part.table.bits
+        stated = part.to_dict()
+        assert [stated["total"]] == part.table.totals == [1 << part.table.bits]
         assert part.lowest + part.highest == rational(part.table.lower) + rational(part.table.upper)
         assert part.lowest == part.table.value(0)
-        assert part.codes == part.table.codes
-        assert part.rows == part.table.shifts + 1
+        assert stated["codes"] == part.table.codes
+        assert stated["rows"] == part.table.shifts + 1
     assert certificate.lowest == min(part.lowest for part in parts(certificate))
 
 
@@ -117,7 +119,7 @@ def test_row_means_are_the_inputs(name, epsilon):
 def test_every_row_of_a_small_table_is_private_and_unbiased(name, epsilon):
     """The certificate of a small table against all pairs of rows, one by one."""
     table = small_table(name, epsilon)
-    certificate = certify_table(table, epsilon)
+    certificate = WindowCertificate.of(table, epsilon)
     rows = [table.row(s).tolist() for s in range(table.shifts + 1)]
     assert certificate.ratio == max(Fraction(max(weights), min(weights)) for weights in zip(*rows, strict=True))
     inputs = [sum(weight * table.value(j) for j, weight in enumerate(row)) / Fraction(1 << table.bits) for row in rows]
@@ -141,7 +143,7 @@ def loud_table():
 )
 def test_the_worst_variance_is_a_bound(table, epsilon):
     """Of every input, on a row or between two; and no more than rounding above the largest."""
-    certificate = certify_table(table, epsilon)
+    certificate = WindowCertificate.of(table, epsilon)
     on_rows = max(table.row_variance(s) for s in range(table.shifts + 1))
     largest = max(on_rows, *(variance_between(table, s) for s in range(table.shifts)))
     assert largest <= certificate.worst_variance
@@ -297,7 +299,7 @@ def test_one_base_weight_1_percent_low_is_refused(name):
     base[at] = base[at] * 99 // 100
     base[0 if at else -1] += (1 << table.bits) - sum(base) - table.window_total
     with pytest.raises(CertificateError, match="epsilon: a ratio is"):
-        certify_table(tampered(table, base=base), 1.0)
+        WindowCertificate.of(tampered(table, base=base), 1.0)
 
 
 @pytest.mark.parametrize("name", ["piecewise", "own"])
@@ -308,7 +310,7 @@ def test_a_code_never_reported_from_some_inputs_is_refused(name, code):
     base[code] = 0
     base = repaired(base, table.window_total, table.bits)
     with pytest.raises(CertificateError, match="support"):
-        certify_table(tampered(table, base=base), 1.0)
+        WindowCertificate.of(tampered(table, base=base), 1.0)
 
 
 def rounded(table, unit):
@@ -324,9 +326,9 @@ def rounded(table, unit):
 def test_16_random_bits_for_32_are_refused(name):
     """The words' low halves dropped: all weights become multiples of 2^16, rounded to the nearest."""
     coarse = rounded(exact(name, 1.0).table, 1 << 16)
-    assert coarse.total == 1 << 32
+    assert coarse.totals == [1 << 32]
     with pytest.raises(CertificateError, match=r"epsilon: a ratio is|support"):
-        certify_table(coarse, 1.0)
+        WindowCertificate.of(coarse, 1.0)
 
 
 def nearest_table(made, codes, bits):
@@ -348,11 +350,11 @@ def nearest_table(made, codes, bits):
 def test_weights_rounded_to_the_nearest_are_refused(name):
     """At 16 bits and 256 codes, where the same mechanism rounded to the safe side passes."""
     made = mechanism(name, 1.0)
-    certify_table(windowed_table(made, bits=16, codes=256), 1.0)
+    WindowCertificate.of(windowed_table(made, bits=16, codes=256), 1.0)
     nearest = nearest_table(made, 256, 16)
-    assert nearest.total == 1 << 16
+    assert nearest.totals == [1 << 16]
     with pytest.raises(CertificateError, match="epsilon: a ratio is"):
-        certify_table(nearest, 1.0)
+        WindowCertificate.of(nearest, 1.0)
 
 
 @pytest.mark.parametrize("by", [-1, 1, 2**16])
@@ -361,7 +363,7 @@ def test_another_total_is_refused(by):
     base = table.base.tolist()
     base[len(base) // 2] += by
     with pytest.raises(CertificateError, match=re.escape(f"2^32 {by:+d}")):
-        certify_table(tampered(table, base=base), 1.0)
+        WindowCertificate.of(tampered(table, base=base), 1.0)
 
 
 @pytest.mark.parametrize("part", ["window", "base"])
@@ -373,23 +375,23 @@ def test_an_asymmetric_table_is_refused(part):
     weights[middle - 1] -= 1
     weights[middle] += 1
     with pytest.raises(CertificateError, match="mean"):
-        certify_table(tampered(table, **{part: weights}), 1.001)
+        WindowCertificate.of(tampered(table, **{part: weights}), 1.001)
 
 
 def test_a_smaller_budget_than_the_tables_is_refused():
     table = exact("piecewise", 1.0).table
     with pytest.raises(CertificateError, match="above epsilon"):
-        certify_table(table, 0.9999)
+        WindowCertificate.of(table, 0.9999)
 
 
 def test_a_table_without_signal_is_refused():
     table = exact("own", 1.0).table
     silent = tampered(table, base=repaired(table.base, 0, 32), window=np.zeros(len(table.window)))
     with pytest.raises(CertificateError, match="no signal"):
-        certify_table(silent, 1.0)
+        WindowCertificate.of(silent, 1.0)
     everywhere = tampered(table, base=np.full(4, 2**28), window=np.full(4, 3 * 2**28))
     with pytest.raises(CertificateError, match="no signal"):
-        certify_table(everywhere, 1.0)
+        WindowCertificate.of(everywhere, 1.0)
 
 
 # What is certified stays what is sampled.
@@ -406,7 +408,7 @@ def test_a_table_does_not_follow_the_arrays_it_was_made_of():
     weights = np.full(2, 1 << 14, np.uint64)
     table = WindowTable(weights, np.full(1, 1 << 15, np.uint64), 16, 0.0, 1.0)
     weights[0] += 1
-    certify_table(table, 2.0)
+    WindowCertificate.of(table, 2.0)
 
 
 @pytest.mark.parametrize("fault", ["threshold", "alias"])
@@ -420,10 +422,10 @@ def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
             columns.packed[7] ^= 1
         check(columns, weights)
 
-    check = kernels._check_masses
-    monkeypatch.setattr(kernels, "_check_masses", tampered)
+    check = sampler._check_masses
+    monkeypatch.setattr(sampler, "_check_masses", tampered)
     with pytest.raises(CertificateError, match="do not add up"):
-        kernels.alias_columns(table.outcomes, table.bits)
+        sampler.alias_columns(table.outcomes, table.bits)
 
 
 @pytest.mark.parametrize("width", [0.01, 0.05, 0.7, 1.3, 1.95])
@@ -470,3 +472,10 @@ def test_a_vector_certificate_with_false_claims_is_refused(change):
 def test_a_form_with_an_absurd_budget_is_refused(epsilon):
     with pytest.raises(CertificateError):
         Certificate.from_dict(exact("piecewise", 1.0).certificate.to_dict() | {"epsilon": epsilon})
+
+
+def test_a_new_process_reads_every_kind_by_its_public_name():
+    payload = exact("duchi", 1.0).certificate.to_json()
+    code = "import json, sys, dpkernels; print(dpkernels.Certificate.from_dict(json.load(sys.stdin)).epsilon)"
+    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1.0"

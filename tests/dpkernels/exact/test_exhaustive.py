@@ -15,9 +15,8 @@ from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_t
 from dpkernels import piecewise
 from dpkernels.decimals import rational
 from dpkernels.exact.combined import ExactMixture
-from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.sampler import COORDINATE_STREAM, order_keys
-from dpkernels.exact.windows import ExactWindow, certify_table, code_kernel
+from dpkernels.exact.sampler import COORDINATE_STREAM, alias_columns, nearest_rows, order_keys
+from dpkernels.exact.windows import ExactWindow, WindowCertificate
 from dpkernels.random import host
 from dpkernels.release import perturb as perturbation
 
@@ -30,7 +29,7 @@ every_small_case = pytest.mark.parametrize(("name", "epsilon"), SMALL)
 
 def sampler(table):
     """The compiled kernel: (words, one row) -> codes."""
-    kernel = code_kernel(table)
+    kernel = table.kernel()
     return jax.jit(lambda words, row: kernel(words, jnp.full(words.shape, row, jnp.int32)))
 
 
@@ -50,7 +49,7 @@ def some_rows(table):
 def test_every_16_bit_word_counts(name, epsilon):
     """The outcomes of the 2^16 words are exactly the certified weights, in every row tried."""
     table = small_table(name, epsilon)
-    certify_table(table, epsilon)
+    WindowCertificate.of(table, epsilon)
     sample = sampler(table)
     for row in some_rows(table):
         np.testing.assert_array_equal(counts(sample, table, WORDS16, row), table.row(row))
@@ -70,7 +69,7 @@ def test_every_row_has_the_same_support(name, epsilon):
 @pytest.mark.parametrize("name", ["piecewise", "own", "duchi"])
 def test_all_inputs_have_the_same_floats_as_reports(name, dtype):
     """Through the whole form, input rounding and values included: the sets of bit patterns are equal."""
-    form = ExactWindow(mechanism(name, 0.5), certify_table(small_table(name, 0.5), 0.5))
+    form = ExactWindow(mechanism(name, 0.5), WindowCertificate.of(small_table(name, 0.5), 0.5))
     lower, upper = (float(end) for end in form.mechanism.input_interval)
     supports = set()
     for share in (0.0, 0.123, 0.5, 1.0):
@@ -185,7 +184,7 @@ def test_every_32_bit_word_counts(name, share):
 
 def rounder(form):
     """The compiled rounding: (one input, words) -> rows."""
-    rows = jax.jit(lambda x, words: form.rows(jnp.full(words.shape, x), words))
+    rows = jax.jit(lambda x, words: nearest_rows(jnp.full(words.shape, x), words, form.table.shifts, *form.table.ends))
 
     def compute(x, words):
         with jax.enable_x64(True):
@@ -226,7 +225,7 @@ def test_inputs_are_rounded_with_exact_probability(name, epsilon):
 @pytest.mark.parametrize("name", ["duchi", "piecewise"])
 def test_few_rows_are_rounded_with_more_bits(name):
     """Fewer than 256 rows: 30 bits in all. The words at which the row changes are where the place says."""
-    form = ExactWindow(mechanism(name, 0.5), certify_table(small_table(name, 0.5), 0.5))
+    form = ExactWindow(mechanism(name, 0.5), WindowCertificate.of(small_table(name, 0.5), 0.5))
     bits = form.fraction_bits
     assert form.table.shifts << bits >= 1 << 29
     compute = rounder(form)

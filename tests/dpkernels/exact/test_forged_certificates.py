@@ -32,10 +32,9 @@ from dpkernels.bounded_json import parse_json
 from dpkernels.cli.release.verify import verify
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import _KINDS, CertificateError, log_upper_bound
-from dpkernels.exact.combined import CERTIFICATES, Certificate, MultivariateCertificate
-from dpkernels.exact.rows import certify_rows
-from dpkernels.exact.window_build import two_point_table, windowed_table
-from dpkernels.exact.windows import certify_table
+from dpkernels.exact.combined import Certificate, MultivariateCertificate
+from dpkernels.exact.rows import RowCertificate
+from dpkernels.exact.windows import WindowCertificate, two_point_table, windowed_table
 
 PHASES = (Phase.generate,)
 QUICK = settings(max_examples=60, phases=PHASES, deadline=None, derandomize=True, database=None)
@@ -87,7 +86,6 @@ def assert_sidecar_true(form, folder):
 
 def test_the_verifier_knows_every_kind():
     assert set(KEYS) == set(_KINDS)
-    assert {_KINDS[kind] for kind in KEYS} == set(CERTIFICATES)
     assert {kind_of(json.loads(text(name))) for name in NAMES} == set(KEYS)
 
 
@@ -116,7 +114,7 @@ def test_a_sum_rounded_to_the_nearest_float_is_refused():
 
 def sampled(epsilon):
     table = two_point_table(dpk.duchi(epsilon=epsilon, lower=-1.0, upper=1.0), 32)
-    return MultivariateCertificate(certify_table(table, epsilon), 5, 3)
+    return MultivariateCertificate(WindowCertificate.of(table, epsilon), 5, 3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -304,7 +302,7 @@ def test_a_table_with_a_whole_row_on_one_code_is_not_wrapped():
     high, low = whole.extremes()
     assert (high.tolist(), low.tolist()) == ([1 << 64, (1 << 64) - 1, (1 << 64) - 1], [1, 0, 0])
     with pytest.raises(CertificateError, match="support"):
-        certify_table(whole, 1.0)
+        WindowCertificate.of(whole, 1.0)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -328,7 +326,7 @@ def test_rows_are_compared_with_all_their_neighbours(apart):
         np.testing.assert_array_equal(high[i], rows[i : i + width].max(axis=0))
         np.testing.assert_array_equal(low[i], rows[i : i + width].min(axis=0))
     assert len(high) == table.rows - width + 1
-    assert certify_rows(table, 1.0).cells == table.shifts
+    assert RowCertificate.of(table, 1.0).cells == table.shifts
 
 
 # The same at length, in a process of its own with limits that end it.

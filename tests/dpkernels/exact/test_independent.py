@@ -21,7 +21,7 @@ from noise_tables import exact as exact_noise
 import dpkernels as dpk
 from dpkernels.exact.combined import ExactMixture
 from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.windows import ExactWindow, code_kernel
+from dpkernels.exact.windows import ExactWindow
 
 RNG = np.random.default_rng(11)
 slow = pytest.mark.slow
@@ -205,7 +205,7 @@ def test_bisection_finds_a_wrong_kernel():
     weights[4] += np.uint64(1)
 
     class Wrong:
-        kernel = staticmethod(code_kernel(type(form.table)(weights, form.table.window, 32, 0.0, 1.0)))
+        kernel = staticmethod(type(form.table)(weights, form.table.window, 32, 0.0, 1.0).kernel())
 
     counts, expected = next(window_counts(Wrong, table))
     assert np.flatnonzero(counts != expected).tolist() == [3, 4]

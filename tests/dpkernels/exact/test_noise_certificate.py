@@ -27,8 +27,7 @@ import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import Certificate, MultivariateCertificate
-from dpkernels.exact.noise import NoiseCertificate, NoiseTable, certify_noise, excess, hockey_stick
-from dpkernels.exact.noise_build import BITS, noise_tables
+from dpkernels.exact.noise import BITS, NoiseCertificate, NoiseTable, certify_noise, excess, hockey_stick, noise_table
 
 RNG = np.random.default_rng(11)
 every_claim = pytest.mark.parametrize("name", CLAIMS)
@@ -158,7 +157,7 @@ def test_the_whole_profile_is_the_laws_own(name, other):
 def test_claims_a_little_too_small_are_refused():
     """Below what the law has, by more than a table may make up for; the error says what is reached."""
     law, D, epsilon = LATTICES["discrete-gaussian"], 2.0, 1.0
-    table = next(noise_tables(law, Fraction(D)))
+    table = noise_table(law, Fraction(D))
     delta = float(hockey_stick(table, 2, exp_lower_bound(epsilon))) * (1 + 1e-9)
     made = dpk.Additive(law).claim(sensitivity=D, epsilon=epsilon, delta=delta)
     dpk.exact_sampler(made)
@@ -197,7 +196,7 @@ def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypa
         tried.append(table)
         return certify_noise(table, *claim)
 
-    monkeypatch.setattr("dpkernels.exact.noise_build.certify_noise", counted)
+    monkeypatch.setattr("dpkernels.exact.noise.certify_noise", counted)
     noise = dpk.Additive(dpk.Gaussian(9.0))
     with pytest.raises(CertificateError, match="delta"):
         dpk.exact_sampler(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))
@@ -280,7 +279,7 @@ def test_the_last_code_never_reported_is_refused(name, end):
 def masses_at_32_bits(codes=4096):
     """Truncated Laplace at 32 bits: its table, a claim that is just met, and the law's masses in it."""
     made = dpk.truncated_laplace(epsilon=1.0, delta=1e-4)
-    table = next(noise_tables(made.noise, Fraction(1), bits=32, codes=codes))
+    table = noise_table(made.noise, Fraction(1), bits=32, codes=codes)
     realised = hockey_stick(table, table.cells(Fraction(1)), exp_lower_bound(1.0))
     edges = (np.arange(table.first, table.last + 2) - 0.5) / table.cells(Fraction(1))
     return table, float(realised) * (1 + 1e-9), made.noise.mass(edges[:-1], edges[1:]) * 2.0**32
@@ -555,7 +554,7 @@ def test_a_law_of_the_users_own_has_no_table():
 
     assert dpk.exact_sampler(dpk.Additive(dpk.Laplace(1.0), 1.0, 1.0, 1e-12))
     with pytest.raises(TypeError, match="Other has no table"):
-        next(noise_tables(Other(), Fraction(1)))
+        noise_table(Other(), Fraction(1))
 
 
 def test_mpmath_agrees_on_laplace():

@@ -27,8 +27,7 @@ from noise_tables import (
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise import NoiseTable, cells_apart, noise_kernel
-from dpkernels.exact.noise_build import grid, lattice_grid, noise_tables
+from dpkernels.exact.noise import NoiseTable, cells_apart, grid, lattice_grid, noise_table
 
 RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
@@ -48,7 +47,7 @@ PROMISED_COST = 1e-3
 
 def codes_of(table, words):
     with jax.enable_x64(True):
-        return np.asarray(jax.jit(noise_kernel(table))(words))
+        return np.asarray(jax.jit(table.kernel())(words))
 
 
 def counted(table):
@@ -112,7 +111,7 @@ PLACED = (*SENSITIVITIES, 3.0, 1e-9, 1e9, 1e12, 1.0000003, 2.0**-100)
 @cache
 def placed_form(D, codes=4096):
     mechanism = dpk.laplace(epsilon=1.0, sensitivity=D)
-    return form_of(mechanism, next(noise_tables(mechanism.noise, Fraction(D), bits=16, codes=codes)))
+    return form_of(mechanism, noise_table(mechanism.noise, Fraction(D), bits=16, codes=codes))
 
 
 def odd_inputs(form, dtype):
@@ -332,11 +331,11 @@ def test_lattices_too_fine_for_integers_are_refused(step, D):
 
 def test_noise_without_a_table_is_refused():
     with pytest.raises(TypeError, match="no table"):
-        noise_tables("laplace", Fraction(1))
+        noise_table("laplace", Fraction(1))
     with pytest.raises(CertificateError, match="sensitivities of 1 cells wide; a table holds at most 1048576"):
         dpk.exact_sampler(dpk.gaussian(sigma=1e7, sensitivity=1.0, epsilon=1.0, delta=1e-5))
     with pytest.raises(CertificateError, match="codes for a total of 65536"):
-        next(noise_tables(dpk.Gaussian(1e4), Fraction(1), bits=16))
+        noise_table(dpk.Gaussian(1e4), Fraction(1), bits=16)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +365,8 @@ def test_tables_cannot_be_changed():
 @pytest.mark.slow
 def test_every_32_bit_word_counts():
     """All 2^32 words through the compiled sampler: exactly the weights."""
-    table = next(noise_tables(dpk.Laplace(1.0), Fraction(1), bits=32, codes=1 << 12))
-    sample, total = jax.jit(noise_kernel(table)), np.zeros(table.codes, np.int64)
+    table = noise_table(dpk.Laplace(1.0), Fraction(1), bits=32, codes=1 << 12)
+    sample, total = jax.jit(table.kernel()), np.zeros(table.codes, np.int64)
     piece = np.arange(1 << 20, dtype=np.uint32)
     for first in range(0, 1 << 32, len(piece)):
         total += np.bincount(np.asarray(sample(piece + np.uint32(first))) - table.first, minlength=table.codes)

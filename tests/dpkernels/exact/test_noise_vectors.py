@@ -16,10 +16,10 @@ from noise_tables import plain_table
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import Certificate
-from dpkernels.exact.noise import (
+from dpkernels.exact.noise import NoiseTable, density_table, noise_table
+from dpkernels.exact.noise_vectors import (
     FAR,
     FIXED_BITS,
-    NoiseTable,
     VectorClaim,
     VectorNoiseCertificate,
     _distance,
@@ -28,7 +28,6 @@ from dpkernels.exact.noise import (
     ndtr_bounds,
     root_up,
 )
-from dpkernels.exact.noise_build import density_tables, noise_tables
 from dpkernels.mechanisms.additive_vector import growth
 
 RNG = np.random.default_rng(13)
@@ -56,7 +55,7 @@ def shifts_of(claim):
 
 
 def small_lattice_table(scale, reach, bits):
-    return next(noise_tables(dpk.DiscreteLaplace(scale, 1.0, reach), Fraction(1), bits=bits))
+    return noise_table(dpk.DiscreteLaplace(scale, 1.0, reach), Fraction(1), bits=bits)
 
 
 def worst_delta(table, shifts, epsilon):
@@ -182,7 +181,7 @@ def test_roots_are_rounded_up(x):
 @cache
 def gaussian_table(parts=20, own=0.5, bits=64):
     """sigma = 1, 2 parts cells."""
-    table, wider = next(density_tables(dpk.Gaussian(1.0), own, parts, -10, 1 << 10, bits))
+    table, wider = density_table(dpk.Gaussian(1.0), own, parts, -10, 1 << 10, bits)
     return table, parts / own * wider
 
 

@@ -18,9 +18,8 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.combined import Certificate, MultivariateCertificate
-from dpkernels.exact.kernels import fraction_bits, nearest_rows, positions
-from dpkernels.exact.row_build import central_table, row_table
-from dpkernels.exact.rows import certify_rows, lookups, row_columns, row_kernel
+from dpkernels.exact.rows import RowCertificate, central_table, lookups, row_columns, row_table
+from dpkernels.exact.sampler import fraction_bits, nearest_rows, positions
 from dpkernels.settings import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
@@ -63,7 +62,7 @@ def test_integers_have_what_the_certificate_says(m):
         sum(a * (b - at) ** 2 for a, b in zip(row, y, strict=True))
         for row, at in zip(p[::step], x[::step], strict=True)
     ]
-    assert variances == table.row_variances[::step]
+    assert variances == [table.row_variance(s) for s in range(0, table.rows, step)]
 
 
 @over(EVERY)
@@ -136,19 +135,19 @@ def tight(certificate):
 def test_one_unit_more_in_a_tight_column_is_refused(m):
     """At the budget that the integers realise, to one part in 10^12, of which a unit is many."""
     table = row_table(m, 32) if isinstance(m, dpk.Optimal) else central_table(m, 8, 32)
-    certificate = certify_rows(table, m.epsilon, m.sensitivity)
+    certificate = RowCertificate.of(table, m.epsilon, m.sensitivity)
     epsilon = certificate.realised_epsilon + 1e-12
-    assert certify_rows(table, epsilon, m.sensitivity).ratio == certificate.ratio
+    assert RowCertificate.of(table, epsilon, m.sensitivity).ratio == certificate.ratio
     row, code, _ = tight(certificate)
     fault = moved(table, row, int(np.argmax(np.arange(len(table.places)) != code)), code)
     with pytest.raises(dpk.CertificateError, match="epsilon: a ratio is"):
-        certify_rows(fault, epsilon, m.sensitivity)
+        RowCertificate.of(fault, epsilon, m.sensitivity)
 
 
 def test_sensitivities_that_are_no_part_of_the_interval_are_certified():
     form = dpk.exact_sampler(dpk.central_piecewise(epsilon=3.0, sensitivity=0.9, **UNIT))
     assert abs(form.variance_cost) < 1e-3
-    certify_rows(form.table, 3.0, 0.9)
+    RowCertificate.of(form.table, 3.0, 0.9)
 
 
 @pytest.mark.lengthy
@@ -177,9 +176,9 @@ def test_faults_of_every_kind_are_refused(m):
     }
     for match, fault in faults.items():
         with pytest.raises(dpk.CertificateError, match=match):
-            certify_rows(fault, m.epsilon, m.sensitivity)
+            RowCertificate.of(fault, m.epsilon, m.sensitivity)
     with pytest.raises(dpk.CertificateError, match="epsilon: a ratio is"):
-        certify_rows(table, m.epsilon * 0.999, m.sensitivity)
+        RowCertificate.of(table, m.epsilon * 0.999, m.sensitivity)
 
 
 def _one(table):
@@ -197,17 +196,17 @@ def test_a_row_of_another_total_is_refused_though_its_mean_is_right(row):
     weights = table.weights.copy()
     weights[row, [0, -1]] += np.uint64(1)
     with pytest.raises(dpk.CertificateError, match=rf"total: weights of row {row} sum to 2\^\d+ [+]2"):
-        certify_rows(broken(table, weights=weights), 1.5)
+        RowCertificate.of(broken(table, weights=weights), 1.5)
 
 
 def test_more_neighbours_than_certified_are_refused():
     m = ROWS["optimal-central-2"]
     certificate = dpk.exact_sampler(m).certificate
-    assert certificate.cells < certificate.rows - 1
+    assert certificate.cells < certificate.table.rows - 1
     for sensitivity in (m.sensitivity * 1.2, None):
         with pytest.raises(dpk.CertificateError, match="epsilon: a ratio is"):
-            certify_rows(certificate.table, m.epsilon, sensitivity)
-    smaller = certify_rows(certificate.table, m.epsilon, m.sensitivity / 3)
+            RowCertificate.of(certificate.table, m.epsilon, sensitivity)
+    smaller = RowCertificate.of(certificate.table, m.epsilon, m.sensitivity / 3)
     assert smaller.cells < certificate.cells
     assert smaller.ratio <= certificate.ratio
 
@@ -273,8 +272,8 @@ def test_a_traced_mechanism_is_refused():
 def test_every_word_of_sixteen_bits_is_sampled(m):
     """All 2^16 words through the compiled kernel, for every row: counts are the weights."""
     table = central_table(m, 4, 16)
-    certify_rows(table, m.epsilon, m.sensitivity)
-    kernel = jax.jit(row_kernel(table))
+    RowCertificate.of(table, m.epsilon, m.sensitivity)
+    kernel = jax.jit(table.kernel())
     words = np.arange(1 << 16, dtype=np.uint16)
     codes = {place: code for code, place in enumerate(table.places)}
     lowest = table.places[0]
@@ -294,14 +293,14 @@ def test_a_gpus_look_ups_are_the_same_function(m):
     table = dpk.exact_sampler(m).table
     rows, bits = row_columns(table), table.bits
     word, k = rows[0].packed.dtype.type, rows[0].log_columns
-    at = np.arange(len(rows) << k, dtype=np.int32)
+    row, column = (part.astype(np.int32) for part in divmod(np.arange(len(rows) << k), 1 << k))
     edges = np.concatenate([columns.threshold for columns in rows])
-    columns = (at & ((1 << k) - 1)).astype(word) << word(bits - k)
+    columns = column.astype(word) << word(bits - k)
     with own_settings(x64=True):
-        by_column, by_triple = lookups(table, rows)
+        by_column, by_triple = lookups(table)
         for low in (edges, edges - word(1), edges * 0):
             r = columns | (low & word((1 << bits - k) - 1))
-            np.testing.assert_array_equal(by_triple(jnp.asarray(r), jnp.asarray(at)), by_column(r, at))
+            np.testing.assert_array_equal(by_triple(jnp.asarray(r), jnp.asarray(row)), by_column(r, row))
 
 
 @over(ROWS)
@@ -323,7 +322,7 @@ def test_the_kernel_is_the_alias_table(m):
     table = dpk.exact_sampler(m).table
     random = np.random.default_rng(3)
     with jax.enable_x64(True):
-        kernel = jax.jit(row_kernel(table))
+        kernel = jax.jit(table.kernel())
         for row in {0, table.rows // 2, table.rows - 1}:
             columns = row_columns(table)[row]
             capacity = 1 << (table.bits - columns.log_columns)
@@ -343,7 +342,7 @@ def test_the_kernel_is_the_alias_table(m):
 @pytest.mark.parametrize("bits", [32, 64])
 def test_rounding_to_either_word_keeps_the_guarantee(bits):
     m = ROWS["optimal-1"]
-    certificate = certify_rows(row_table(m, bits), m.epsilon)
+    certificate = RowCertificate.of(row_table(m, bits), m.epsilon)
     assert float(certificate.worst_variance) == pytest.approx(float(m.worst_variance), rel=1e-6)
 
 
@@ -385,7 +384,7 @@ def test_inputs_one_gap_apart_may_be_put_two_rows_apart():
     word = (-place - 1 & steps - 1).astype(np.uint32)  # With one more the row of x turns.
     rows = [nearest_rows(at, word, table.shifts, table.first, table.last) for at in (x, other)]
     assert (rows[1] - rows[0]).max() == 2
-    assert certify_rows(table, 1.0, gap).cells == 2
+    assert RowCertificate.of(table, 1.0, gap).cells == 2
 
 
 def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():
@@ -401,8 +400,8 @@ def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():
         near, other = (nearest_rows(jnp.asarray(at), word, table.shifts, first, last) for at in (x, x + D))
     assert int((other - near).max()) == 4
     with pytest.raises(dpk.CertificateError, match="epsilon: a ratio is"):
-        certify_rows(far, 2.0, D)
-    assert certify_rows(far, 2.0, D - 0.125).cells == 3
+        RowCertificate.of(far, 2.0, D)
+    assert RowCertificate.of(far, 2.0, D - 0.125).cells == 3
 
 
 @over(ROWS)

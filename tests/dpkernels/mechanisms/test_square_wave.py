@@ -23,8 +23,7 @@ import accountants
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.window_build import placed_table
-from dpkernels.exact.windows import WindowTable, certify_placed, certify_table, code_kernel
+from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, placed_table
 from dpkernels.mechanisms.windowed.square_wave import published_half_width
 
 run = pytest.fixture(command, name="run")
@@ -164,8 +163,8 @@ def small(epsilon: float, half_width: float | None) -> tuple[Any, WindowTable]:
 def test_every_word_of_every_row_counts(epsilon: float, half_width: float | None) -> None:
     """All 2^16 words: counts are the weights; and every pair of them is within the rational bound of e^eps."""
     made, table = small(epsilon, half_width)
-    certificate = certify_placed(table, epsilon)
-    codes, words = code_kernel(table), np.arange(1 << 16, dtype=np.uint16)
+    certificate = PlacedCertificate.of(table, epsilon)
+    codes, words = table.kernel(), np.arange(1 << 16, dtype=np.uint16)
     rows = np.arange(table.shifts + 1)
     counts = np.array([np.bincount(codes(words, np.int32(row)), minlength=table.codes) for row in rows])
     high, low = counts.max(0), counts.min(0)
@@ -220,7 +219,7 @@ def test_reports_are_of_the_table() -> None:
     codes = np.rint((reports - float(form.certificate.lowest)) / float(form.table.step)).astype(int)
     place = 0.3 * form.table.shifts
     row, f = int(place), place - int(place)
-    p = ((1 - f) * form.table.row(row) + f * form.table.row(row + 1)) / float(form.certificate.total)
+    p = ((1 - f) * form.table.row(row) + f * form.table.row(row + 1)) / float(form.table.total)
     assert stats.chisquare(np.bincount(codes, minlength=len(p)), 400_000 * p).pvalue > 1e-6
     simulated = dpk.perturb(x, made, exact=False, key=dpk.simulation_key(1))
     assert stats.ks_2samp(reports, simulated).pvalue > 1e-6
@@ -230,7 +229,7 @@ def test_reports_are_of_the_table() -> None:
 
 
 def certificate() -> Any:
-    return certify_placed(small(1.0, None)[1], 1.0)
+    return PlacedCertificate.of(small(1.0, None)[1], 1.0)
 
 
 def test_no_mean_is_claimed() -> None:
@@ -253,18 +252,18 @@ def tampered(table: WindowTable, name: str, at: int, by: int) -> WindowTable:
 def test_planted_faults_are_refused() -> None:
     table = small(1.0, None)[1]
     with pytest.raises(CertificateError, match="total"):
-        certify_placed(tampered(table, "base", 3, 1), 1.0)
+        PlacedCertificate.of(tampered(table, "base", 3, 1), 1.0)
     moved = tampered(tampered(table, "base", 3, -1), "base", 4, 1)
     with pytest.raises(CertificateError, match=r"mean|epsilon"):
-        certify_placed(moved, 2.0)
+        PlacedCertificate.of(moved, 2.0)
     with pytest.raises(CertificateError, match="epsilon: a ratio is"):
-        certify_placed(table, 0.99)
+        PlacedCertificate.of(table, 0.99)
     leaning = tampered(tampered(table, "window", 0, -9), "window", 7, 9)
     with pytest.raises(CertificateError, match="mean: a row is off"):
-        certify_placed(leaning, 2.0)
+        PlacedCertificate.of(leaning, 2.0)
     impossible = dataclasses.replace(table, base=np.zeros_like(table.base), bits=16)
     with pytest.raises(CertificateError, match=r"total|support"):
-        certify_placed(impossible, 1.0)
+        PlacedCertificate.of(impossible, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +285,7 @@ def test_forged_forms_are_refused(change: dict[str, Any]) -> None:
 
 def test_one_of_an_unbiased_table_does_not_pass_for_it() -> None:
     table = small(1.0, None)[1]
-    plain = certify_table(WindowTable(table.base, table.window, table.bits, table.lower, table.upper), 1.0)
+    plain = WindowCertificate.of(WindowTable(table.base, table.window, table.bits, table.lower, table.upper), 1.0)
     form = plain.to_dict()
     with pytest.raises(CertificateError):
         dpk.Certificate.from_dict({**form, "kind": certificate().kind})

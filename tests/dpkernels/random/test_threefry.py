@@ -7,15 +7,15 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from dpkernels.random import host, simulation_key, threefry
+from dpkernels.random import host, simulation_key
 from dpkernels.random.chacha import BITS_STREAM, wrap
-from dpkernels.random.uniforms import uniforms, unit_interval
+from dpkernels.random.uniforms import threefry_words, uniforms, unit_interval
 
 SEEDS = [0, 1, 2**31 - 1]
 KEYS = {"threefry": simulation_key(11), "chacha20": wrap(np.arange(8, dtype=np.uint32))}
 
 
-stream_words = jax.jit(threefry.stream_words, static_argnums=(2, 3))
+stream_words = jax.jit(threefry_words, static_argnums=(2, 3))
 draw = jax.jit(uniforms, static_argnums=(2, 3))
 
 

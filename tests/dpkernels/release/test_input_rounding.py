@@ -18,8 +18,8 @@ import pytest
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import exp_lower_bound
-from dpkernels.exact.kernels import fraction_bits, positions
-from dpkernels.exact.rows import certify_rows
+from dpkernels.exact.rows import RowCertificate
+from dpkernels.exact.sampler import fraction_bits, positions
 from dpkernels.release.inputs import Bounds
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))
@@ -42,7 +42,7 @@ def scaled(form, exponent):
         form.mechanism, reach=form.mechanism.reach * s, sensitivity=s, lower=-4 * s, upper=4 * s
     )
     return dataclasses.replace(
-        form, mechanism=mechanism, certificate=certify_rows(dataclasses.replace(table, **ends), EPSILON, s)
+        form, mechanism=mechanism, certificate=RowCertificate.of(dataclasses.replace(table, **ends), EPSILON, s)
     )
 
 

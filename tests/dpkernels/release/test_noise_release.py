@@ -14,7 +14,6 @@ from noise_tables import claim, exact, form_of, positions, slow_position, slow_s
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.noise_build import noise_tables
 from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release
@@ -344,13 +343,6 @@ def test_subnormal_inputs_are_next_to_0():
         for r in (0, 2**32 - 1):
             words = np.full(4, r, np.uint32)
             assert positions(form, x, words).tolist() == [slow_position(form.table, at, r) for at in x]
-
-
-def test_noise_tables_is_lazy():
-    """A law is only tabulated as wide as it has to be."""
-    tables = noise_tables(dpk.Laplace(1.0), Fraction(1))
-    first, second = next(tables), next(tables)
-    assert first.variance <= second.variance
 
 
 def test_integers_that_the_floats_of_reports_would_round_are_refused():
