@@ -337,7 +337,7 @@ def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acc
 
 
 def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
 def _noise(kind: str, parameter: Any, *others: int) -> _AccountedRelease:

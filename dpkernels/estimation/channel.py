@@ -498,7 +498,7 @@ def _channel(certificate: Certificate, bounds: tuple[float, float] | None, decim
         return NoiseChannel(certificate, *bounds, decimals)
     if isinstance(certificate, MixtureCertificate):
         first = float(certificate.weight)
-        parts = [(first, certificate.first.table), (1 - first, certificate.second.table)]
+        parts: list[tuple[float, Table]] = [(first, certificate.first.table), (1 - first, certificate.second.table)]
     elif isinstance(certificate, WindowCertificate | PlacedCertificate | RowCertificate):
         parts = [(1.0, certificate.table)]
     else:
