@@ -263,7 +263,8 @@ class Composed(Family):
         bracket = Bracket(self.guarantee(mechanism))
         found = bracket.upper_delta(epsilon)
         if found > delta:
-            found = bracket.delta(epsilon)[1]
+            # The bracket of epsilon, on another grid, may prove what that of delta does not.
+            found = delta if bracket.upper_epsilon(delta) <= epsilon else bracket.delta(epsilon)[1]
         self.check_allowed("delta", found, delta * (1 + ROUNDING))
         return epsilon, found
 
