@@ -49,14 +49,9 @@ class BoundedTable(abc.ABC):
     """Integer weights: a distribution for each of S + 1 inputs, the rows, which are evenly spaced on an interval.
 
     Code j stands for the report  middle + step places[j].  The step follows from the rows' means.
-
-    Attributes:
-        bits: log2 of every row's total.
-        lower: smallest valid input.
-        upper: largest valid input.
     """
 
-    bits: int
+    bits: int  # log2 of every row's total.
     lower: float
     upper: float
 
@@ -110,17 +105,14 @@ class BoundedTable(abc.ABC):
 
     @property
     def total(self) -> int:
-        """Return 2^bits."""
         return 1 << self.bits
 
     @property
     def rows(self) -> int:
-        """Return S + 1."""
         return self.shifts + 1
 
     @cached_property
     def middle(self) -> Fraction:
-        """Return the middle of the rows' inputs."""
         return sum(map(rational, self.ends)) / Fraction(2)
 
     @cached_property
@@ -139,11 +131,9 @@ class BoundedTable(abc.ABC):
         return 2 * self.slope * self.shifts * self.gap * self.total / self.rise
 
     def value(self, code: int) -> Fraction:
-        """Return the report that a code stands for."""
         return self.middle + self.step * self.doubled_places[code] / 2
 
     def row_input(self, s: int) -> Fraction:
-        """Return the nominal input of row s."""
         return rational(self.ends[0]) + self.gap * s
 
     def row_mean(self, s: int) -> Fraction:
@@ -183,11 +173,7 @@ def integers(name: str, values: Any, most: int) -> list[int]:
 
 
 def frozen_weights(values: Any) -> np.ndarray:
-    """Return a read-only copy as uint64: what has been certified must stay what is sampled.
-
-    Raises:
-        OverflowError: an integer is negative or has more than 64 bits.
-    """
+    """Return a read-only copy as uint64: what has been certified must stay what is sampled."""
     array = np.array(values, np.uint64)
     array.setflags(write=False)
     return array
@@ -213,16 +199,11 @@ class Certificate(abc.ABC):
 
     A payload contains the facts beside the integers, for human readers. ``from_dict`` recomputes the certificate from
     the integers and the claim, and raises an error if the payload disagrees.
-
-    Attributes:
-        kind: the name of the class in JSON.
-        facts: the paths of the attributes in a payload, each under its last name; Fractions become text.
-        parts: its tables and certificates, from names in JSON to names of attributes.
     """
 
-    kind: ClassVar[str]
-    facts: ClassVar[tuple[str, ...]]
-    parts: ClassVar[Mapping[str, str]]
+    kind: ClassVar[str]  # The name of the class in JSON.
+    facts: ClassVar[tuple[str, ...]]  # Paths of the attributes in a payload, each under its last name.
+    parts: ClassVar[Mapping[str, str]]  # Its tables and certificates, from names in JSON to names of attributes.
 
     def __init_subclass__(cls, kind: str = "") -> None:
         if kind:
@@ -303,21 +284,13 @@ def line(label: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class BoundedCertificate(Certificate):
-    """Verified facts about a table with a row for every one of some inputs.
+    """Verified facts about a table with a row for every one of some inputs."""
 
-    Attributes:
-        epsilon: the budget, as printed.
-        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
-        cells: the largest distance, in rows, of the rows to which neighbours are rounded under the same random word.
-        ratio: the largest ratio of any report's probability between two neighbouring inputs.
-        table: the integers, for independent verification.
-    """
-
-    epsilon: float
-    sensitivity: float | None
-    cells: int
-    ratio: Fraction
-    table: Any
+    epsilon: float  # The budget, as printed.
+    sensitivity: float | None  # The largest distance of neighbouring inputs, or None if any two inputs are neighbours.
+    cells: int  # The largest distance, in rows, to which one random word rounds neighbours.
+    ratio: Fraction  # The largest of any report's probability between two neighbouring inputs.
+    table: Any  # The integers, for independent verification.
 
     parts: ClassVar[Mapping[str, str]] = {"table": "table"}
     is_unbiased: ClassVar[bool] = True
@@ -336,9 +309,8 @@ class BoundedCertificate(Certificate):
 
         Raises:
             CertificateError: a total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon, a
-                row's mean is not its input, or of a biased mechanism not where the slope says, or an input has no row;
-                says by how much.
-            ValueError: the budget or the sensitivity is out of range, or the interval is none.
+                row's mean is not where the slope says, or an input has no row; the message says by how much.
+            ValueError: the budget, the sensitivity or the interval is out of range.
         """
         checks.epsilon(epsilon)
         table.check()
@@ -354,12 +326,10 @@ class BoundedCertificate(Certificate):
 
     @property
     def lowest(self) -> Fraction:
-        """Return the smallest possible report."""
         return self.table.value(0)
 
     @property
     def highest(self) -> Fraction:
-        """Return the largest possible report."""
         return self.table.value(self.table.codes - 1)
 
     @property
@@ -369,7 +339,6 @@ class BoundedCertificate(Certificate):
 
     @property
     def worst_variance(self) -> Fraction:
-        """Return the bound on the variance at any input, input rounding included."""
         return self.table.worst_variance
 
     @property

@@ -50,24 +50,12 @@ def uniform_number(key: bytes, number: int) -> Uniform:
 
 
 def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.ndarray:
-    """Return k different indices, each chosen by the exponential mechanism among those that are left.
+    """Return k different indices, each chosen by the exponential mechanism among those that are left, as int64.
 
-    The result has the distribution of the indices of the k largest eps s_i + Gumbel noise, in their order (Durfee &
-    Rogers 2019). Choice j depends on the key, on j and on the earlier choices. The time is of order k times the number
-    of scores.
-
-    Args:
-        scores: integers, 1-D.
-        epsilon: eps of one choice, the factor of the scores in the exponent.
-        k: the number of choices, at most the number of scores.
-        key: 32 bytes.
-
-    Returns:
-        int64 of shape (k,), in the order of discovery.
-
-    Raises:
-        TypeError: scores are not integers.
-        ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20]; k not in 1..len(scores).
+    In order of discovery, they are distributed as the indices of the k largest eps s_i + Gumbel noise (Durfee & Rogers
+    2019). Choice j depends on the key of 32 bytes, on j and on the earlier choices. A TypeError refuses scores that are
+    not integers; a ValueError refuses scores empty, not 1-D or beyond +-2^61, epsilon outside [1e-4, 20], and k
+    outside 1..len(scores). The time is of order k times the number of scores.
 
     Guarantee: each choice is eps-bounded-range (Durfee & Rogers 2019; Dong 2019) given the earlier ones.
     Neighbouring scores differ by 0 to 1 each, all in the same direction; if they may move in both directions, the

@@ -1,7 +1,4 @@
-"""Certificates and exact samplers that are composed of others: mixtures, and vectors by coordinate.
-
-Once this module is imported, ``Certificate.from_dict`` reads every kind of certificate.
-"""
+"""Certificates and exact samplers of mixtures, and of vectors by coordinate. Importing it registers every kind."""
 
 from __future__ import annotations
 
@@ -28,14 +25,11 @@ from dpkernels.numerics import RealArray, namespace
 
 @dataclass(frozen=True)
 class MixtureCertificate(Certificate, kind="mixture"):
-    """A certificate of a mixture: two certified tables, one of which is chosen independently of the input.
-
-    The first is used where the choice word, of 32 bits, is below the threshold.
-    """
+    """A certificate of a mixture: two certified tables, one of which is chosen independently of the input."""
 
     first: WindowCertificate
     second: WindowCertificate
-    threshold: int
+    threshold: int  # The first table is used where the choice word, of 32 bits, is below it.
 
     facts = ("epsilon", "realised_epsilon", "threshold", "lowest", "highest", "worst_variance")
     parts: ClassVar[Mapping[str, str]] = {"first": "first", "second": "second"}
@@ -52,7 +46,6 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
     @property
     def weight(self) -> Fraction:
-        """Return the probability of the first table."""
         return Fraction(self.threshold, 1 << 32)
 
     @property
@@ -62,7 +55,6 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
     @property
     def realised_epsilon(self) -> float:
-        """Return the larger of the parts' realised budgets."""
         return max(self.first.realised_epsilon, self.second.realised_epsilon)
 
     @property
@@ -99,17 +91,11 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
 @dataclass(frozen=True)
 class MultivariateCertificate(Certificate, kind="multivariate"):
-    """A certificate for vectors: s of d coordinates, chosen independently of the data, each by a certified table.
+    """A certificate for vectors: s of d coordinates, chosen independently of the data, each by a certified table."""
 
-    Attributes:
-        coordinate: certificate of a coordinate's report, on [-1, 1].
-        dimensions: d.
-        sampled: s.
-    """
-
-    coordinate: WindowCertificate | MixtureCertificate | RowCertificate
-    dimensions: int
-    sampled: int
+    coordinate: WindowCertificate | MixtureCertificate | RowCertificate  # On [-1, 1].
+    dimensions: int  # d
+    sampled: int  # s
 
     facts = ("epsilon", "realised_epsilon", "dimensions", "sampled")
     parts: ClassVar[Mapping[str, str]] = {"coordinate": "coordinate"}
@@ -129,7 +115,6 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
     @property
     def realised_epsilon(self) -> float:
-        """Return s times the coordinate's."""
         return float_at_least(self.sampled * rational(self.coordinate.realised_epsilon))
 
     @property
@@ -155,10 +140,7 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
 @dataclass(frozen=True, eq=False)
 class ExactMixture(ExactSampler):
-    """An exact sampler of a mixture: one of two samplers, chosen by whether a separate word is below a threshold.
-
-    Only one of the two is reported, so both may read the same noise and rounding words.
-    """
+    """A sampler of a mixture. Only one part is reported, so both may read the same noise and rounding words."""
 
     certificate: MixtureCertificate
     first: ExactWindow

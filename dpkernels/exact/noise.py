@@ -49,28 +49,19 @@ from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
 
 @dataclass(frozen=True, eq=False)
 class NoiseTable:
-    """Integer weights of additive noise.
+    """Integer weights of additive noise; the module states their meaning."""
 
-    Attributes:
-        weights: uint64, one a code.
-        first: the code of weights[0].
-        bits: log2 of the total.
-        grid_log2: log2 of g, to which inputs are rounded first.
-        points_per_bin: M, the grid points in a bin.
-    """
-
-    weights: np.ndarray
-    first: int
-    bits: int
-    grid_log2: int
-    points_per_bin: int
+    weights: np.ndarray  # uint64, one a code.
+    first: int  # The code of weights[0].
+    bits: int  # log2 of the total.
+    grid_log2: int  # log2 of g, to which inputs are rounded first.
+    points_per_bin: int  # M, the grid points in a bin.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", frozen_weights(self.weights))
 
     @cached_property
     def outcomes(self) -> list[int]:
-        """Return the weights as Python integers."""
         return self.weights.tolist()
 
     @property
@@ -100,7 +91,6 @@ class NoiseTable:
 
     @property
     def mean(self) -> Fraction:
-        """Return the exact mean of the noise, in data units."""
         return self.bin_width * Fraction(self._moments[0], self.total)
 
     @cached_property
@@ -121,7 +111,6 @@ class NoiseTable:
         return lambda r: outcomes(r) + first
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON payload."""
         # A copy of the list that is sampled, because the caller may change it.
         weights, grid = self.weights.tolist(), {"grain": self.grid_log2, "grains": self.points_per_bin}
         return {"weights": weights, "first": self.first, "bits": self.bits, **grid}
@@ -195,12 +184,10 @@ class AdditiveCertificate(Certificate):
 
     @property
     def lowest(self) -> Fraction:
-        """Return the smallest noise."""
         return self.table.bin_width * self.table.first
 
     @property
     def highest(self) -> Fraction:
-        """Return the largest noise."""
         return self.table.bin_width * self.table.last
 
     def lines(self) -> list[str]:
@@ -237,7 +224,6 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
     @property
     def bias(self) -> Fraction:
-        """Return the mean of the noise."""
         return self.table.mean
 
     @property
@@ -375,7 +361,7 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
 
 
 def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
-    """Return the certificate of the narrowest table that satisfies its claim, from the first kind that has one.
+    """Return the certificate of the narrowest table with its claim, from the first kind that has one.
 
     A kind maps a stretch to the certificate of a table wider by that factor, or raises a CertificateError.
     """
@@ -498,10 +484,8 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
 
 
 def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
-    """Return the masses without rounding noise: they fall away from 0, and flat parts are exactly flat.
-
-    Where the distribution begins or ends within the bin of 0, the next bin is the largest.
-    """
+    """Return the masses without rounding noise: they fall away from 0, and flat parts are exactly flat."""
+    # Where the distribution begins or ends within the bin of 0, the next bin is the largest.
     near = [j for j in (centre, centre - 1, centre + 1) if 0 <= j < len(masses)]
     top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
     left, right = masses[top::-1], masses[top:]

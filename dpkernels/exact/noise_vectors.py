@@ -113,25 +113,15 @@ _FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3
 
 @dataclass(frozen=True)
 class VectorClaim:
-    """The claim for a vector.
+    """The claim for a vector."""
 
-    Attributes:
-        epsilon: the budget, as printed.
-        delta: the claimed delta, as printed.
-        sensitivity: D, the float's exact value.
-        norm: the norm in which neighbours are at most D apart.
-        dimensions: d.
-        lattice: what every value is a multiple of, or None.
-        sigma: standard deviation, in cells, of the Gaussian that the table rounds; None for noise judged in l1.
-    """
-
-    epsilon: float
-    delta: float
-    sensitivity: float
-    norm: str
-    dimensions: int
-    lattice: float | None
-    sigma: float | None
+    epsilon: float  # The budget, as printed.
+    delta: float  # As printed.
+    sensitivity: float  # D, the float's exact value.
+    norm: str  # In which neighbours are at most D apart.
+    dimensions: int  # d
+    lattice: float | None  # A number of which every value is a multiple, or None.
+    sigma: float | None  # In cells, of the Gaussian that the table rounds; None for noise judged in l1.
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
@@ -147,7 +137,6 @@ class VectorClaim:
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
-        """Return the claim that a certificate's JSON payload states."""
         given = {name: payload[name] for name in cls.__dataclass_fields__}
         for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
             if given[name] is not None:
@@ -172,10 +161,7 @@ class VectorClaim:
 
 @dataclass(frozen=True)
 class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
-    """Verified facts about one table that serves every coordinate; see ``AdditiveCertificate``.
-
-    The shift is the bound on the cells between neighbours, in l1 or, of Gaussian noise, in l2.
-    """
+    """Verified facts about one table for all coordinates. The shift is in l1, or in l2 for Gaussian noise."""
 
     claim: VectorClaim
     shift: Fraction

@@ -38,9 +38,6 @@ def exact_sampler(mechanism: Any) -> Any:
     Args:
         mechanism: any mechanism of this package, with concrete parameters, or an exact sampler (returned as it is).
 
-    Returns:
-        An ``ExactSampler``, or ``ExactMultivariate`` for mechanisms on vectors.
-
     Raises:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, or a traced one.

@@ -5,9 +5,7 @@ j stands for the value  middle + step places[j].  The step follows from the rows
 ``first`` to ``last``. An input between two rows is rounded to one of them at random, so what holds for rows holds for
 inputs: the mean, and pure DP, for any two inputs or for inputs within a sensitivity.
 
-The tables that are built here are proposals; ``RowCertificate.of`` decides. Probabilities of a linear program are
-rounded to integers, then the sum and the mean of every row are repaired. The levels of the Central Piecewise Mechanism
-are integers from the start.
+The tables that are built here are proposals; ``RowCertificate.of`` decides.
 """
 
 from __future__ import annotations
@@ -52,20 +50,13 @@ _LARGEST_PLACE = 1 << 30  # The sampler holds places as int32, and twice a place
 
 @dataclass(frozen=True, eq=False)
 class RowTable(BoundedTable):
-    """Integer weights of a mechanism row by row.
+    """Integer weights of a mechanism row by row."""
 
-    Attributes:
-        weights: uint64, of shape (n, m).
-        places: m increasing integers.
-        first: the mean of row 0, at most ``lower``.
-        last: the mean of row n - 1, at least ``upper``.
-    """
-
-    weights: np.ndarray
-    places: tuple[int, ...]
+    weights: np.ndarray  # uint64, of shape (n, m).
+    places: tuple[int, ...]  # m increasing integers.
     bits: int
-    first: float
-    last: float
+    first: float  # The mean of row 0, at most ``lower``.
+    last: float  # The mean of row n - 1, at least ``upper``.
     lower: float
     upper: float
 
@@ -125,14 +116,12 @@ class RowTable(BoundedTable):
             )
 
     def cells(self, sensitivity: float | None) -> int:
-        """Return the rows that neighbours are apart at most; all of them where any two inputs are neighbours.
-
-        The gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not that of their decimals.
-        """
+        """Return the rows that neighbours are apart at most; all of them where any two inputs are neighbours."""
         if sensitivity is None:
             return self.shifts
         checks.sensitivity(sensitivity)
         steps = 1 << fraction_bits(self.shifts)
+        # Far from 0 the gap between these floats is not that between their decimals.
         gap = (Fraction(self.last) - Fraction(self.first)) / self.shifts
         return min(self.shifts, math.ceil((rational(sensitivity) * steps / gap + 1) / steps))
 
@@ -152,7 +141,6 @@ class RowTable(BoundedTable):
         return sampled
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON payload."""
         ends = {name: getattr(self, name) for name in ("first", "last", "lower", "upper")}
         return {"weights": self.weights.tolist(), "places": list(self.places), "bits": self.bits, **ends}
 
@@ -194,8 +182,7 @@ class ExactRows(BoundedSampler):
 def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., RealArray]]:
     """Return two samplers with the same output: by separate look-ups, and by look-ups of triples.
 
-    The first looks up columns and then places, which is faster on a CPU. The second looks up triples, which is faster
-    on a GPU, where each look-up is a pass through memory.
+    The second is faster on a GPU, where each look-up is a pass through memory, the first on a CPU.
     """
     rows = row_columns(table)
     log_columns, packed = rows[0].log_columns, np.concatenate([columns.packed for columns in rows])
@@ -368,11 +355,7 @@ def _span_and_sensitivity(mechanism: CentralPiecewise) -> tuple[Fraction, Fracti
 
 
 def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTable | None:
-    """Return integer weights with steps of ``cells`` codes and one row a cell, or None if they do not fit.
-
-    What the levels leave of the total goes to the base of codes at the middle, the same for every row, where it lowers
-    ratios.
-    """
+    """Return integer weights with steps of ``cells`` codes and one row a cell, or None if they do not fit."""
     span, D = _span_and_sensitivity(mechanism)
     shifts = 2 * math.ceil(span * cells / D / 2)
     gap = max(D / (cells - _MARGIN), span / shifts)

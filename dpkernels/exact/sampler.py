@@ -57,12 +57,10 @@ class ExactSampler(abc.ABC):
 
     @property
     def table(self) -> Any:
-        """Return the verified integers."""
         return self.certificate.table
 
     @cached_property
     def kernel(self) -> Any:
-        """Return the table's sampler, a function of random words."""
         return self.table.kernel()
 
     @property
@@ -136,14 +134,13 @@ class BoundedSampler(ExactSampler):
 
     @cached_property
     def reports_at(self) -> Any:
-        """Return the function from doubled places to reports."""
         return report_kernel(self.table.middle, self.table.step)
 
 
 def order_keys(x: Any) -> Any:
-    """Return integers in the order of the floats x; the key of -0 is one below that of 0.
+    """Return integers in the order of the floats x; the key of -0 is one below that of 0, NaN is beyond the infinities.
 
-    Comparisons of keys are exact also on a processor that reads subnormal numbers as 0. NaN is beyond the infinities.
+    Comparisons of keys are exact also on a processor that reads subnormal numbers as 0.
     """
     bits = x.view(np.dtype(f"int{8 * x.dtype.itemsize}"))
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
@@ -183,11 +180,7 @@ def take(table: np.ndarray, at: RealArray) -> RealArray:
 
 
 def alias_columns(weights: list[int], bits: int) -> AliasColumns:
-    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits.
-
-    Every column has the weight 2^bits / columns; padding outcomes have weight 0. Vose's construction in integers fills
-    a light column up from a heavy one.
-    """
+    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0."""
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (bits - log_columns)
     padded = weights + [0] * ((1 << log_columns) - len(weights))
@@ -279,8 +272,7 @@ def negligible(shifts: int, first: float, last: float) -> float:
 def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]:
     """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| below 2^24.
 
-    Half the step is a sum of two numbers of 29 bits. Their products are exact, so it does not matter whether a
-    processor fuses them with the sums.
+    Half the step is a sum of two numbers of 29 bits, so products are exact, and fusing them with sums changes nothing.
     """
 
     def short(number: Fraction) -> float:

@@ -46,20 +46,14 @@ from dpkernels.numerics import RealArray, namespace
 
 @dataclass(frozen=True, eq=False)
 class WindowTable(BoundedTable):
-    """Integer weights of a windowed mechanism.
+    """Integer weights of a windowed mechanism."""
 
-    Attributes:
-        base: N weights, uint64, the same for every row.
-        window: w weights, uint64, placed at code s by row s.
-        is_placed: whether the window's middle is the input itself; means are then nearer to the middle by ``slope``.
-    """
-
-    base: np.ndarray
-    window: np.ndarray
+    base: np.ndarray  # N weights, uint64, the same for every row.
+    window: np.ndarray  # w weights, uint64, placed at code s by row s.
     bits: int
     lower: float
     upper: float
-    is_placed: bool = False
+    is_placed: bool = False  # The window's middle is the input itself, so means are nearer to the middle by ``slope``.
 
     def __post_init__(self) -> None:
         for name in ("base", "window"):
@@ -166,11 +160,7 @@ class WindowTable(BoundedTable):
         return True
 
     def kernel(self) -> Callable[[RealArray, RealArray], RealArray]:
-        """Return the sampler, (random word of ``bits`` bits, row) -> code, both of one shape.
-
-        Constant weights, a of the base and kappa of the window, are sampled by division: r < N a gives the code r // a,
-        any other r the code row + (r - N a) // kappa.
-        """
+        """Return the sampler, (random word of ``bits`` bits, row) -> code, both of one shape."""
         if self.is_flat:
             word = np.dtype(f"uint{self.bits}").type
             a, kappa, base_total = word(self.base[0]), word(self.window[0]), word(self.codes * int(self.base[0]))
@@ -191,7 +181,6 @@ class WindowTable(BoundedTable):
         return codes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON payload; weights as runs [value, count]."""
         ends = {"lower": self.lower, "upper": self.upper}
         return {"base": _runs(self.base), "window": _runs(self.window), "bits": self.bits, **ends}
 
@@ -227,10 +216,7 @@ class WindowCertificate(BoundedCertificate, kind="window"):
 
 
 class PlacedCertificate(BoundedCertificate, kind="placed window"):
-    """Verified facts about a window table whose means are not the inputs; see ``BoundedCertificate``.
-
-    The window is placed at the input, and the mean lies between the input and the middle.
-    """
+    """Verified facts about a window table placed at the input: the mean lies between the input and the middle."""
 
     is_unbiased = False
 
@@ -238,7 +224,6 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
 
     @property
     def slope(self) -> Fraction:
-        """Return the derivative of the mean of a report by the input, below 1."""
         return self.table.slope
 
     @property
@@ -324,14 +309,9 @@ def windowed_table(
 ) -> WindowTable:
     """Return the first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
 
-    Args:
-        mechanism: with concrete parameters.
-        bits: log2 of the total, with ``codes``; by default 32, or 64 where 32 are not enough.
-        codes: the largest number of output codes, for any deviation; by default the candidates of ``_ORDER``.
-        deviation: the relative difference of a mechanism and a table; by default that of their variances.
-
-    Raises:
-        CertificateError: the mechanism's height is not private at its epsilon, or no table is near enough.
+    ``deviation`` is the relative difference of a mechanism and a table, by default that of their variances. With
+    ``codes``, any deviation is accepted, of a table with at most this many codes and the total 2^bits. A
+    CertificateError says that the mechanism's height is not private at its epsilon, or that no table is near enough.
     """
     best, best_deviation = None, math.inf
     for tier in _tiers(mechanism, _permitted_height(mechanism), bits, codes):
@@ -370,10 +350,7 @@ def _tiers(
 
 
 def _deviation(mechanism: Windowed, table: WindowTable) -> float:
-    """Return the relative difference of the worst-case or central variance from the mechanism's, the larger of both.
-
-    In float64, input rounding included, for choosing among tables.
-    """
+    """Return the relative difference of the worst-case or central variance, the larger, for choosing among tables."""
     total, n, w, span = float(table.total), table.codes, len(table.window), table.upper - table.lower
     base, window = table.base.astype(float) / total, table.window.astype(float) / total
     mass = window.sum()
