@@ -252,21 +252,22 @@ def budget_recycled(
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     target = epsilon, delta, sensitivity
+    drawn: Any = kernel
     if isinstance(kernel, type):
         unit = kernel(1.0)
         scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
-        kernel = rescaled(unit, scale)
+        drawn = rescaled(unit, scale)
     elif q is not None:
         raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
     if q is None:
-        q = recycling_rate(kernel, theta, *target)
+        q = recycling_rate(drawn, theta, *target)
         if checks.concrete(q) is not None and math.isnan(q):
-            wider = smallest_scale(kernel, *target)
+            wider = smallest_scale(drawn, *target)
             raise ValueError(
-                f"kernel: {kernel} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
+                f"kernel: {drawn} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
                 f"no q; from {wider:.6g} times as wide on it does at q = 0"
             )
-    return named.budget_recycled(kernel, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+    return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:

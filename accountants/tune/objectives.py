@@ -113,7 +113,7 @@ class Objective:
     function: Callable[..., Any]
     name: str
     sign: int = 1
-    numbers: tuple[Real, ...] = ()
+    numbers: tuple[Real | None, ...] = ()
     theta: Any = None
     power: int | None = None
     places: int = 0

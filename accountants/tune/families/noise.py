@@ -181,7 +181,8 @@ class TruncatedLaplace(Truncated):
     def build(self, free: dict[str, Any]) -> Additive:
         """Return the symmetric case next to B*: there A loses half of its digits, and all where eps is large."""
         made = named.truncated_laplace(**self.target, upper=free["upper"])
-        noise, highest = made.noise, named.symmetric_bound(**self.target)
+        noise: Any = made.noise
+        highest = named.symmetric_bound(**self.target)
         where = partial(namespace(noise.low, noise.high).where, self._is_symmetric(free))
         low, high = where(-highest, noise.low), where(highest, noise.high)
         return dataclasses.replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))

@@ -269,7 +269,11 @@ class SampledRecycled(Family):
     def release(self, free: dict[str, Any]) -> Subsampled:
         p = 1.0 if free["rate"] > _WHOLE else free["rate"]
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
-        sample = {"rate": p, "sampling_noise": float(self.rate.error(p)), "sensitivity_at": self.sensitivity_at}
+        sample: dict[str, Any] = {
+            "rate": p,
+            "sampling_noise": float(self.rate.error(p)),
+            "sensitivity_at": self.sensitivity_at,
+        }
         return recycling.subsampled_recycling(self._drawn(free["scale"], p), theta=self.theta, **sample, **target)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
