@@ -16,13 +16,7 @@ _POINTS, _SMALLEST = 9, 1e-9  # The default number of points, and the delta at w
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Brackets of two privacy profiles, as arrays of one length.
-
-    Attributes:
-        epsilon: the values of eps at which the profiles are compared, increasing.
-        first: (lower, upper) bounds of the delta of the first guarantee at each eps.
-        second: (lower, upper) bounds of the delta of the second guarantee.
-    """
+    """Brackets of two privacy profiles: (lower, upper) bounds of delta at increasing values of eps, in equal arrays."""
 
     epsilon: np.ndarray
     first: tuple[np.ndarray, np.ndarray]
@@ -42,8 +36,7 @@ class Comparison:
     def verdict(self) -> str:
         """Return which guarantee has the smaller delta at every epsilon that was compared.
 
-        The result is "first" or "second" if that is proven; "neither" if the profiles are proven to cross, so that the
-        order depends on epsilon; and "not certain" otherwise.
+        It is "first" or "second" if that is proven, "neither" if the profiles are proven to cross, else "not certain".
         """
         first, second = self.first_below, self.second_below
         if first.all() != second.all():

@@ -53,11 +53,7 @@ _SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its m
 
 
 class ComposableGuarantee(abc.ABC):
-    """A guarantee that can be repeated and composed: of reports, or of shuffled reports.
-
-    Attributes:
-        terms: the self-compositions that are composed.
-    """
+    """A guarantee that can be repeated and composed: of reports, or of shuffled reports."""
 
     terms: Any
 
@@ -78,16 +74,13 @@ class ComposableGuarantee(abc.ABC):
         """Return (lower, upper) bounds of eps at delta in (0, 1)."""
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval for delta at an epsilon, or for epsilon at a delta.
+        """Return a rigorous interval (lower, upper) for delta at an epsilon, or for epsilon at a delta.
 
         The interval includes truncation, quadrature and rounding errors.
 
         Args:
             epsilon: eps >= 0; then the interval is for delta.
             delta: in (0, 1); then the interval is for epsilon.
-
-        Returns:
-            (lower bound, upper bound).
 
         Raises:
             ValueError: not exactly one argument is given, or it is out of range; or there is no bracket, as for a
@@ -139,11 +132,7 @@ def check_one_given(epsilon: Any, delta: Any) -> None:
 @pytree
 @dataclass(frozen=True, eq=False)
 class Guarantee(ComposableGuarantee):
-    """The privacy guarantee of composed reports; made by ``guarantee``, immutable, a pytree.
-
-    Attributes:
-        terms: the self-compositions that are composed.
-    """
+    """The privacy guarantee of composed reports; made by ``guarantee``, immutable, a pytree of its terms."""
 
     terms: tuple[SelfComposed, ...]
 
@@ -180,20 +169,17 @@ class Guarantee(ComposableGuarantee):
         return NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
     def delta(self, epsilon: Real) -> Any:
-        """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP.
+        """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP, for eps >= 0 of any shape.
 
         The value is an estimate; use ``bracket`` for rigorous bounds. One release and composed Gaussian noise have
         exact profiles, few outcomes are enumerated, and everything else is composed by FFT on a grid. The table in
         docs/additive.md gives the accuracy of each case. Plain numbers are computed by NumPy, without compilation.
 
-        Args:
-            epsilon: eps >= 0, any shape.
-
         Returns:
             A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
-            eps, the count, the sampling rate and every parameter of the mechanism. One case is excluded: several
-            reports have no valid derivative in an ``outside`` weight of 0, because losses are unbounded next to it.
-            Use 64-bit JAX numbers; the tails of sums are lost in 32 bits.
+                eps, the count, the sampling rate and every parameter of the mechanism. One case is excluded: several
+                reports have no valid derivative in an ``outside`` weight of 0, because losses are unbounded next to it.
+                Use 64-bit JAX numbers; the tails of sums are lost in 32 bits.
 
         Raises:
             ValueError: epsilon is negative.
@@ -279,8 +265,7 @@ class Guarantee(ComposableGuarantee):
     def trade_off(self, alpha: Any) -> Any:
         """Return the least type II error of a test of level alpha.
 
-        Every (eps, delta) of the profile gives two lines that bound the trade-off curve. The result is their maximum
-        over a grid of eps.
+        It is the maximum, over a grid of eps, of the two lines by which each (eps, delta) bounds the trade-off curve.
         """
         checks.within("alpha", alpha, 0.0, 1.0)
         # Fewer lines give a lower curve, which is conservative; beyond this eps the lines are almost flat.

@@ -36,11 +36,7 @@ def _fields(kind: Any) -> dict[str, str]:
 
 
 def to_json_form(item: Any) -> Any:
-    """Return a form that ``json`` can write, for a tuple or a dataclass whose parts are all known.
-
-    Raises:
-        TypeError: the item holds something that cannot be saved, such as a user-defined density.
-    """
+    """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density."""
     if item is None or isinstance(item, str):
         return item
     if isinstance(item, tuple):
@@ -59,11 +55,7 @@ def to_json_form(item: Any) -> Any:
 
 
 def from_json_form(form: Any) -> Any:
-    """Return the item from which ``to_json_form`` made the form.
-
-    Raises:
-        ValueError: the form holds something unknown.
-    """
+    """Return the item from which ``to_json_form`` made the form."""
     if form is None or isinstance(form, int | float | str):
         return form
     if not isinstance(form, dict):

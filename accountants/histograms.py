@@ -58,8 +58,7 @@ def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: An
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
     """Return delta at eps of Laplace noise of scale b on every count (Lemma 6.2).
 
-    Each of the D0 counts is (Dinf/b)-DP, and ``pure_delta`` is the least delta that follows from that. The true delta
-    of Laplace noise is lower.
+    It is ``pure_delta`` of D0 counts that are each (Dinf/b)-DP. The true delta of Laplace noise is lower.
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
@@ -105,10 +104,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
 
 
 def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int | None:
-    """Return the smallest D0 at which Gaussian noise has the lower variance of ``histogram_noise``, for any Dinf.
-
-    The result is None if there is none up to ``most``.
-    """
+    """Return the smallest D0, if any up to ``most``, at which Gaussian noise has the lower variance, for any Dinf."""
 
     def better(D0: int) -> bool:
         noise = histogram_noise(D0, 1.0, epsilon, delta)
@@ -131,13 +127,7 @@ def inverse(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class HistogramGuarantee:
-    """Several valid bounds on the privacy cost of one release.
-
-    Attributes:
-        parts: descriptions of the composed mechanisms.
-        delta: the total delta.
-        bounds: eps at delta, by the name of the bound that gives it.
-    """
+    """Several valid bounds on the privacy cost of one release: eps at the total ``delta``, by the name of the bound."""
 
     parts: tuple[str, ...]
     delta: Any
@@ -152,19 +142,13 @@ class HistogramGuarantee:
 def known_domain_guarantee(
     k: Any, discovery_epsilon: Any, delta: Any, *, sigma: Any = None, scale: Any = None, leak: Any = 0.0
 ) -> HistogramGuarantee:
-    """Return the guarantee of ``known_domain_top_k``; arguments broadcast.
+    """Return the guarantee of ``known_domain_top_k``, from exactly one of sigma and scale; arguments broadcast.
 
     It composes k picks of eps-bounded range, given the earlier ones, and then, given the items, their k counts. Each
     count changes by at most 1. The noise is Gaussian with l2 sensitivity sqrt(k), rho = k/(2 s^2), or Laplace, k times
-    (1/b)-DP. ``leak`` is an additional delta of each count's noise, for tables of Laplace noise.
-
-    Returns:
-        The bounds ``setwise`` (eq. 3), ``concentrated`` (k eps^2/8 and the counts' rho, best order) and ``added`` (the
-        sum of pure budgets; infinite for Gaussian noise).
-
-    Raises:
-        ValueError: an argument is out of range, not exactly one of sigma and scale is given, or delta is not above the
-            leak of all counts.
+    (1/b)-DP. ``leak`` is an additional delta of each count's noise, for tables of Laplace noise; delta must be above
+    that of all counts. The bounds are ``setwise`` (eq. 3), ``concentrated`` (k eps^2/8 and the counts' rho, best order)
+    and ``added`` (the sum of pure budgets; infinite for Gaussian noise).
     """
     if (sigma is None) == (scale is None):
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
@@ -205,7 +189,7 @@ class _Count(NamedTuple):
 def unknown_domain_guarantee(
     l0_sensitivity: int, linf_sensitivity: float, sigma: float, truncation_delta: float, delta: float
 ) -> HistogramGuarantee:
-    """Return the guarantee of ``unknown_domain_top_k``.
+    """Return the guarantee of ``unknown_domain_top_k``; delta must be above the leak 1 - (1 - delta_T)^D0.
 
     Only D0 counts differ, and only those that are positive for both neighbours matter: the others are never released
     for either. The truncated distributions of a count are both positive except with probability at most delta_T under
@@ -216,9 +200,6 @@ def unknown_domain_guarantee(
       the exact one of Gaussian noise at l2 sensitivity sqrt(D0) Dinf, divided by that (bound ``gaussian``).
 
     The threshold, the order of items and k use released numbers alone.
-
-    Raises:
-        ValueError: an argument is out of range, or delta is not above the leak 1 - (1 - delta_T)^D0.
     """
     checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     checks.positive("linf_sensitivity", linf_sensitivity)
@@ -256,6 +237,7 @@ def known_domain(
     """Return discovery and noise of the top k of a known domain that are (eps, delta)-DP all together.
 
     For neighbours, and for what is covered, see ``known_domain_top_k``; the bounds are ``known_domain_guarantee``'s.
+    The guarantee that is computed for both scales is at most eps.
 
     Args:
         k: the number of items.
@@ -266,9 +248,6 @@ def known_domain(
             follows from ``share``.
         share: the share of the zCDP budget for the picks: eps^2/8 each, against 1/(2 s^2) for a count (Laplace: at most
             1/(2 b^2)).
-
-    Returns:
-        Both scales; the guarantee that is computed for them is at most eps.
 
     Raises:
         ValueError: k is not in 1..10^6, epsilon is not in [0.01, 20], delta or share is not in (0, 1), the name of the
@@ -317,13 +296,9 @@ def _claimed(noise: str, scale: float, delta: float) -> Additive:
 
 @dataclass(frozen=True)
 class KnownTopK:
-    """Top-k of a known domain.
+    """Top-k of a known domain: indices of the items in the order of discovery, their counts, and the privacy cost.
 
-    Attributes:
-        items: indices of the counts found, in the order of discovery.
-        counts: their released counts, not increasing and not negative.
-        noisy: the noisy counts before order and sign were imposed.
-        guarantee: the privacy cost of all of it.
+    ``counts`` are not increasing and not negative; ``noisy`` are the noisy counts before order and sign were imposed.
     """
 
     items: np.ndarray
@@ -334,13 +309,9 @@ class KnownTopK:
 
 @dataclass(frozen=True)
 class UnknownTopK:
-    """Top-k of an unknown domain.
+    """Top-k of an unknown domain: items by falling noisy count, these counts, and the privacy cost.
 
-    Attributes:
-        items: the released items, by falling noisy count; ties are in the order of their repr.
-        counts: their noisy counts, all above the threshold.
-        threshold: only counts above it were released.
-        guarantee: the privacy cost of all of it.
+    All counts are above the threshold. Ties are in the order of their items' repr.
     """
 
     items: tuple[Any, ...]

@@ -34,17 +34,13 @@ class SmoothPieces:
 
     The functions take points x and the numbers i of their pieces, which broadcast.
 
-    Attributes:
-        left: the lower ends, an array.
-        right: the upper ends; a piece is empty if its length is not positive.
-        log_p: the log density of p at (x, i).
-        log_q: the log density of q at (x, i).
-        loss: log p/q at (x, i), to full precision; infinite where one density is 0, and 0 where both are.
-        steepness: a bound s on how fast densities change on panels (left, right, i): p and q are sums of positive
-            parts f with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None if no
-            bound is known; then there is no proven bracket.
-        inverse: the point of piece i that has a given loss, if the loss is monotone and a formula is known; else None.
-        few: the least number of panels of a piece.
+    - left, right: the ends, arrays; a piece is empty if its length is not positive.
+    - log_p, log_q: log densities at (x, i).
+    - loss: log p/q at (x, i), to full precision; infinite where one density is 0, and 0 where both are.
+    - steepness: a bound s on how fast densities change on panels (left, right, i): p and q are sums of positive parts
+      f with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None: no proven bracket.
+    - inverse: the point of piece i that has a given loss, if the loss is monotone and a formula is known; else None.
+    - few: the least number of panels of a piece.
     """
 
     left: Any
@@ -122,13 +118,9 @@ class SmoothPieces:
 class PrivacyLossDistribution:
     """The distribution of the privacy loss of a pair: outcomes, and pieces on which the loss varies smoothly.
 
-    Attributes:
-        p: masses of outcomes under p, an array.
-        q: masses of outcomes under q, an array.
-        loss: log p/q of the outcomes; inf where q = 0, -inf where p = 0.
-        width: the approximate width of the range of losses that an outcome represents; 0 for an atom.
-        pieces: everything that is not in the outcomes.
-        unseen: a bound on the mass, under p and under q, that is in neither: Gaussian tails beyond the reach.
+    Outcomes have masses p and q, and the loss log p/q, which is inf where q = 0 and -inf where p = 0. Their width is
+    the approximate width of the range of losses that each represents, 0 for an atom. ``unseen`` bounds the mass, under
+    p and under q, that is neither in outcomes nor in pieces: Gaussian tails beyond the reach.
     """
 
     p: Any
@@ -173,10 +165,10 @@ class PrivacyLossDistribution:
         return PrivacyLossDistribution(p, self.q, sampled, width, pieces, self.unseen)
 
     def symmetrized(self) -> PrivacyLossDistribution:
-        """Return the distribution of the pointwise maximum of the profiles of this pair and its mirror.
+        """Return the distribution of the maximum of the profiles of this pair, which must be larger, and its mirror.
 
-        This pair's profile must be the larger one. The result has the positive losses, their mirror images, and loss 0
-        for the remaining mass. The losses of each piece must have one sign.
+        The result has the positive losses, their mirror images, and loss 0 for the remaining mass. The losses of each
+        piece must have one sign.
         """
         xp = namespace(self.loss)
         # Rounding errors would be counted twice, and subtracted from the remaining mass.
@@ -198,10 +190,8 @@ class PrivacyLossDistribution:
     def nodes(self, panels: int = 0, cuts: Any = None) -> PrivacyLossDistribution:
         """Return the distribution as outcomes alone, which integrate smooth functions of the loss up to rounding.
 
-        Args:
-            panels: the number of panels of 16 nodes that the pieces share, with at least ``few`` for each piece. The
-                default is the smallest number that smooth functions of the loss need.
-            cuts: losses at which panels end, an array; for pieces with an inverse.
+        The pieces share a number of panels of 16 nodes, at least ``few`` each, by default as many as smooth functions
+        of the loss need. Panels of pieces with an inverse end at the losses ``cuts``, too.
         """
         if not self.pieces:
             return self
@@ -215,7 +205,7 @@ class PrivacyLossDistribution:
         return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
 
     def padded(self) -> PrivacyLossDistribution:
-        """Return outcomes with some of no mass at the end: a number of outcomes for which sums compile quickly.
+        """Return outcomes followed by some of no mass: a number of outcomes for which sums compile quickly.
 
         From plain numbers all others of no mass are removed.
         """
@@ -234,7 +224,7 @@ class PrivacyLossDistribution:
 
         Larger losses become (e^cap q, q), and their remaining mass under p gets an infinite loss. The composition with
         other losses does not change as long as their sum is at least eps - cap. The last outcome takes the remaining
-        mass. It must have no mass of its own, see ``padded``; any mass that it has gets an infinite loss, too.
+        mass. It must have no mass of its own (see ``padded``), which would get an infinite loss, too.
         """
         xp = namespace(self.p, cap)
         above = xp.isfinite(self.loss) & (self.loss > cap)
@@ -247,11 +237,7 @@ class PrivacyLossDistribution:
         return PrivacyLossDistribution(p, self.q, loss, xp.where(above, 0.0, self.width))
 
     def completed(self) -> PrivacyLossDistribution:
-        """Return outcomes with the mass that quadrature missed at an infinite loss.
-
-        Quadrature misses noise that is so narrow that it lies between its nodes. Without this the missed mass would
-        count as no loss.
-        """
+        """Return outcomes with the mass that quadrature missed, of noise between its nodes, at an infinite loss."""
         missed = 1 - without_derivative(self.p.sum(-1, keepdims=True))
         xp = namespace(missed)
         p = xp.where(missed > max(_MISSED, 4 * float(np.finfo(missed.dtype).eps) ** 0.5), missed, 0.0)
@@ -345,12 +331,9 @@ def spacing_of(loss: Real) -> RealArray:
 def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
     """Return nodes and weights on [0, 1] of the given number of panels, in the type of ``value``.
 
-    Args:
-        panels: the number of panels.
-        value: a number or an array of the type wanted.
-        dense: whether nodes accumulate quadratically at both ends, by t = s^2 (3 - 2 s), because the sums of few
-            releases may come as close to the ends of the losses.
-        cuts: further ends of panels, of shape (rows, n): each row has its own.
+    If ``dense``, nodes accumulate quadratically at both ends, by t = s^2 (3 - 2 s), because the sums of few releases
+    may come as close to the ends of the losses. ``cuts`` are further ends of panels, of shape (rows, n): each row has
+    its own.
     """
     ends: Any = np.arange(panels + 1) / panels
     if cuts is not None:

@@ -46,12 +46,7 @@ _SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 
 
 def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
-    """Return the distribution of budget-recycled noise.
-
-    Args:
-        kernel: the distribution of a draw.
-        theta: the tolerated error, positive.
-        q: the probability of a redraw, in [0, 1).
+    """Return the distribution of budget-recycled noise: draws beyond theta are redrawn with probability q.
 
     Raises:
         ValueError: theta is not positive and finite, or q is not in [0, 1).
@@ -75,15 +70,12 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
         phi(t) P(-theta - x < Z <= theta - x)
 
     between the points at which the mass of the noise has a knot or changes fast. The result is accurate to about 1e-12
-    for noise of one scale.
+    for noise of one scale; for JAX arguments it is differentiable.
 
     Args:
         noise: any distribution, recycled or not.
         theta: the tolerated error, positive.
         sampling_noise: s >= 0, in the unit of the noise; a number.
-
-    Returns:
-        A number: NumPy for NumPy arguments; JAX for JAX arguments, differentiable.
 
     Raises:
         ValueError: theta is not positive and finite, or sampling_noise is not in [0, 1e300].
@@ -131,13 +123,11 @@ def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
 
 
 class Subsampled(NamedTuple):
-    """A recycled report on a sample.
+    """A recycled report on a sample of rate p.
 
-    Attributes:
-        mechanism: adds the noise to the rescaled estimate from the sample; its claim holds on the sample.
-        rate: the sampling rate p.
-        sampling_noise: the standard deviation of the estimate without the noise.
-        acceptance: P(|report - true value on the whole data| <= theta).
+    The mechanism adds the noise to the rescaled estimate from the sample; its claim holds on the sample.
+    ``sampling_noise`` is the standard deviation of the estimate without the noise, and ``acceptance`` is P(|report -
+    true value on the whole data| <= theta).
     """
 
     mechanism: Additive

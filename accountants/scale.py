@@ -42,14 +42,10 @@ def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
 
 
 def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
-    """Return the largest s with delta(eps) <= delta over all shifts up to s; delta grows with s.
+    """Return the largest s with delta(eps) <= delta in (0, 1) over all shifts up to s; delta grows with s.
 
-    The computed delta(eps; s) is at most delta, and exceeds it at the next float.
-
-    Args:
-        noise: a distribution whose density is unimodal about 0; s is in its unit.
-        epsilon: eps >= 0.
-        delta: in (0, 1).
+    The density of the noise is unimodal about 0; s is in its unit, and eps >= 0. The computed delta(eps; s) is at most
+    delta, and exceeds it at the next float.
     """
     check_target(epsilon, delta)
     noise, epsilon, delta = promote(noise, epsilon, delta)
@@ -78,16 +74,13 @@ def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Rea
 
 
 def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
-    """Return additive noise of this shape, with the smallest scale that (eps, delta) allows.
+    """Return additive noise of this shape, with the smallest scale that (eps, delta) allows, and its claim.
 
     Args:
         noise: the shape, a distribution of any scale, such as ``Laplace(1.0)``.
         epsilon: eps, in [1e-6, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
-
-    Returns:
-        The mechanism, with its claim.
 
     Raises:
         ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], one of

@@ -1,6 +1,6 @@
 """The least noise for a target (eps, delta): parameters from the conservative side of a root of the exact profile.
 
-One idea works for every distribution. Noise scaled by c, over a shift D, has the profile of the noise over D/c,
+Noise scaled by c, over a shift D, has the profile of the noise over D/c,
 
     delta_c(eps; D) = delta_1(eps; D/c),
 
@@ -8,14 +8,13 @@ and delta grows with the shift (Balle and Wang 2018 for the Gaussian). So one ro
 scale of any distribution. Where a length is fixed in addition to the scale (theta of budget recycling, the bound of a
 truncated Gaussian), delta is not monotone in the scale. Then the first scale from below that meets the target is used.
 
-The result meets its target as computed: delta(eps) <= delta, also after rounding. For several releases together
-(``composed``, ``composed_budget``, ``noise_scale_factor``) the upper end of the rigorous bracket meets it. JAX
-arguments give JAX values, with implicit derivatives, in the precision of their type; use 64 bits. If the target is
-infeasible, JAX values are NaN, and plain numbers raise an error that gives what is feasible.
+The result meets its target as computed: delta(eps) <= delta, also after rounding. For several releases together the
+upper end of the rigorous bracket meets it. If the target is infeasible, plain numbers raise an error that gives what is
+feasible.
 
-The same functions work for plain numbers, ``jit``, ``vmap`` and ``grad``. Three of them take plain numbers only:
-``discrete_gaussian`` and ``discrete_laplace``, whose tables have a size that depends on the numbers, and
-``known_domain``.
+The same functions work for plain numbers, ``jit``, ``vmap`` and ``grad``, except ``discrete_gaussian``,
+``discrete_laplace`` and ``known_domain``, which take plain numbers only. JAX arguments give JAX values, with implicit
+derivatives, in the precision of their type (use 64 bits), and NaN if the target is infeasible.
 """
 
 from accountants import scale as _scale

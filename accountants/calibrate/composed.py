@@ -6,10 +6,7 @@ same delta at eps,
     Phi(mu/2 - eps/mu) = delta:    mu = sqrt(z^2 + 2 eps) - z,    z = -Phi^-1(delta).
 
 If noise is proportional to e^t, or budgets to e^-t, log mu has a slope of about -1 in t, so few steps are needed even
-from a poor initial guess.
-
-Plain numbers are rounded conservatively: the upper end of the rigorous bracket meets the target, at a cost of about
-2e-5 of the noise. JAX numbers give the root of the precise value, with implicit derivatives.
+from a poor initial guess. The conservative rounding of plain numbers costs about 2e-5 of the noise.
 """
 
 from __future__ import annotations
@@ -253,10 +250,10 @@ def largest_budget(
 ) -> Any:
     """Return the largest eps0 in [0.01, 20] at which releases are (eps, delta)-DP by the precise composition.
 
-    It is NaN if 0.01 is infeasible, and differentiable for JAX numbers. The parameters are a pytree of numbers.
-    ``releases`` is a function from (eps0, parameters) to a guarantee whose delta grows with eps0, without captured
-    tracers. The tolerance is the last Newton step of log eps0, for JAX numbers: a step from a guess that is almost
-    right may be short where the derivative jumps, and not at the root, so that good guesses need a smaller one.
+    It is NaN if 0.01 is infeasible, and differentiable for JAX numbers. ``releases`` maps (eps0, parameters) to a
+    guarantee whose delta grows with eps0, without captured tracers; the parameters are a pytree. The tolerance is the
+    last Newton step of log eps0 for JAX numbers. A good guess needs a small one: a step may be short where the
+    derivative jumps, away from the root.
     """
     parameters, epsilon, delta, guess = promote(parameters, epsilon, delta, guess)
     xp = namespace(epsilon, delta, guess)
@@ -275,10 +272,7 @@ def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Any, parameters
 def split_arguments(
     constructor: Callable[..., Any], arguments: dict[str, Any]
 ) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
-    """Return (a function from (eps0, numbers) to the mechanism, the arguments that contain JAX numbers).
-
-    The function captures no tracer, as ``solve`` requires.
-    """
+    """Return (a function from (eps0, numbers) to the mechanism, the arguments that contain JAX numbers)."""
     numbers, fixed = _split(arguments)
     return lambda level, given: constructor(epsilon=level, **fixed, **given), numbers
 
@@ -338,8 +332,8 @@ def precise_parameter(
 ) -> Any:
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
-    The parameters are a pytree of numbers. ``releases`` is a function from (t, parameters) to a guarantee whose delta
-    falls with t, without captured tracers. For the other arguments see ``solve.newton``.
+    ``releases`` maps (t, parameters) to a guarantee whose delta falls with t, without captured tracers; the parameters
+    are a pytree. For the other arguments see ``solve.newton``.
     """
     xp = namespace(epsilon, delta)
     given = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)
@@ -359,9 +353,7 @@ def conservative_parameter(
     """Return the least plain t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
 
     Their delta falls with t. If the precise root is known to be t = 0, it is solved for only if the bracket disagrees.
-
-    Raises:
-        ConvergenceError: no t was found.
+    A ``ConvergenceError`` says that no t was found.
     """
 
     @cache

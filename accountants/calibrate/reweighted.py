@@ -78,8 +78,7 @@ def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilo
 def _summed_pieces(kernel: Any, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType) -> tuple[Any, Any]:
     """Sum pieces between the steps of w(x) and w(x - D); in each the loss exceeds eps up to a cut.
 
-    The integrand is 0 at a cut, so derivatives do not need the derivative of the cut. This compiles faster than the
-    general profile.
+    The integrand is 0 at a cut, so the cut needs no derivative. This compiles faster than the general profile.
     """
     near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
     steps = xp.stack([-theta, near, far, D + theta])
@@ -118,10 +117,7 @@ _CUTS: dict[type, Callable[[Any, Real, Real], Any]] = {Gaussian: _gaussian_cut, 
 
 
 def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: Any, rtol: float = 0.0) -> Any:
-    """Return the least u at which the noise is (eps, delta)-DP over shifts of D; NaN if there is none.
-
-    Plain numbers are searched to ``rtol``. Derivatives of JAX numbers are implicit.
-    """
+    """Return the least u at which the noise is (eps, delta)-DP over shifts of D, to ``rtol``; NaN if there is none."""
     return convex_root(_weight_excess, (kernel, theta, D, epsilon, delta), LEAST_WEIGHT, 1.0, rtol=rtol)
 
 

@@ -78,8 +78,8 @@ def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
 def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Any, delta: Any) -> Any:
     """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
 
-    ``member`` maps (eps0, parameters) to the mechanism, without captured tracers; the parameters are a pytree of
-    numbers. Plain numbers are solved by the precise value, JAX numbers by the integral over the first pair.
+    ``member`` maps (eps0, parameters) to the mechanism, without captured tracers. Plain numbers are solved by the
+    precise value, JAX numbers by the integral over the first pair.
     """
     parameters, epsilon, delta = promote(parameters, epsilon, delta)
     low, high = (math.log(end) for end in checks.EPSILON_RANGE)

@@ -48,10 +48,7 @@ class AdaptiveBounds:
 
 
 def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, cells: int = _CELLS) -> Any:
-    """Return an upper bound of delta at eps of mechanisms run in this order: the upper end of ``adaptive_bracket``.
-
-    JAX arguments give a JAX value, differentiable in epsilon0 and epsilon; it does not include rounding errors.
-    """
+    """Return the upper end of ``adaptive_bracket``; JAX values are differentiable, and leave rounding errors out."""
     if namespace(epsilon0, epsilon) is np:
         return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
     checks.positive("epsilon0", epsilon0)
@@ -62,25 +59,12 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, c
 def adaptive_bracket(
     order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = _CELLS
 ) -> AdaptiveBounds:
-    """Return rigorous bounds on delta at eps of mechanisms run in this order, each chosen after the earlier outcomes.
+    """Return rigorous bounds on delta at eps >= 0 of mechanisms run in this order, each chosen after earlier outcomes.
 
-    Cesar & Rogers 2021, Lemma 5.1. For eps0 = 1, up to ten BR mechanisms and 512 cells the bounds are within 3e-6.
-    Twice the cells give bounds four times as close, in four times the time. This error is absolute: a tiny delta is
-    only known to be of that size.
-
-    Args:
-        order: "DP" and "BR", the first one run first; "DP,BR,BR" or ["DP", "BR", "BR"]. BR last is the worst order.
-        epsilon0: a positive number.
-        epsilon: eps >= 0, any shape; all values share one table.
-        cells: the number of cells of the grid on eps0.
-
-    Returns:
-        The bounds as NumPy arrays in the shape of epsilon.
-
-    Raises:
-        TypeError: a count is not an integer.
-        ValueError: a kind other than "DP" and "BR", not 1 to 200 of them, epsilon0 is not positive, epsilon is
-            negative, or cells is not in 2..10^5.
+    The order is "DP,BR,BR" or ["DP", "BR", "BR"], the first one run first; BR last is the worst. All values of epsilon
+    share one table. For eps0 = 1, up to ten BR mechanisms and 512 cells the bounds are within 3e-6. Twice the cells
+    give bounds four times as close, in four times the time. This error is absolute: a tiny delta is only known to be of
+    that size.
     """
     return _bracket(_grid(epsilon0, cells), _kinds(order), _levels(epsilon), {})
 
@@ -90,11 +74,8 @@ def ordering_table(
 ) -> dict[str, AdaptiveBounds]:
     """Return ``adaptive_bracket`` of every order of k mechanisms of which m are BR, the worst (largest delta) first.
 
-    Cesar & Rogers 2021, section 5.2. All C(k, m) orders are computed; orders with the same end share its table.
-
-    Raises:
-        TypeError: a count is not an integer.
-        ValueError: k is not in 1..20, bounded_range (m) is not in 0..k, or as ``adaptive_bracket``.
+    Cesar & Rogers 2021, section 5.2. All C(k, m) orders are computed, k <= 20; orders with the same end share its
+    table.
 
     Example:
         >>> list(ordering_table(1.0, 3, 2, 0.25))[0]
@@ -235,8 +216,7 @@ def _read(grid: _Grid, upper: Any, epsilon: Any) -> Any:
 def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """Return a lower bound by extending chords of both sides, by convexity.
 
-    A chord from a lower bound at its near end to an upper bound at its far end stays below the function beyond the near
-    end.
+    Beyond its near end, a chord from a lower bound there to an upper bound at its far end stays below the function.
     """
     i, y, beyond = _between(grid, lower, epsilon)
     left = lower[i] + y * np.exp(grid.h) * (lower[i] - upper[i - 1])

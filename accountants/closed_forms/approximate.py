@@ -1,8 +1,7 @@
 """Composition of mechanisms of which only (eps, delta) is known: on parts of the data, and on the same data.
 
-All functions are sound, and round the budgets that they return upwards. They take NumPy arrays or numbers. Mechanisms
-of this package have a privacy profile, which is tighter than one (eps, delta): compose it with
-``accountants.guarantee``.
+All functions are sound, and round the budgets that they return upwards. Mechanisms of this package have a privacy
+profile, which is tighter than one (eps, delta): compose it with ``accountants.guarantee``.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
     """Return a sound (eps, delta) of mechanisms on the same data: the sums (Jiang 2024, Remark 3).
 
     Later mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand.
-    Budgets are given as for ``parallel_composition``, with the same errors.
 
     Example:
         >>> basic_composition([0.5, 1.0], 1e-6)
@@ -76,7 +74,7 @@ def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
 
 
 def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[float, float]:
-    """Return a sound (eps, delta) of mechanisms on the same data, with the slack delta' beside the sum of all delta_i.
+    """Return a sound (eps, delta) of mechanisms on the same data, with the slack delta' in (0, 1).
 
         eps = min(sum eps_i,  sum eps_i tanh(eps_i/2) + sqrt(2 ln(1/delta') sum eps_i^2))
         delta = sum delta_i + delta'
@@ -84,8 +82,6 @@ def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[floa
     (Dwork, Rothblum & Vadhan 2010, with the mean of Kairouz, Oh & Viswanath 2015 in place of eps (e^eps - 1).) Later
     mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand. Jiang 2024,
     Remark 4, leaves sum delta_i out: ``recycling.published_advanced_composition``.
-
-    Budgets are given as for ``parallel_composition``, with the same errors; slack is delta', in (0, 1).
     """
     checks.within("slack", slack, 0.0, 1.0, open_ends=True)
     eps, delta = _budgets(epsilons, deltas)
@@ -95,19 +91,12 @@ def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[floa
 
 
 def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> Any:
-    """Return the optimal delta at eps of k (eps0, delta0)-DP mechanisms, adaptive or not; sound, and attained.
+    """Return the optimal delta at eps >= 0 of k (eps0, delta0)-DP mechanisms, adaptive or not; sound, and attained.
 
         delta = 1 - (1 - delta0)^k (1 - delta_k),   delta_k that of k eps0-DP mechanisms, ``pure.pure_delta``
 
     (Kairouz, Oh & Viswanath 2015, Theorem 3.3.) The worst mechanism outputs its input with probability delta0, and
-    otherwise randomised response at eps0. With eps0 = 0 it outputs its input or no information: delta is
-    1 - (1 - delta0)^k at every eps.
-
-    Arguments have any shape, and broadcast.
-
-    Raises:
-        TypeError: k is not whole.
-        ValueError: epsilon0 negative or infinite, delta0 not in [0, 1), k not in 0..10^6, epsilon negative or NaN.
+    otherwise randomised response at eps0, which for eps0 = 0 is no information. Arguments broadcast.
     """
     checks.within("epsilon0", epsilon0, 0.0, _FINITE)
     checks.below_one("delta", delta0)

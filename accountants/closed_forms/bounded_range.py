@@ -32,10 +32,10 @@ _NODES, _WEIGHTS = GAUSS_LEGENDRE
 
 
 def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) -> Real:
-    """Return the optimal delta at eps of m eps0-BR and n eps0-DP mechanisms, non-adaptive.
+    """Return the optimal delta at eps of m <= 4000 eps0-BR and n eps0-DP mechanisms, non-adaptive, in time m^2.
 
-    Cesar & Rogers 2021, Theorem 3. With integers l >= 0, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0),
-    q_t = (1 - e^(t - eps0))/(1 - E), I ~ Bin(m, 1 - q_t), J ~ Bin(n, 1/(1 + e^eps0)), W = I + 2J:
+    Cesar & Rogers 2021, Theorem 3. With integers l >= 0, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0), q_t = (1
+    - e^(t - eps0))/(1 - E), I ~ Bin(m, 1 - q_t), J ~ Bin(n, 1/(1 + e^eps0)), W = I + 2J:
 
         delta = max over l of  sum over w <= l of  P(W = w) (1 - e^(t_l - (l + 1 - w) eps0))
 
@@ -43,35 +43,24 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
     is m t + n eps0 - W eps0, so that every t gives a delta that some mechanisms have; t_l is where it is stationary.
     Derivatives are those at the best t held fixed (envelope theorem). Adaptive choices can be worse:
     ``adaptive.adaptive_delta``.
-
-    Each value of epsilon costs m^2.
-
-    Raises:
-        TypeError: a count is not whole.
-        ValueError: epsilon0 not positive, epsilon negative, bounded_range not in 0..4000, pure not in 0..10^6.
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
     return _each(_mixed_delta, epsilon0, bounded_range, pure, epsilon)
 
 
 def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) -> Real:
-    """Return the least eps >= 0 at delta of m eps0-BR and n eps0-DP mechanisms: the inverse of ``mixed_delta``.
+    """Return the least eps >= 0 at delta in [0, 1) of m eps0-BR and n eps0-DP mechanisms, the inverse of mixed_delta.
 
-    The result is rounded conservatively, as ``pure_epsilon``. eps(delta) is the largest of eps_t(delta) over t. From a
-    t below it, the best t at eps_t leads upwards with the convergence of Newton's method; bisection backs it.
-
-    Each value of delta costs some 5 m^2.
-
-    Raises:
-        TypeError: a count is not whole.
-        ValueError: epsilon0 not positive, delta not in [0, 1), bounded_range not in 0..4000, pure not in 0..10^6.
+    The result is rounded conservatively, as ``pure_epsilon``, and costs some 5 m^2. eps(delta) is the largest of
+    eps_t(delta) over t. From a t below it, the best t at eps_t leads upwards with the convergence of Newton's method;
+    bisection backs it.
     """
     checks.below_one("delta", delta)
     return _each(_mixed_epsilon, epsilon0, bounded_range, pure, delta)
 
 
 def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
-    """Return the largest Renyi divergence of order alpha of an eps0-BR mechanism; tight.
+    """Return the largest Renyi divergence of order alpha, in [1, inf], of an eps0-BR mechanism; tight.
 
     With t = eps0 + ln [(alpha - 1)(1 - E^alpha)/(alpha (1 - E^(alpha - 1)))] it is attained by the losses t, t - eps0:
 
@@ -79,11 +68,8 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
           = g(alpha eps0) - g((alpha - 1) eps0) + [g(alpha eps0) - g(eps0)]/(alpha - 1),   g(z) = ln sinh(z/2)/(z/2)
 
     (Cesar & Rogers 2021). It is evaluated in mean slopes of g, which are positive and without cancellation. Limits: KL,
-    y - 1 - ln y with y = eps0/(1 - E), at alpha = 1; eps0 at infinity; alpha eps0^2/8, which it stays below, as
-    eps0 -> 0.
-
-    Raises:
-        ValueError: epsilon0 not positive, order below 1; it may be infinite.
+    y - 1 - ln y with y = eps0/(1 - E), at alpha = 1; eps0 at infinity; alpha eps0^2/8, which it stays below, as eps0 ->
+    0.
     """
     checks.within("order", order, 1.0, np.inf)
     checks.positive("epsilon0", epsilon0)
@@ -127,7 +113,7 @@ def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) ->
 def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
     """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0.
 
-    Each loss is t - eps0 with probability 1 - q_t. The gap is eps0 - t, which t may have lost to rounding.
+    The gap is eps0 - t, which t may have lost to rounding.
     """
     xp = namespace(eps0, t)
     i = np.arange(m + 1)

@@ -1,9 +1,9 @@
 """Concentrated differential privacy (zCDP), and the set-wise bound for mixed kinds of mechanisms.
 
-rho-zCDP (Bun & Steinke 2016) bounds the Renyi divergence of every order alpha > 1 between neighbours by alpha rho.
-With ``leak`` = d it is d-approximate: the bound holds given events of probability at least 1 - d under both neighbours.
-Neighbours are those for which the mechanism's sensitivity holds. Under adaptive composition rho adds up. Functions take
-NumPy arrays and broadcast. Rounding changes the results by parts in 10^12, in either direction.
+rho-zCDP (Bun & Steinke 2016) bounds the Renyi divergence of every order alpha > 1 between neighbours by alpha rho. With
+``leak`` = d it is d-approximate: the bound holds given events of probability at least 1 - d under both neighbours.
+Neighbours are those for which the mechanism's sensitivity holds. Under adaptive composition rho adds up. Functions
+broadcast. Rounding changes the results by parts in 10^12, in either direction.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
     """Return rho = D^2 / (2 s^2) of Gaussian noise on values or vectors with l2 sensitivity D.
 
     Discrete Gaussian noise on integers has the same (Canonne, Kamath & Steinke 2020).
-
-    Raises:
-        ValueError: an argument is not positive.
     """
     checks.positive("sigma", sigma)
     checks.sensitivity(sensitivity)
@@ -34,22 +31,15 @@ def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
 
 
 def bounded_range_rho(epsilon: Real) -> Real:
-    """Return rho = eps^2 / 8 of an eps-bounded-range mechanism (Cesar & Rogers 2021), such as the exponential one.
-
-    Raises:
-        ValueError: epsilon is negative or not finite.
-    """
+    """Return rho = eps^2 / 8 of an eps-bounded-range mechanism (Cesar & Rogers 2021), such as the exponential one."""
     return _budget(epsilon) ** 2 / 8
 
 
 def pure_rho(epsilon: Real) -> Real:
     """Return rho = eps tanh(eps/2) of an eps-DP mechanism, at most eps^2 / 2; attained by randomised response.
 
-    The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over
-    1/4..(alpha - 1/2)^2, divided by alpha - 1; that function is concave, so the slope is largest as alpha -> 1.
-
-    Raises:
-        ValueError: epsilon is negative or not finite.
+    The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over 1/4..(alpha -
+    1/2)^2, divided by alpha - 1; that function is concave, so the slope is largest as alpha -> 1.
     """
     eps = _budget(epsilon)
     return eps * np.tanh(eps / 2)
@@ -61,9 +51,6 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
         eps = min over alpha > 1 of  alpha rho + ln(1 - 1/alpha) - ln(alpha delta)/(alpha - 1)
 
     Its derivative is rho + ln(alpha delta)/(alpha - 1)^2. Any alpha gives a valid eps, so search errors are safe.
-
-    Raises:
-        ValueError: rho is negative, or delta not in (0, 1).
     """
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     rho, delta = np.broadcast_arrays(_budget(rho, "rho"), np.asarray(delta, float))
@@ -79,14 +66,9 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
 
 
 def best_delta(rho: Real, epsilon: Real) -> Real:
-    """Return delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
+    """Return delta at eps of rho-zCDP, by the best order, rounded upwards (Canonne, Kamath & Steinke 2020, Prop. 12).
 
         ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
-
-    Rounded upwards, by less than parts in 10^12.
-
-    Raises:
-        ValueError: an argument is negative.
     """
     rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
     some = np.where(rho > 0, rho, 1.0)
@@ -116,12 +98,7 @@ def _budget(value: Real, name: str = "epsilon") -> Real:
 
 @dataclass(frozen=True)
 class Concentrated:
-    """A mechanism that is leak-approximately rho-zCDP.
-
-    Attributes:
-        rho: finite and at least 0.
-        leak: the probability, in [0, 1), of events that rho does not cover.
-    """
+    """A mechanism that is leak-approximately rho-zCDP: rho does not cover events of probability ``leak`` in [0, 1)."""
 
     rho: Any
     leak: Any = 0.0
@@ -167,15 +144,8 @@ def setwise_epsilon(
         eps_g = sum_DP eps (e^eps - 1)/(e^eps + 1) + sum_BR [eps/(1 - E) - 1 - ln(eps/(1 - E))] + sum_CDP mu
                 + sqrt(2 (sum_DP eps^2 + sum_BR eps^2/4 + sum_CDP tau^2) ln(1/delta))
 
-    Args:
-        delta: in (0, 1).
-        pure: eps of every eps-DP mechanism.
-        bounded_range: eps of every eps-bounded-range mechanism.
-        concentrated: (mu, tau) of every mechanism whose privacy loss has mean at most mu and is tau-subgaussian about
-            it; ``gaussian_concentration`` has Gaussian noise's.
-
-    Raises:
-        ValueError: delta not in (0, 1), another parameter negative or not finite.
+    ``pure`` and ``bounded_range`` hold the eps of their mechanisms. ``concentrated`` holds (mu, tau) of mechanisms
+    whose privacy loss has mean at most mu and is tau-subgaussian about it; see ``gaussian_concentration``.
     """
     terms = [pure_terms(_budget(eps, "pure")) for eps in pure]
     terms += [bounded_range_terms(_budget(eps, "bounded_range")) for eps in bounded_range]
@@ -187,19 +157,12 @@ def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
     """Return a sound delta at eps of zCDP mechanisms whose rho_i are fixed beforehand, used adaptively in any order.
 
     Cesar & Rogers 2021, Lemma 3.4 (the conversion is Bun & Steinke 2016, Lemma 3.6). With rho = sum rho_i, eps >= rho
-    and y = (eps + rho)/(2 rho):
+    and y = (eps + rho)/(2 rho), rounded upwards:
 
         delta = exp(-(eps - rho)^2/(4 rho)) min{sqrt(pi rho), 1/y, 2/(y + sqrt(y^2 + 4/(pi rho)))}
 
-    ``best_delta`` of the same rho is smaller, by a factor of 2.4 to 2.7 at deltas of 0.03 to 1e-9: take that one to
-    set a budget. Each rho_i may be spent once. The result is rounded upwards.
-
-    Args:
-        rhos: rho_i >= 0 of every mechanism; several numbers.
-        epsilon: eps, at least their sum; any shape.
-
-    Raises:
-        ValueError: a rho negative or not finite, epsilon below the sum of all.
+    Each rho_i may be spent once. ``best_delta`` of the same rho is smaller, by a factor of 2.4 to 2.7 at deltas of 0.03
+    to 1e-9: take that one to set a budget.
     """
     each = [float(checks.number("rhos", rho)) for rho in rhos]
     _budget(np.array(each), "rhos")
@@ -236,10 +199,6 @@ def bounded_range_terms(epsilon: Real) -> tuple[Real, Real]:
 
 
 def tail_bound(mean: Real, square: Real, delta: Real) -> Real:
-    """Return mean + sqrt(2 square ln(1/delta)), which a martingale of losses exceeds with probability at most delta.
-
-    Raises:
-        ValueError: delta is not in (0, 1).
-    """
+    """Return mean + sqrt(2 square ln(1/delta)), which a martingale of losses exceeds with probability at most delta."""
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     return mean + np.sqrt(2 * np.asarray(square) * np.log(1 / np.asarray(delta, float)))

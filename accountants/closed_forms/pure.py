@@ -8,8 +8,7 @@ digits for k = 10^4), broadcast, and are differentiable in all but k. They are r
 parts in 10^15 times (k + k eps0) above the exact one, down to 1e-300.
 
 The sum of k such losses is on a grid: L = top - s step with probability mass[..., s], s = 0, 1, ...; outcomes that are
-not in ``mass`` never exceed eps. Distributions may be stacked on the leading axes. All sums have positive terms only,
-so that results keep their relative accuracy down to the smallest floats.
+not in ``mass`` never exceed eps. Distributions may be stacked on the leading axes. All sums have positive terms only.
 """
 
 from __future__ import annotations
@@ -33,16 +32,12 @@ _UNITS = 4
 
 
 def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
-    """Return the optimal delta at eps of k eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
+    """Return the optimal delta at eps of k <= 10^6 eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
 
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
               = E [1 - e^(eps - (k - 2 l) eps0)]_+,    l binomial of k and 1/(1 + e^eps0)
 
     Each value of epsilon0 costs k; eps may have any sign.
-
-    Raises:
-        TypeError: k is not whole.
-        ValueError: epsilon0 not positive, k not in 0..10^6, epsilon NaN.
     """
     checks.within("epsilon", epsilon, -np.inf, np.inf)
     eps0, eps = numbers(epsilon0, epsilon)
@@ -64,14 +59,9 @@ def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> 
 
 
 def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
-    """Return the least eps >= 0 at delta of k eps0-DP mechanisms: the inverse of ``pure_delta``, in closed form.
+    """Return the least eps >= 0 at delta in [0, 1) of k eps0-DP mechanisms: the inverse of ``pure_delta``, closed.
 
-    The result is conservative: its ``pure_delta`` is at most delta. At delta = 0 it is k eps0. Each value of delta
-    costs k.
-
-    Raises:
-        TypeError: k is not whole.
-        ValueError: epsilon0 not positive, k not in 0..10^6, delta not in [0, 1).
+    The result is conservative: its ``pure_delta`` is at most delta. At delta = 0 it is k eps0.
     """
     checks.below_one("delta", delta)
     eps0, delta = numbers(epsilon0, delta)
@@ -117,16 +107,10 @@ Excess = Callable[[Any, Any], Any]
 
 
 def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Excess | None = None) -> Any:
-    """Return delta(eps) = E [1 - e^(eps - L)]_+.
+    """Return delta(eps) = E [1 - e^(eps - L)]_+ of stacked distributions, with which epsilon broadcasts.
 
-    With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s).
-
-    Args:
-        top: the largest loss, shape of the stack.
-        step: positive, the same shape.
-        mass: probabilities, that shape and one axis more.
-        epsilon: broadcasts with the stack.
-        excess: from (s, epsilon) to r, where top and step are rounded and r is known better.
+    With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s). Where top
+    and step are rounded and r is known better, ``excess`` is the function from (s, epsilon) to r.
     """
     xp = namespace(top, mass, epsilon)
     B, C = grid_sums(mass, step)
@@ -142,7 +126,7 @@ def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Excess | No
 
 
 def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
-    """Return the least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding; shapes as there.
+    """Return the least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding.
 
     With the last s such that C(s) <= delta:  eps = top - s step + ln(1 - (delta - C(s))/B(s)).
     """
@@ -239,10 +223,7 @@ def _stirling_error(n: np.ndarray) -> np.ndarray:
 
 
 def split(value: Any) -> tuple[Any, Any]:
-    """Return two parts of a number; integer multiples up to 2^20 of the first, which has half its digits, are exact.
-
-    The second part has the derivative.
-    """
+    """Return two parts of a number: multiples of the first up to 2^20 are exact; the second has the derivative."""
     xp = namespace(value)
     fraction, exponent = xp.frexp(without_derivative(value))
     half = (xp.finfo(fraction.dtype).nmant + 1) // 2

@@ -40,11 +40,9 @@ class ComposedProfile(abc.ABC):
 
         The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root is replaced by one
         to the middle of the bracket, or by one twice as far if there is no upper end yet. If Newton's steps are still
-        not done after some steps, every other one is replaced so. ``noise`` is the relative error of delta.
-
-        Returns:
-            (eps, value and slope of log delta next to it, whether eps or the value is accurate to rounding, the
-            evaluation there).
+        not done after some steps, every other one is replaced so. ``noise`` is the relative error of delta. The result
+        is (eps, value and slope of log delta next to it, whether eps or the value is accurate to rounding, the
+        evaluation there).
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps

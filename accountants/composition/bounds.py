@@ -183,11 +183,7 @@ class ComposedBounds:
 
 
 def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds:
-    """Return the distribution of the sum of independent losses.
-
-    Raises:
-        ValueError: the grid would need more than 2^23 points.
-    """
+    """Return the distribution of the sum of independent losses, on a grid of at most 2^23 points."""
     from scipy import fft  # Imported on use: it takes 0.1 s.
 
     tilted = [_tilted(part, step, tilt) for part in parts]
@@ -216,7 +212,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds
 class _Tilted:
     """Masses times e^(c l), scaled to sum to 1: g at the grid numbers k; ``log_scale`` is the log of their sum.
 
-    Their exponents have errors of a few units of their largest terms, and so have g and e^log_scale, relatively.
+    Relative errors of g and e^log_scale are a few units of the largest terms of their exponents.
     """
 
     g: np.ndarray
@@ -460,7 +456,7 @@ def _guess(parts: RepeatedLosses, delta: np.float64) -> tuple[Any, Any]:
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:
     """Return an eps at which a bound of delta meets the target: rounded up for an upper bound, down for a lower bound.
 
-    Far from the eps that the tilt is for, a lower bound is lost in rounding errors, so the search starts there.
+    The search starts at the eps that the tilt is for: far from it a lower bound is lost in rounding errors.
     """
     low, high = None, max(guess, 1e-3)
     while total.delta(high, side) > target:

@@ -115,12 +115,7 @@ class MonotonePieces:
         return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), many))
 
     def refined(self, panels: Panels, still: float) -> Panels:
-        """Return panels, cut evenly so that their width times steepness is at most ``still``.
-
-        Raises:
-            UnknownSteepnessError: no bound on the steepness is known.
-            ValueError: there would be more than 2^25 panels.
-        """
+        """Return at most 2^25 panels, cut evenly so that their width times steepness is at most ``still``."""
         if self.source.steepness is None:
             raise UnknownSteepnessError(
                 "mechanism: no bound on how fast its density changes is known, so it has no bracket"
@@ -147,10 +142,7 @@ class MonotonePieces:
         return (weights * self.p(x, piece)).sum(1), (weights * self.q(x, piece)).sum(1)
 
     def without_ends(self, negligible: float) -> tuple[MonotonePieces, float]:
-        """Return the pieces without outer panels of little mass, and a bound on the mass under p that was left out.
-
-        At each end of each piece, panels of the mass ``negligible`` may be left out.
-        """
+        """Return the pieces without outer panels of ``negligible`` mass, and a bound on the mass under p left out."""
         panels = self.refined(self.panels(), _ROUGH)
         mass = self.masses(panels)[0] * _MARGIN
         first = np.flatnonzero(np.diff(panels.piece, prepend=-1))
@@ -285,11 +277,7 @@ def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[np.ndarray,
 
 
 def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same for pieces, on panels cut where the loss is on the grid or half-way, and evenly between.
-
-    Raises:
-        ValueError: there are too many half cells, or a loss is in another cell than the middle of its panel.
-    """
+    """Return the same for pieces, on panels cut where the loss is on the grid or half-way, and evenly between."""
     ends = (np.stack(pieces.end_losses) - offset) / (step / 2)
     if not np.ptp(ends, axis=0).max() <= _MOST:
         width = np.ptp(ends, axis=0).max() * step / 2

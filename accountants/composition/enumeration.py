@@ -107,10 +107,7 @@ class ThreePointLoss(ComposedProfile):
 
 
 def three_point_loss(nodes: PrivacyLossDistribution, counts: Any, tilt: Any) -> tuple[ThreePointLoss, Any]:
-    """Return the sum of losses reduced to three values, and whether there are no others.
-
-    The three values are the largest finite loss, the least one, and the heaviest other one.
-    """
+    """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
     log_p, loss = nodes.finite
     xp = namespace(log_p, tilt)
     p, real = xp.exp(log_p), ~xp.isneginf(log_p)
@@ -265,7 +262,7 @@ class JointOutcomes(NamedTuple):
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
     """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables.
 
-    Counts must be known integers. p and q are exchanged in a mirrored direction.
+    Counts must be known integers. A mirrored direction exchanges p and q.
     """
     tables, size = [], 1
     for one in releases:

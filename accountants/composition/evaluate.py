@@ -44,15 +44,10 @@ _EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of
 
 
 def evaluate(made: Any, what: str, at: Real) -> Any:
-    """Return the largest value over the neighbour directions, for each entry of ``at``.
+    """Return the largest value over the neighbour directions: "delta" at eps, "epsilon" at delta, "renyi" at an order.
 
-    Args:
-        made: a guarantee.
-        what: the value: "delta", "epsilon" or "renyi".
-        at: eps, delta, or the order of a Renyi divergence; of any shape.
-
-    Returns:
-        A float or a NumPy array for plain numbers; a JAX array, differentiable, where any number is JAX's.
+    ``at`` may have any shape. The value is a float or a NumPy array for plain numbers; where any number is JAX's, it is
+    a JAX array, differentiable.
     """
     if what != "renyi" and len(made.terms) == 1:
         count = checks.concrete(made.terms[0].count)
@@ -138,7 +133,7 @@ def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
 def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
     """Return the loss above which losses count as partly infinite, for an eps; see ``capped``.
 
-    The sum of all other losses is at least the sum of the least ones. On samples no grid holds these and larger losses.
+    All other losses add up to at least the sum of the least ones. On samples no grid holds these and larger losses.
     """
     least = sum(part.count * namespace(epsilon).maximum(part.largest_loss(-1), 0.0) for part in parts)
     return without_derivative(epsilon + least + 1e-9)
@@ -187,13 +182,8 @@ def _evaluate_direction(
 ) -> _Value:
     """Return delta at one eps, or the least eps at one delta: inf if there is none, or if floats do not resolve it.
 
-    Args:
-        what: "delta" or "epsilon".
-        sloped: whether to return derivatives; JAX arrays only.
-        parts: the losses that are composed.
-        at: eps or delta.
-        best: see ``_Question``.
-        coarse: the same losses with fewer nodes, from which the tilt is estimated; None for JAX arrays.
+    JAX arrays may have derivatives (``sloped``). For plain numbers the tilt is estimated from ``coarse``, the same
+    losses with fewer nodes. For ``best`` see ``_Question``.
     """
     xp = namespace(at)
 
@@ -253,7 +243,7 @@ def _evaluate_direction(
 def _delta_of_one_release(parts: RepeatedLosses, epsilon: Any) -> Any:
     """Return delta of the worst single release, which that of all releases cannot be below.
 
-    Where losses are so large that the FFT does not resolve them, an eps that contradicts this is no answer.
+    It detects an eps from losses so large that the FFT does not resolve them.
     """
     xp = namespace(epsilon)
     every: list[Any] = [part.losses for part in parts if part.losses is not None]
@@ -266,10 +256,7 @@ def _value_of(
     parts: RepeatedLosses | None,
     to_parts: Callable[[Any], RepeatedLosses] = lambda by: by,
 ) -> _Value:
-    """Return the value from a profile of finite losses, with derivatives if its ``parts`` are given.
-
-    ``to_parts`` maps the profile's gradient to the gradient in the parts.
-    """
+    """Return the value from a profile of finite losses, with derivatives if its ``parts`` are given."""
     at = asked.at
     xp = namespace(at)
     if asked.log_delta is None:
@@ -362,7 +349,7 @@ def _may_be_three(parts: RepeatedLosses) -> bool:
 def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
     """Return the computed value where it is needed, else the other value; JAX arrays only.
 
-    Under vmap, lax.cond computes both sides for all values. A loop makes no iteration for those that need none.
+    Under vmap, lax.cond computes both sides for all values, while a loop makes no iteration for those that need none.
     """
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]

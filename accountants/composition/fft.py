@@ -158,8 +158,7 @@ class ComposedPLD(ComposedProfile):
         """Return the derivatives of delta, a homogeneous polynomial of the masses.
 
         The derivative in the mass of the loss l is n times delta of one release less at eps - l. The derivative in l is
-        n p times minus the slope of that. All of these are one correlation, computed by transform, and interpolated
-        between grid points.
+        n p times minus the slope of that. All of them are one correlation, interpolated between grid points.
         """
         jnp = jax.numpy
         value, slope = evaluation.sums
@@ -257,7 +256,7 @@ def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The
-    width of the window is computed from ``coarse``, the same losses with fewer nodes.
+    window is computed from ``coarse``, the same losses with fewer nodes.
     """
     xp = namespace(c)
     moments = [part.moments(c) for part in parts]

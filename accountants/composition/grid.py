@@ -81,10 +81,7 @@ def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
 
 
 def taylor_shift(s: Any) -> tuple[Any, Any]:
-    """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s.
-
-    The polynomial has the degree of ``POINTS``.
-    """
+    """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s."""
     # Exponents are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
     power = namespace(s).power
     exponents = np.maximum(_EXPONENTS, 0)
@@ -115,9 +112,9 @@ def share_on_grid(
 
 
 def heaviest_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, others: int = 1) -> tuple[Any, Any, Any]:
-    """Return the loss of the heaviest atom, the distances of the next heaviest ones from it, and their tilted masses.
+    """Return the loss of the heaviest atom, the distances of the ``others`` next heaviest, and their tilted masses.
 
-    The distances and masses of the ``others`` are 0 where there are fewer atoms.
+    Where there are fewer atoms, distances and masses are 0.
     """
     (log_p, loss), is_atom = nodes.finite, nodes.width == 0
     xp = namespace(log_p)
@@ -153,18 +150,13 @@ _NEGLIGIBLE, _MOST_SAMPLES = -50.0, 1 << 13
 def sample_on_grid(
     smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Any, grid: tuple[Any, Any, Any]
 ) -> PrivacyLossDistribution:
-    """Return outcomes whose loss density is smooth on the grid.
+    """Return outcomes whose loss density is smooth on the grid: (a grid point, the step, the cap).
 
     With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
     divergence. Inside each piece the outcomes are therefore samples of the loss density at the grid points, which
-    integrate smooth functions up to rounding. Smooth transitions lead to quadrature nodes at the ends of the piece,
-    where losses on samples are crowded. Losses above the cap are gathered into an atom, as by ``capped``, part by part.
-
-    Args:
-        smooth: atoms and invertible pieces.
-        nodes: the same distribution as outcomes.
-        c: the tilt.
-        grid: a grid point, the step, and the cap.
+    integrate smooth functions up to rounding. Smooth transitions lead to the quadrature ``nodes`` at the ends of the
+    piece, where losses on samples are crowded. Losses above the cap are gathered into an atom, as by ``capped``, part
+    by part.
     """
     xp = namespace(c)
     grid, (log_p, loss) = without_derivative((grid, nodes.finite))

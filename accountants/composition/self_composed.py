@@ -86,12 +86,8 @@ class SelfComposed:
         """Return the losses of all releases, one entry for each neighbour direction.
 
         For two pairs (noise that is not even) the worse pair may change from release to release. The result is then the
-        loss of a pair whose profile is the maximum of both.
-
-        Args:
-            mirrors: whether the pairs are mirrored, for each direction.
-            panels: see ``PrivacyLossDistribution.nodes``.
-            few: whether smooth losses of samples may be composed from samples of their densities.
+        loss of a pair whose profile is the maximum of both. If ``few``, smooth losses of samples may be composed from
+        samples of their densities.
         """
         (pair, *others) = self.pairs
         is_noise = isinstance(pair, AdditivePair) and not others and self.sampling_rate is None
@@ -142,12 +138,7 @@ def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfCompo
 
 
 def check_releases(releases: Any) -> None:
-    """Check that ``guarantee`` could have made the releases, which were read from a file.
-
-    Raises:
-        ValueError: a value is invalid.
-        TypeError: a value is of the wrong type.
-    """
+    """Raise a TypeError or ValueError for releases, read from a file, that ``guarantee`` could not have made."""
     if not (isinstance(releases, tuple) and releases and all(isinstance(one, SelfComposed) for one in releases)):
         raise ValueError("form: the terms of a guarantee are one or more")
     for one in releases:

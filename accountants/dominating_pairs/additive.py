@@ -59,10 +59,8 @@ _UNITS, _UNITS_REWEIGHTED = 4, 256
 class AdditivePair(DominatingPair):
     """p = f, q = f(. - 1) or f(. + 1): additive noise under two inputs one unit apart; made by ``additive_pair``.
 
-    Attributes:
-        noise: the distribution with density f, in units of the distance of the inputs.
-        shift: 1 or -1.
-        periods: how many periods of a staircase on either side are kept step by step; the others follow geometrically.
+    ``shift`` is 1 or -1. ``periods`` is how many periods of a staircase on either side are kept step by step; the
+    others follow geometrically.
     """
 
     noise: Distribution
@@ -108,10 +106,7 @@ class AdditivePair(DominatingPair):
 def additive_pair(noise: Distribution, shift: Real) -> AdditivePair:
     """Return the pair of additive noise and its shift, with the number of staircase periods that it needs.
 
-    Noise and shift may be in any unit, since only their ratio matters. The shift is the unit of the pair.
-
-    Raises:
-        ValueError: a staircase has too many steps within the shift.
+    Only the ratio of noise and shift matters. An error says that a staircase has too many steps within the shift.
     """
     xp = namespace(shift)
     noise, shift = noise.rescale(1.0, xp.abs(shift)), xp.where(shift < 0, -1.0, 1.0)[()]
@@ -179,7 +174,7 @@ class NoiseFormulas:
     def hockey_stick(self) -> Curve:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps], each between the roots of l = eps.
 
-        The integrand is 0 at a root, so derivatives do not need the root's own derivative.
+        The integrand is 0 at a root, so the root needs no derivative.
         """
         source, D = self.source, self.D
         left, right, weight_p, weight_q, known, change = self._cuts()
@@ -316,10 +311,7 @@ class Pieces(NamedTuple):
 
     @property
     def top(self) -> tuple[Real, Real, Real]:
-        """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, and the offset.
-
-        The offset is |top - at|, and the loss at the top is loss + |slope| offset.
-        """
+        """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, |top - at|."""
         xp = namespace(self.at)
         rightwards = xp.where(self.slope == 0, ~xp.isfinite(self.left), self.slope > 0)
         top = xp.where(rightwards, self.right, self.left)
@@ -418,10 +410,7 @@ def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def width_between(left: Any, right: Any, D: Any, apart: Any) -> RealArray:
-    """Return ``apart``, the distance of neighbouring knots, and 0 where they differ only by rounding.
-
-    There is no piece between such knots, and its loss would be wrong.
-    """
+    """Return ``apart``, the distance of neighbouring knots, and 0 where they differ only by rounding."""
     xp = namespace(left, right, D)
     rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
     return xp.where(xp.isfinite(rounding) & (right - left <= rounding), 0.0, apart)
@@ -481,10 +470,7 @@ class ExponentialFormulas(PolynomialFormulas):
 
 
 def exponential_growth(log_start: Real, r: Real, T: Real) -> Real:
-    """Return the integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0.
-
-    The result is 0 at T = 0, where e^eps q may overflow.
-    """
+    """Return the integral of exp(log_start + r t) over 0 < t < T: 0 at T = 0, and T may be infinite where r < 0."""
     xp = namespace(log_start, r, T)
     highest = log_start + xp.maximum(r * xp.where(xp.isinf(T), 0.0, T), 0.0)
     size = xp.where(r == 0, 0.0, xp.abs(r))  # Not a maximum with -r, whose derivative at 0 is halved.
@@ -672,8 +658,7 @@ def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistributi
 def _crossings(pair: AdditivePair) -> tuple[Any, Any]:
     """Return (positive losses at which the profiles of a pair and its mirror cross, whether the pair's own is larger).
 
-    The losses increase, and are inf where there are fewer. The second array has one more entry: it says which profile
-    is larger below the first crossing and above each of them.
+    The losses increase, and are inf where there are fewer. The second array has one more entry, for below the first.
     """
     sticks = pair.hockey_stick(), pair.mirror().hockey_stick()
     xp = namespace(*jax.tree.leaves(pair))

@@ -26,12 +26,10 @@ Curve = Callable[[Any], Any]
 class DominatingPair(abc.ABC):
     """Two distributions of a report; a frozen dataclass and a pytree of its parameters.
 
-    Attributes:
-        joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
-        may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
-        rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
-        near: whether its inputs are only within a sensitivity. Inputs twice as far apart, as where a record is
-            replaced, may then have other distributions.
+    - joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
+    - may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
+    - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
+    - near: whether inputs are only within a sensitivity, so that those twice as far apart may have other distributions.
     """
 
     joint: ClassVar[bool] = False
@@ -43,8 +41,7 @@ class DominatingPair(abc.ABC):
     def hockey_stick(self) -> Curve:
         """Return the function eps -> integral max(0, p - e^eps q), for arrays of any shape.
 
-        Everything that does not depend on eps is computed once. The function is differentiable in every parameter; in
-        an ``outside`` weight of 0, the end of its range, from the right.
+        It is differentiable in every parameter; in an ``outside`` weight of 0, the end of its range, from the right.
         """
 
     def largest_loss(self) -> Real:
@@ -76,12 +73,7 @@ class DominatingPair(abc.ABC):
 class Mixed(DominatingPair):
     """The pair ``first`` with probability w, else ``second``, where a report shows which of them was used.
 
-    Its profile is delta = w delta_1 + (1 - w) delta_2.
-
-    Attributes:
-        weight: w.
-        first: a pair.
-        second: a pair at the same two inputs.
+    Both have the same two inputs. The profile is delta = w delta_1 + (1 - w) delta_2.
     """
 
     weight: Any
@@ -184,7 +176,7 @@ def is_whole(item: Any) -> bool:
 def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     """Return the pointwise maximum of the pairs' hockey-stick divergences, as a function of eps, rounded upwards.
 
-    See ``lowered`` for the rounding. An eps beyond the cap is evaluated at the cap.
+    An eps beyond the cap is evaluated at the cap.
     """
     sticks = [upper(pair) for pair in pairs]
 
@@ -236,12 +228,9 @@ def upper(pair: DominatingPair) -> Curve:
 @partial(pytree, static=("removed",))
 @dataclass(frozen=True)
 class Sampled(DominatingPair):
-    """The dominating pair of one release on a Poisson sample: (r P + (1 - r) Q, Q), or its mirror.
+    """The dominating pair of one release on a Poisson sample: (r P + (1 - r) Q, Q), or its mirror if ``removed``.
 
-    Attributes:
-        pair: (P, Q) without sampling, where P is the distribution with the record.
-        rate: the sampling rate r, in (0, 1].
-        removed: whether this is the mirror, (Q, r P + (1 - r) Q).
+    ``pair`` is (P, Q) without sampling, where P has the record, and ``rate`` is r in (0, 1].
     """
 
     pair: DominatingPair

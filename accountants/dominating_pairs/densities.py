@@ -164,7 +164,7 @@ class Densities(DominatingPair):
     def hockey_stick(self) -> Curve:
         """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once.
 
-        The integrand is 0 at the sign change, so the derivative does not need the derivative of that point.
+        The integrand is 0 at the sign change, which therefore needs no derivative.
         """
         xp = namespace(self.nodes.p)
         mass_p, mass_q, loss = (

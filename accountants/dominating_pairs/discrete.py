@@ -27,14 +27,10 @@ from dpkernels.pytrees import pytree
 @partial(pytree, static=("moved", "near"))
 @dataclass(frozen=True)
 class Atoms(DominatingPair):
-    """Two distributions on the same finite set of reports.
+    """Two distributions on the same finite set of reports, as 1-D arrays of probabilities.
 
-    Attributes:
-        p: probabilities under one input, a 1-D array.
-        q: probabilities under the other input.
-        moved: for even noise on a lattice, the number of points by which q is shifted from p; None otherwise.
-        near: for other distributions, whether the two inputs are only within a sensitivity. Inputs twice as far apart,
-            as where a record is replaced, may then have other distributions.
+    For even noise on a lattice, q is p shifted by ``moved`` points. For other distributions ``near`` is as in
+    ``DominatingPair``.
     """
 
     p: Any
@@ -259,9 +255,7 @@ def _largest(p: Any, cells: int, t: Any) -> Any:
 def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
     """Return the table and the table shifted by the cells that neighbours can be apart, in both directions.
 
-    Raises:
-        ValueError: the noise is on vectors, for which only the certificate's (epsilon, delta) is known; or the
-            sensitivity is above the certificate's.
+    It raises a ValueError for noise on vectors, and for a sensitivity above the certificate's.
     """
     certificate = form.certificate
     if not isinstance(certificate, NoiseCertificate):

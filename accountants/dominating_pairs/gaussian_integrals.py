@@ -10,8 +10,7 @@ where lead >= 0 is the loss at the start minus eps. The integral is a difference
 
 which cancels where the loss hardly exceeds eps, as with noise much wider than the sensitivity. There the integral is
 computed as a sum of positive terms, by Gauss-Legendre quadrature on the part of the interval that is not negligible.
-
-Functions take NumPy arrays (evaluated in float64) or JAX arrays (evaluated in their type).
+NumPy arrays are evaluated in float64, JAX arrays in their type.
 """
 
 from __future__ import annotations
@@ -43,13 +42,8 @@ _LARGE = 1e10
 def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
     """Return an upper bound of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
 
-    Each exceeds the true value by a few units in the last place times 1 + start^2 and similar terms.
-
-    Args:
-        start: the lower end in units of sigma, finite; any shape, as the other arguments.
-        width: not negative, may be infinite.
-        a: the slope of the loss, positive.
-        lead: the loss at the start minus eps, not negative.
+    Each exceeds the true value by a few units in the last place times 1 + start^2 and similar terms. The start is
+    finite, the width may be infinite, and the slope a is positive.
     """
     p, q = _mass(start, width), _mass(start + a, width)
     error = without_derivative((_mass_error(start, width, p), _mass_error(start + a, width, q)))

@@ -49,18 +49,8 @@ from dpkernels.solve import maximum_on
 def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     """Return pairs the pointwise maximum of whose profiles is the mechanism's profile at every eps >= 0.
 
-    Args:
-        mechanism: a mechanism of dpkernels. For bounded mechanisms neighbours are any two inputs, or those within the
-            mechanism's own sensitivity.
-        sensitivity: D of an additive mechanism, whose neighbouring inputs differ by at most D; the default is the
-            sensitivity of its claim.
-
-    Returns:
-        One pair or several.
-
-    Raises:
-        TypeError: the mechanism is unknown.
-        ValueError: an additive mechanism has no sensitivity, or a bounded mechanism is given one.
+    For bounded mechanisms neighbours are any two inputs, or those within the mechanism's own sensitivity. For additive
+    ones they differ by at most ``sensitivity``, by default that of the claim. Unknown mechanisms raise a TypeError.
     """
     if isinstance(mechanism, Additive):
         return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
@@ -72,11 +62,7 @@ def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]
 
 
 def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
-    """Return the given D, or else that of the mechanism's claim.
-
-    Raises:
-        ValueError: neither is given, or D is not positive and finite.
-    """
+    """Return the given D, or else that of the mechanism's claim; an error if there is neither."""
     D = mechanism.sensitivity if sensitivity is None else sensitivity
     if D is None:
         raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
@@ -94,12 +80,9 @@ def reject_sensitivity(sensitivity: Any) -> None:
 
 
 def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
-    """Return the dominating pairs of additive noise over shifts of size up to D.
+    """Return the dominating pairs of additive noise over shifts of size up to D; a TypeError for unknown noise.
 
     For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one is enough.
-
-    Raises:
-        TypeError: the noise is of an unknown type.
     """
     if isinstance(noise, Lattice):
         return (_lattice_pair(noise, sensitivity),)
@@ -206,19 +189,14 @@ bounded_pair.register(ExactWindow, discrete.window_pair)
 
 @singledispatch
 def pure_epsilon(mechanism: Any) -> float:
-    """Return the smallest eps for which the mechanism is eps-DP.
+    """Return the smallest eps for which the mechanism is eps-DP, of one report in exact arithmetic.
 
     Neighbours are any two inputs of the interval, or those within the sensitivity of a mechanism that has one.
-
-    The value covers one report of a float mechanism in exact arithmetic, not floating-point sampling:
 
     - Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
       with every kink, refined at the maximum.
     - Mixtures: an upper bound, as if the choice of the part were published.
     - Exact samplers: computed from the integers; inf for tables of noise, which have finite support.
-
-    Raises:
-        TypeError: the mechanism is unknown.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known privacy level")
 

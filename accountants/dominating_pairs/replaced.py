@@ -54,11 +54,10 @@ _DISTANCES = (-1.0, 0.0, 1.0)
 
 
 def check_replaceable(pairs: tuple[Any, ...]) -> None:
-    """Raise an error for pairs whose worst replaced record is not known.
+    """Raise a ValueError for pairs whose worst replaced record is not known.
 
-    Raises:
-        ValueError: noise, tables or densities that are not symmetric, noise whose density is neither log-concave nor of
-            a known form, or a bounded mechanism with a sensitivity.
+    These are noise, tables or densities that are not symmetric, noise whose density is neither log-concave nor of a
+    known form, and bounded mechanisms with a sensitivity.
     """
     for pair in pairs:
         if pair.near:
@@ -82,11 +81,9 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 
 def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
-    """Return the dominating pair of one release on a Poisson sample with one record replaced; symmetric.
+    """Return the symmetric dominating pair of one release on a Poisson sample with one record replaced.
 
-    Args:
-        pair: the dominating pair of the release on all the data, for one of two records.
-        rate: the sampling rate r, in (0, 1].
+    ``pair`` is that of the release on all the data, for one of two records; the rate is in (0, 1].
     """
     if isinstance(pair, AdditivePair):
         return ReplacedNoise(pair, rate)
@@ -115,9 +112,7 @@ def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
 class ReplacedBounded(DominatingPair):
     """The pair of one release of a bounded mechanism; its profile is that of an added record.
 
-    Attributes:
-        pair: the dominating pair of the release on all the data, for one of two records.
-        rate: the sampling rate r, in (0, 1].
+    ``pair`` is that of the release on all the data, for one of two records.
     """
 
     pair: Any
@@ -264,10 +259,7 @@ def _steps(densities: ReplacedNoise, formulas: StepFormulas) -> Curve:
 
 
 def _monotone(densities: ReplacedNoise, formulas: NoiseFormulas) -> Curve:
-    """Use that p/q rises for an even log-concave density, so that {p > t q} is a half line.
-
-    f(. - D)/f rises and f(. + D)/f falls.
-    """
+    """Use that {p > t q} is a half line for an even log-concave density: f(. - D)/f rises and f(. + D)/f falls."""
     noise, D, rate = densities.noise, densities.distance, densities.rate
     points = without_derivative(noise.quantiles)
     low, high = points[0] - D, points[-1] + D

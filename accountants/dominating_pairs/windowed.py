@@ -26,15 +26,11 @@ _ROUNDING = 1e-12
 @pytree
 @dataclass(frozen=True)
 class WindowedPair(DominatingPair):
-    """Two densities on the scaled reports [-1, 1]: a base, with the same window at one of two positions.
+    """Two densities on the scaled reports [-1, 1]: a falling base, with the same window at one of two positions.
 
-    Attributes:
-        window: a window that falls from its middle.
-        base: a base that falls from 0.
-        width: m in (0, 2), the width of the window.
-        relative_height: k/y, the window's peak over the base's peak.
-        apart: the distance from the middle of q's window to the middle of p's window, positive to the right.
-        centre: the midpoint of both middles; 0 for the two ends of the input interval.
+    The base falls from 0, the window from its middle. ``width`` is m in (0, 2), ``relative_height`` is k/y, the
+    window's peak over the base's. ``apart`` is the distance from the middle of q's window to that of p's, positive to
+    the right, and ``centre`` the midpoint of both, 0 for the two ends of the input interval.
     """
 
     window: Window
@@ -298,7 +294,7 @@ def _inside(left: Any, right: Any) -> tuple[Any, Any]:
 def _turns(pieces: Side, cells: int, most: int) -> Real:
     """Return the turning points of the loss in each piece, increasing, in shape (most, pieces); NaN if there are more.
 
-    The right end of the piece fills up the rest. A turning point is bracketed by a sign change of the derivative.
+    The right end of the piece fills up the rest.
     """
     left, right = jax.lax.stop_gradient(_inside(pieces.left, pieces.right))
     grid = left + (right - left) * jnp.linspace(0, 1, cells + 1, dtype=left.dtype)[:, None]
@@ -347,8 +343,8 @@ def _drops(side: Side, runs: _Runs) -> Real:
 def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
     """Return the share of a run, from its top, on which the loss is above eps: a root, bracketed by the table.
 
-    The integrand is 0 at that end, so an error of the share enters delta by its square only. The first derivative of
-    delta therefore does not need the derivative of the share; JAX numbers have it for the second derivative.
+    The integrand is 0 there, so the first derivative of delta does not need that of the share; JAX numbers have it for
+    the second derivative.
     """
     xp = namespace(eps, drops, run.top)
     frozen, level = without_derivative((run, eps))

@@ -1,7 +1,4 @@
-"""An accountant for the events of dp_accounting.
-
-``Accountant`` is a ``dp_accounting.PrivacyAccountant``: it composes ``DpEvent`` trees and answers ``get_epsilon`` and
-``get_delta`` from the privacy profiles of this package. Install the extra ``dp-accounting``.
+"""An accountant for the events of dp_accounting, by the privacy profiles of this package; extra ``dp-accounting``.
 
 An event is accounted if its privacy loss distribution is known, under the accountant's neighbouring relation:
 
@@ -439,9 +436,9 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
 
     H(t), the hockey-stick divergence at t = e^eps, is convex and at most the conversion at every point. So it is at
     most the lower convex hull of the conversions at some points, which is itself the profile of a pair: at a corner t
-    where the slope rises by q, the loss log t has the probability q without the record and t q with it. The value
-    at the last point is the probability of an infinite loss. Neighbours may be exchanged, so that the points are
-    mirrored: H(1/t) = 1 - 1/t + H(t)/t for the exchanged pair.
+    where the slope rises by q, the loss log t has the probability q without the record and t q with it. The value at
+    the last point is the probability of an infinite loss. As neighbours may be exchanged, the points are mirrored:
+    H(1/t) = 1 - 1/t + H(t)/t for the exchanged pair.
     """
     if rho == 0:
         p = 1 / (1 + math.exp(-xi))

@@ -1,8 +1,7 @@
-"""OpenDP measurements that release by certified integers.
+"""OpenDP measurements that release by certified integers; they chain with OpenDP's transformations and compositors.
 
-``make_measurement`` returns an ``opendp.Measurement``, which chains with OpenDP's transformations and runs inside its
-compositors, odometers and filters. Install the extra ``opendp``. Every invocation is an exact release of ``perturb``
-with a new key of the operating system.
+Install the extra ``opendp``. Every invocation is an exact release of ``perturb`` with a new key of the operating
+system.
 
     mechanism                        input domain            input metric             output measure
     bounded, any two inputs          AtomDomain, bounded     DiscreteDistance         MaxDivergence

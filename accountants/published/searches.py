@@ -1,8 +1,7 @@
 """The sources' own searches and choices of parameters, for comparison with ``tune``.
 
-The searches are reproduced as searches: which points they try, in which order, and what they keep. What they try is
-evaluated as the gradient method evaluates it, and what they keep is certified by the same accountant, which may refuse
-it. Families and objectives are those of ``accountants.tune``.
+They are reproduced as searches: which points they try, in which order, and what they keep. What they try is evaluated
+as the gradient method evaluates it, and what they keep is certified by the same accountant, which may refuse it.
 """
 
 from __future__ import annotations
@@ -33,13 +32,10 @@ _BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that 
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The result of a published search.
+    """The result of a published search, in the natural direction of the objective.
 
-    Attributes:
-        parameters: by the family's names.
-        value: its objective, in its natural direction.
-        evaluations: how often the objective, or for recycling the privacy profile, was computed.
-        rounds: the best value after each round.
+    ``evaluations`` is how often the objective, or for recycling the privacy profile, was computed. ``rounds`` has the
+    best value after each round.
     """
 
     source: str
@@ -54,17 +50,10 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
     The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
-    point of the round before. L follows from total probability 1. Points are feasible where k + y <= 1 and
-    k <= y (e^eps - 1); with the quartic base t = (y + k) e^-eps.
-
-    Args:
-        family: of ``tune.composite``, with the constant or the quartic base.
-        objective: what is compared; the source compares ``variance_at`` the middle.
-        stop_at: V_t of Algorithm 2, an objective that is good enough. The search ends after the round that reaches it.
-            The authors' released code has no such end, and runs all three rounds.
-
-    Raises:
-        ValueError: another base, or no point of the grid is feasible.
+    point of the round before. L follows from total probability 1. Points are feasible where k + y <= 1 and k <= y
+    (e^eps - 1); with the quartic base t = (y + k) e^-eps. The source compares ``variance_at`` the middle. The search
+    ends after the round that reaches ``stop_at``, V_t of Algorithm 2; the authors' released code has no such end, and
+    runs all three.
     """
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
@@ -140,8 +129,7 @@ _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 def recycled_search(family: Any, objective: Any) -> Enumerated:
     """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``.
 
-    Raises:
-        ValueError: an objective other than an acceptance at the family's theta.
+    The objective must be an acceptance at the family's theta.
     """
     _check_acceptance(family, objective)
     best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
@@ -154,11 +142,9 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
     has the budget that ``accountants.subsampling.on_sample`` allows on the sample. The errors of Algorithm 2 remain.
-    The acceptance that is compared is the true one of noise and sampling error together, by quadrature. The source's is
-    the reciprocal of its eq. (13), ``published_acceptance_rate``, which can be several times larger.
-
-    Raises:
-        ValueError: an objective other than an acceptance at the family's theta.
+    The acceptance that is compared, at the family's theta, is the true one of noise and sampling error together, by
+    quadrature. The source's is the reciprocal of its eq. (13), ``published_acceptance_rate``, which can be several
+    times larger.
     """
     _check_acceptance(family, objective)
     found: list[tuple[float, float, Any, int]] = []
@@ -216,14 +202,10 @@ def published_recycling(
 def published_eta(epsilon: Real) -> Real:
     """Return Ma 2021's eta of Theorem 4 (eq. 19), sound and not the optimum.
 
-    eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps. It minimises
-    (eta^3 + E - 1)/(eta - 1)^2, the variance in the middle with eps and the window's probability q both held.
-    Normalisation ties q to eta, q = E/(E + eta - 1), so that the variance has the factor E + eta - 1 as well:
-    **not the optimum**. The worst-case variance at eta_0 is 21 % above the least at eps = 0.5 and 15 % at eps = 2
-    (``python -m benchmarks.literature``).
-
-    Raises:
-        ValueError: epsilon, of any shape, not in [0.01, 20].
+    eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps. It minimises (eta^3 + E - 1)/(eta - 1)^2,
+    the variance in the middle with eps and the window's probability q both held. Normalisation ties q to eta, q = E/(E
+    + eta - 1), so that the variance has the factor E + eta - 1 as well: **not the optimum**. The worst-case variance at
+    eta_0 is 21 % above the least at eps = 0.5 and 15 % at eps = 2 (``python -m benchmarks.literature``).
     """
     checks.epsilon(epsilon)
     xp = namespace(epsilon)
@@ -232,9 +214,5 @@ def published_eta(epsilon: Real) -> Real:
 
 
 def published_piecewise(*, epsilon: float, lower: float, upper: float) -> Windowed:
-    """Return type I at ``published_eta``: sound and unbiased, but noisier than ``dpkernels.piecewise``.
-
-    Raises:
-        ValueError: epsilon not in [0.01, 20], not lower < upper.
-    """
+    """Return type I at ``published_eta``: sound and unbiased, but noisier than ``dpkernels.piecewise``."""
     return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=float(published_eta(epsilon)))

@@ -71,15 +71,12 @@ def _hidden(n: int, p: float, alpha: float, clones: float, epsilon: float) -> fl
 
 
 def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = "bennett") -> float:
-    """Return delta at eps by Balle, Bell, Gascon & Nissim 2019; sound.
+    """Return delta at eps > 0 by Balle, Bell, Gascon & Nissim 2019, by "hoeffding" or "bennett"; sound.
 
     It bounds E[(L_1 + ... + L_m)_+], averaged over Bin(n, gamma).
     With E L = -a, a = e^eps - 1, and values of L within B of each other, b above -a at most, v = Var L:
     Hoeffding's inequality gives B^2/(4 a) exp(-2 m a^2/B^2), Bennett's b/ln(1 + u) exp(-m v/b^2 h(u)), u = a b/v,
     h(u) = (1 + u) ln(1 + u) - u.
-
-    Raises:
-        ValueError: another inequality than "hoeffding" and "bennett", or eps that is not positive.
     """
     checks.one_of("inequality", inequality, ("hoeffding", "bennett"))
     checks.positive("epsilon", epsilon)

@@ -1,8 +1,4 @@
-"""Privacy of shuffled reports: many local reports whose senders are hidden by a trusted shuffler.
-
-``blanket`` has the theorem, and the worst pair of inputs of every mechanism. ``estimate`` computes values by
-enumeration or by an integral, and ``bracket`` rigorous bounds. ``shuffled`` is the interface.
-"""
+"""Privacy of shuffled reports: many local reports whose senders are hidden by a trusted shuffler."""
 
 from accountants.shuffle.shuffled import Shuffled, shuffled
 

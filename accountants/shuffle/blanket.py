@@ -203,13 +203,8 @@ _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)
 def worst_inputs(mechanism: Any) -> WorstInputs:
     """Return the worst inputs of a local mechanism, of its exact sampler (then of the integers), or of a table of rows.
 
-    Args:
-        mechanism: a bounded mechanism that is eps0-DP for any two inputs; or a 2-D array whose row x has the
-            probabilities of the reports of x, such as randomised response on k categories.
-
-    Raises:
-        TypeError: the mechanism is unknown.
-        ValueError: the mechanism has no blanket; the message says why.
+    The mechanism is bounded, and eps0-DP for any two inputs. Row x of a table has the probabilities of the reports of
+    x, such as randomised response on k categories. An error says why a mechanism has no blanket.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known blanket")
 
@@ -338,7 +333,7 @@ def _(form: ExactWindow) -> WorstInputs:
 
 
 def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:
-    """Return the proof's bound without its last step, where only the mass that all inputs share is subtracted.
+    """Return the proof's bound without its last step: only the mass that all inputs share is subtracted.
 
     It applies to t >= gamma (1 - e^eps), and to the complement below.
     """

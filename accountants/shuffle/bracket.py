@@ -135,8 +135,7 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
 def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose f(t) = E(L - t)_+ is a convex polygon nowhere above.
 
-    At each grid point f is lowered by the largest excess of its chords in the two cells beside; see
-    docs/proofs/shuffle.md.
+    At each grid point f falls by the largest excess of its chords in the two cells beside (docs/proofs/shuffle.md).
     """
     place = (part.value - part.slack) / step - _MOVED
     k, first, size = _cells(place)
@@ -239,7 +238,7 @@ def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
 def conservative_epsilon(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:
     """Return an eps at which a bound of delta is at most the target (side 1), or at least the target (side -1).
 
-    The walk begins at ``start``; ``slope`` is an estimate of d log delta/d eps there.
+    ``slope`` is an estimate of d log delta/d eps at ``start``.
     """
 
     def missing(eps: float) -> float:

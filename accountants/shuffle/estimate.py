@@ -42,10 +42,7 @@ _DIFFERENCE = 1e-4  # The relative distance to either side of eps for a slope.
 
 
 def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int, float] = NEAR) -> tuple[Real, Real]:
-    """Return (log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive.
-
-    The numbers are NumPy's, or JAX's of 64 bits.
-    """
+    """Return (log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive; JAX of 64 bits."""
     L = blanket.losses(epsilon)
     xp = namespace(L, n, blanket.mass, blanket.gamma)
     known = ~xp.isnan(L.sum() + blanket.mass.sum() + blanket.gamma + n)
@@ -287,10 +284,7 @@ class ShuffleEstimate:
         return math.log(value) if value > 0 else -math.inf
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """Return (the least eps at one delta, an estimate of d log delta/d eps there).
-
-        The search starts at the eps of the first blanket by the integral.
-        """
+        """Return (the least eps at one delta, an estimate of d log delta/d eps there)."""
         if not self.blankets:
             return 0.0, -1.0
         goal = math.log(delta)

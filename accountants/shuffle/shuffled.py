@@ -41,12 +41,7 @@ _LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(ComposableGuarantee):
-    """The guarantee of n shuffled reports; made by ``shuffled``.
-
-    Attributes:
-        inputs: the worst inputs of the mechanism, with the blanket that hides a report.
-        n: the number of honest reports.
-    """
+    """The guarantee of n honest shuffled reports, with the worst inputs and their blanket; made by ``shuffled``."""
 
     inputs: WorstInputs
     n: Any

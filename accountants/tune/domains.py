@@ -19,11 +19,9 @@ from dpkernels.pytrees import pytree
 
 
 class Domain(abc.ABC):
-    """The values that a parameter may take, as the image of real numbers.
+    """The values that a parameter may take, as the image of real numbers z; searches start in the span.
 
-    Attributes:
-        span: the lowest and the highest z at which searches start.
-        count: 0 for a parameter that is a number, n for a vector of n numbers.
+    ``count`` is 0 for a parameter that is a number, n for a vector of n numbers.
     """
 
     span: tuple[float, float]
@@ -31,7 +29,7 @@ class Domain(abc.ABC):
 
     @abc.abstractmethod
     def at(self, z: Real) -> Real:
-        """Return the parameter for z: a number, or an array with the last axis of n; it increases with z in the span.
+        """Return the parameter for z: a number, or an array with the last axis of n. It increases with z in the span.
 
         The map of a vector may join its numbers.
         """

@@ -272,7 +272,7 @@ def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objec
     """Return the same search without data units, and the factor from its values to those in data units.
 
     The input interval is [-1, 1], or the sensitivity 1. A user-defined function gets mechanisms in data units, so for
-    it the search is returned unchanged. A point of the search is the same member of both families.
+    it the search is unchanged. A point of the search is the same member of both families.
     """
     found = None if objective.power is None else family.on_unit()
     if found is None:

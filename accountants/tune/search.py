@@ -32,14 +32,10 @@ _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal
 class Found(NamedTuple):
     """The result of a search.
 
-    Attributes:
-        z: the best point, unconstrained, of shape (n,).
-        value: the objective there, in its natural direction; inf or -inf if no start was feasible.
-        path: where the winning start was after each turn, of shape (turns, n), up to ``turns``.
-        path_values: the objective there.
-        turns: how many turns the search took.
-        evaluations: of the objective with its gradient, over all starts.
-        spent: what a release may spend there, see ``Family.spent``.
+    ``z`` is the best unconstrained point, of shape (n,), and ``value`` its objective in the natural direction; inf or
+    -inf if no start was feasible. ``path`` and ``path_values`` are where the winning start was after each of ``turns``
+    turns, and its objective. ``evaluations`` counts those with gradient over all starts. ``spent`` is what a release
+    may spend at z.
     """
 
     z: Any
@@ -52,10 +48,7 @@ class Found(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """The state of one start: its place, what is known there, the trial step, and (z, value, spent) of the best point.
-
-    The value is inf until a point is feasible.
-    """
+    """The state of one start: its place and what is known there, the trial step, and (z, value, spent) of its best."""
 
     z: Any
     value: Any
@@ -68,7 +61,7 @@ class _Start(NamedTuple):
 
 
 def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tuple[Real, Real]:
-    """Return (what is minimised, what is spent) at z: sign * objective, infinite where no member meets the budget.
+    """Return (sign * objective, infinite where no member meets the budget; what is spent) at z.
 
     ``spent`` is what a member nearby spends, or 0; see ``Family.spent``.
     """
@@ -110,10 +103,9 @@ def _compiler_options() -> dict[str, Any]:
 
 
 def search(family: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None) -> Found:
-    """Return the best of all starts, of shape (points, starts, n), after at most ``turns`` turns.
+    """Return the best of all starts, of shape (points, starts, n), each from the best of its points.
 
-    Each start begins at the best of its points. The steps of an optax transformation are taken as they are. By default
-    those of BFGS are shortened until they lead down.
+    The steps of an optax transformation are taken as they are; those of BFGS are shortened until they lead down.
     """
     return _compiled_search()(family, objective, starts, turns=turns, optimizer=optimizer)
 
@@ -247,9 +239,8 @@ def bfgs() -> optax.GradientTransformation:
 
     The first step has length 1. Where s y <= 0, on a concave stretch, H is doubled instead, so that steps get longer
     there. At kinks, where gradients jump, BFGS with a line search still descends (Lewis and Overton 2013).
-
-    ``optax.scale_by_lbfgs`` keeps a memory of differences instead, made for thousands of parameters: compiling it takes
-    three times as long as compiling this.
+    ``optax.scale_by_lbfgs`` keeps a memory of differences, made for thousands of parameters, and takes three times as
+    long to compile.
     """
 
     def init(params: RealArray) -> BfgsState:

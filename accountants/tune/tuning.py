@@ -30,12 +30,9 @@ _NEAR = 1 / 6
 
 
 class Many(NamedTuple):
-    """Tuned parameters at many budgets.
+    """Tuned parameters at many budgets: arrays of the budgets' shape, by the source's symbols.
 
-    Attributes:
-        parameters: every parameter by the source's symbols, arrays of the budgets' shape.
-        values: the objective, in its natural direction.
-        evaluations: of the objective, over all budgets and starts.
+    ``values`` are those of the objective, in its natural direction; ``evaluations`` counts over all budgets and starts.
     """
 
     parameters: dict[str, np.ndarray]

@@ -1,7 +1,4 @@
-"""Families of several releases that meet one budget together: composed, or shuffled.
-
-What a release may spend is solved for from the budget of all of them.
-"""
+"""Families of several releases that meet one budget together: composed, or shuffled."""
 
 from __future__ import annotations
 
@@ -145,9 +142,8 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
 class Composed(Family):
     """T releases of one member of a family that are (eps, delta)-DP together; see ``composed``.
 
-    Attributes:
-        inner: the family of one release; its own budget does not count.
-        rate: of the Poisson sample that each is on, or None; or the ``FreeRate`` that is tuned.
+    The own budget of ``inner`` does not count. ``rate`` is of the Poisson sample of each, None, or a ``FreeRate`` to
+    tune.
     """
 
     inner: Any
@@ -239,10 +235,7 @@ class Composed(Family):
         return Guarantee((SelfComposed(pairs, self.count, self.rate),))
 
     def largest_budget(self, free: dict[str, Any], near: Any) -> Any:
-        """Return the largest level of a release of ``inner.member(level, free)``; NaN if there is none, traceable.
-
-        The search starts at ``near``, if that is positive.
-        """
+        """Return the largest level of a release of ``inner.member(level, free)``, searched from ``near``, or NaN."""
         ratio = self.gaussian_ratio
         xp = namespace(ratio, near)
         guess = xp.where(near > 0, near, xp.minimum(2 * ratio, self.epsilon))

@@ -67,8 +67,8 @@ class MergedLaplaces(PureDPFamily):
     """Merged Laplace noise (Mugunthan 2020) with free rates and breaks; see ``merged_laplace``.
 
     Free are the breaks c_i and the falls f_i = r_i (c_i - c_(i-1)) of the log density between them, in the unit of its
-    fall over D beyond the last break; then all rates are scaled until the largest fall over a window of length D is
-    eps. That fall is linear in the rates, so this is closed.
+    fall over D beyond the last break. Then all rates are scaled until the largest fall over a window of length D, which
+    is linear in the rates, is eps.
     """
 
     epsilon: Any
