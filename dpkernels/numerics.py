@@ -28,10 +28,7 @@ GAUSS_LEGENDRE = gauss_legendre(16)
 
 
 def namespace(*values: object) -> ModuleType:
-    """Return jax.numpy if any value is a JAX array or tracer, else numpy.
-
-    A formula of NumPy arrays is thus evaluated in float64, as constructors and tables require.
-    """
+    """Return jax.numpy if any value is a JAX array or tracer, else numpy, which evaluates in float64."""
     return jnp if any(type(value) not in _HOST_TYPES and isinstance(value, jax.Array) for value in values) else np
 
 
@@ -76,10 +73,7 @@ def map_over(function: Callable[[Any], Any], values: Any) -> Any:
 
 
 def add_at(size: int, index: Any, values: Any) -> Any:
-    """Return sums of values by index: row i of the result is the sum of the values whose index is i.
-
-    With one axis more than ``index``, every entry of the last axis is summed by itself.
-    """
+    """Return sums of values by index, in each entry of a last axis: row i sums the values whose index is i."""
     if namespace(index, values) is jnp:
         return jnp.zeros((size, *values.shape[index.ndim :]), values.dtype).at[index].add(values)
     if values.ndim == index.ndim:

@@ -54,10 +54,7 @@ def first_feasible(candidates: Iterable[T], is_feasible: Callable[[T], object]) 
     """Return the first of ever more conservative candidates, such as one for each of ``MARGINS``, that is feasible.
 
     A root has rounding errors, so what is built from it may miss its claim in the last digits. This function and
-    ``conservative_root`` are the only ones that move such a result to the conservative side.
-
-    Raises:
-        NotPrivateError: no candidate is feasible.
+    ``conservative_root`` are the only ones that move such a result to the conservative side, or raise NotPrivateError.
     """
     tried = 0
     for candidate in candidates:
@@ -86,20 +83,12 @@ def conservative_root(
     longest: float = math.inf,
     steps: int = 40,
 ) -> float:
-    """Return the first feasible x of a walk from an estimated root to the conservative side.
+    """Return the first feasible x of a walk from an estimated root to the conservative side, or raise NotPrivateError.
 
-    Args:
-        missing: maps x to about how far it still is from the root of a bound; at most 0 where x is feasible.
-        start: the estimate; it is returned if it is feasible.
-        direction: 1 if larger x are more conservative, -1 if smaller ones are.
-        overshoot: share of the missing distance that a step takes.
-        least: what the first step takes beyond that.
-        growth: how many times as much each further step takes, at most 0.1.
-        longest: a distance above this is left out of the step.
-        steps: number of points tried.
-
-    Raises:
-        NotPrivateError: no point is feasible.
+    ``missing`` maps x to about how far it still is from the root of a bound, and to at most 0 where x is feasible. The
+    walk starts at the estimate, and goes up, or with ``direction`` -1 down. A step is ``overshoot`` times the missing
+    distance, left out if that is above ``longest``, plus an extra length: ``least`` at first, then ``growth`` times as
+    much in each step, up to 0.1. At most ``steps`` points are tried.
     """
     x = start
     for step in range(steps):
@@ -171,10 +160,10 @@ def invert_smooth(
 ) -> Any:
     """Return where an increasing function of x >= 0 reaches ``target``, from a point near there; elementwise.
 
-    After Newton's steps the function is interpolated between two neighbours on the grid of floats with half the digits.
-    The error of this is that of one more step. The result is the inverse of one function, the interpolated one, so that
-    it increases with the target where a step of Newton's would round either way. The ``steps`` are those in float32;
-    float64 takes one more. They have to lead to within half a cell of the grid, 2^-12 of x, in float64 2^-27.
+    Newton's steps, as many as ``steps`` in float32 and one more in float64, must lead to within half a cell of the grid
+    of floats with half the digits: 2^-12 of x, in float64 2^-27. The function is then interpolated between two
+    neighbours on the grid, with the error of one more step. The result increases with the target, which Newton's
+    rounding would not ensure.
     """
     xp, x = namespace(target, near), near
     for _ in range(0 if steps is None else steps + (x.dtype == np.float64)):
@@ -197,8 +186,7 @@ def invert_smooth(
 def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndarray:
     """Return where a falling function of plain numbers is 0 between two ends, to rounding; elementwise.
 
-    The function is at least 0 at ``low`` and at most 0 at ``high``. By the Illinois method: secants of a bracket, of
-    which an end that stays twice counts for half.
+    By the Illinois method: secants of a bracket, of which an end that stays twice counts for half.
     """
     low, high = (np.array(end, np.float64) for end in np.broadcast_arrays(low, high))
     above_low, below_high = function(low), function(high)
@@ -279,15 +267,8 @@ def newton(
     JAX numbers: Newton's method. It evaluates the function and all its derivatives together, so that a large function
     is compiled once. A step beyond the bracket of the root ends halfway to the bracket's end. Plain numbers: steps of
     the function's value, which suit a slope of about -1, until the root is bracketed, and then SciPy's ``brentq``.
-
-    Args:
-        falling: the function.
-        parameters: its parameters.
-        initial_guess: between the ends.
-        ends: the lowest and the highest x.
-        tolerance: the length of the last step. The error is about its square.
-        longest: the longest step.
-        clip: if there is no root between the ends, return the end nearer to it.
+    ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every step. With
+    ``clip``, the result is the nearer end instead of NaN.
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
@@ -320,8 +301,7 @@ def _root_near(
 def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Any:
     """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none; low > 0.
 
-    JAX numbers are searched by Newton's method. Of plain numbers the function is at most 0 as computed; ``rtol`` is
-    that of ``root``.
+    JAX numbers: Newton's method. Plain numbers: at most 0 as computed; ``rtol`` as in ``root``.
     """
     parameters, low, high = promote(parameters, low, high)
     if namespace(low) is not np:
@@ -358,8 +338,7 @@ def found_roots(
 ) -> Any:
     """Return the roots that ``find`` gives for JAX parameters, with the derivatives of the implicit rule; elementwise.
 
-    ``residual`` maps (x, parameters) to what is 0 at the roots, and ``slope`` to its derivatives by x. Where the slope
-    is 0 the roots' derivatives are NaN.
+    ``slope`` gives the derivatives of ``residual`` by x. Where the slope is 0 the roots' derivatives are NaN.
     """
     return _implicit_root(_Found(find, slope), residual, parameters, ())
 
@@ -488,7 +467,6 @@ class _Newton(_Differentiating):
             return (count < _NEWTON_STEPS) & (jnp.abs(step) > self.tolerance)
 
         def improve(state: Any) -> Any:
-            """Evaluate the next trial; of the first one nothing is known but its place."""
             count, _, x, (value, slope, *_), low, high = state
             new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -self.longest, self.longest)
             new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))
@@ -541,8 +519,7 @@ def minimum(
 ) -> Any:
     """Return where a function with one minimum on [low, high] is lowest, by golden section; not differentiated.
 
-    The search stops at the first value that is at most ``enough``, or within ``rtol`` of the interval's length, however
-    flat the minimum is. For smooth functions of plain numbers ``bounded_minimum`` takes fewer evaluations.
+    The search stops at the first value of at most ``enough``, or within ``rtol`` of the interval's length.
     """
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
     parameters, low, high = promote(parameters, low, high)
@@ -576,7 +553,7 @@ def minimum(
 def bounded_minimum(function: Callable[[float], float], low: float, high: float, xatol: float) -> tuple[float, float]:
     """Return (x, value) where a smooth function of plain numbers with one minimum on [low, high] is lowest.
 
-    The search is SciPy's bounded Brent method. It stops within about ``xatol`` or 1.5e-8 of x, whichever is more.
+    SciPy's bounded Brent method stops within about ``xatol`` or 1.5e-8 of x, whichever is more.
     """
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
@@ -689,10 +666,7 @@ def _quotient(values: Any, slope: Any) -> Any:
 
 
 def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Any:
-    """Return where a smooth function is lowest, around the best point of a grid; not differentiated.
-
-    Plain numbers: see ``minimum_near_grid``. JAX numbers: a golden section.
-    """
+    """Return where a smooth function is lowest, around the best point of a grid; not differentiated."""
     parameters, grid = promote(parameters, grid)
     if namespace(grid) is np:
         return minimum_near_grid(partial(_at, function, parameters), grid, xatol)[0]
@@ -703,10 +677,7 @@ def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: fl
 
 
 def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
-    """Return the largest value of a NumPy function on the interval that ``points`` span, increasing and dense.
-
-    Between the points the function must be smooth. Four zooms into the best cell find its maximum there.
-    """
+    """Return the largest value, on the interval that dense ``points`` span, of a NumPy function smooth between them."""
     best = -np.inf
     for _ in range(4):
         values = function(points)
@@ -721,8 +692,7 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
 
     In each piece a zoom finds the share of the way from knot to knot with the largest value. At a knot the share is
     held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second derivatives
-    of the maximum need. Functions of many short pieces, which tables have, are evaluated at the ends and middles of the
-    pieces.
+    of the maximum need. Functions of many short pieces, such as tables, are evaluated only at ends and middles of pieces.
     """
     parameters, knots = promote(parameters, knots)
     pieces = knots.size - 1
@@ -785,19 +755,16 @@ class _Interior(_Method):
 
 
 def shares_with_ends(count: int) -> np.ndarray:
-    """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones that come ever nearer to both ends.
-
-    A turn is then seen however near to an end it is.
-    """
+    """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones ever nearer to both ends."""
     near = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
     return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))
 
 
 def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (turns, rows): where functions of plain numbers turn from rising to falling or back.
+    """Return (turns, rows): where functions (x, row) -> value of plain numbers turn from rising to falling or back.
 
     A turn is seen between three neighbouring points, of shape (rows, n), and found there by golden section. Two turns
-    between neighbouring points are not seen. ``function`` maps (x, row) to the value of that row's function.
+    between neighbouring points are not seen.
     """
     rising = np.diff(function(points, np.arange(len(points))[:, None]), axis=1) > 0
     row, at = np.nonzero(rising[:, 1:] != rising[:, :-1])

@@ -22,14 +22,10 @@ class Noise(abc.ABC):
     """A distribution on the real line, unimodal about 0: a frozen dataclass and a pytree of its parameters.
 
     Methods take NumPy arrays (evaluated in float64) or JAX arrays (in their type) of any shape, and broadcast.
-
-    Attributes:
-        lengths: the names of the parameters that are lengths, which ``rescale`` multiplies.
-        is_even: whether the probabilities of z and -z are equal. Under tracing, whether this is known.
     """
 
-    lengths: ClassVar[tuple[str, ...]] = ("scale",)
-    is_even: bool = False
+    lengths: ClassVar[tuple[str, ...]] = ("scale",)  # The parameters that are lengths, which ``rescale`` multiplies.
+    is_even: bool = False  # The probabilities of z and -z are equal. Under tracing, whether this is known.
     _classes: ClassVar[dict[str, type[Noise]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -175,7 +171,6 @@ class Distribution(Noise):
 
     @property
     def support(self) -> tuple[Real, Real]:
-        """Return the ends of the support."""
         return -float("inf"), float("inf")
 
     @property

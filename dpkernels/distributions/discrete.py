@@ -21,13 +21,9 @@ MOST_POINTS = 1 << 20
 
 
 class Lattice(Noise):
-    """A distribution on a grid, P(Z = k step) proportional to exp(-(|k| step / w)^p / p), k = -reach..reach.
+    """A distribution on a grid, P(Z = k step) proportional to exp(-(|k| step / w)^p / p), k = -reach..reach."""
 
-    Attributes:
-        power: p; the first of ``lengths`` is w.
-    """
-
-    power: ClassVar[int]
+    power: ClassVar[int]  # p; the first of ``lengths`` is w.
     is_even = True
 
     step: Real
@@ -54,13 +50,11 @@ class Lattice(Noise):
 
     @property
     def points(self) -> Any:
-        """Return every possible value, increasing."""
         xp = namespace(self.step, self._width)
         return self.step * xp.arange(-self.reach, self.reach + 1)
 
     @property
     def probabilities(self) -> Any:
-        """Return the probability of every point."""
         logs = self.log_weight(self.points)
         weights = namespace(logs).exp(logs)
         return weights / weights.sum()

@@ -73,10 +73,7 @@ def _beyond(power: int, z: Real) -> Real:
 
 
 def _within(power: int, m: Any, w: Real) -> Real:
-    """Return the integral of t^power phi(t) over [m, m + w], for m and w of at least 0.
-
-    For small w, power 0 uses the series of w phi(t) about the middle c, power 2 Gauss-Legendre quadrature.
-    """
+    """Return the integral of t^power phi(t) over [m, m + w], for m and w of at least 0, precise for small w."""
     xp, c = namespace(m, w), m + w / 2
     if power == 1:
         return -_density(m) * xp.expm1(-w * c)

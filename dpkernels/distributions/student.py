@@ -127,10 +127,7 @@ def _log_gamma_ratio(x: float) -> float:
 
 
 def _about_inverse(tail: Any, nu: float) -> Any:
-    """Return about the t with P(T > t) = tail at unit scale, for a tail up to 1/2.
-
-    Source: Hill, "Algorithm 396: Student's t-quantiles" (Communications of the ACM, 1970).
-    """
+    """Return about the t with P(T > t) = tail <= 1/2 at unit scale (Hill 1970, CACM Algorithm 396: t-quantiles)."""
     xp = namespace(tail)
     a = 1 / (nu - 0.5)
     b = 48 / a**2

@@ -48,10 +48,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Return the log likelihood of report ``y`` given input ``x``: log ``mass`` at an atom, log ``pdf`` elsewhere.
-
-        The value is -inf where no report is possible.
-        """
+        """Return the log likelihood of report ``y``: log ``mass`` at an atom, log ``pdf`` elsewhere; -inf if impossible."""
 
     @abc.abstractmethod
     def variance(self, x: Real) -> Real:
@@ -138,10 +135,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
-        """Return ``icdf`` without its derivative, for u in [0, 1] and above = 1 - u, each accurate where it is small.
-
-        The arguments have one shape.
-        """
+        """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, each accurate where small."""
 
     def draw(self, u: Real, x: Real) -> Real:
         """Map a uniform number ``u`` in (0, 1) to a report by the fastest map with the right distribution."""

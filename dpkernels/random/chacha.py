@@ -45,15 +45,9 @@ def _rotate(word: Array, by: int) -> Array:
 
 
 def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Array:
-    """Return the key stream blocks ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3.
+    """Return ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3, as little-endian uint32 words of shape (n, 16).
 
-    Args:
-        key: 8 words, uint32.
-        counter: word 12 of the state, uint32 of shape (n,).
-        nonce: words 13, 14, 15; scalars or (n,).
-
-    Returns:
-        uint32 of shape (n, 16), the serialised block as little-endian words.
+    The key has 8 uint32 words. The counter, of shape (n,), is word 12 of the state, the nonce words 13 to 15.
     """
     head = [
         jnp.broadcast_to(words[:, None], (4, len(counter))) for words in (jnp.asarray(_CONSTANTS), key[:4], key[4:])
@@ -72,17 +66,10 @@ def _double_round(state: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int) -> Array:
-    """Return words of a stream, from a 64-bit block number on.
+    """Return ``count`` unsigned integers of 8, 16, 32 or 64 ``bits``: the little-endian key stream from a block on.
 
-    Args:
-        key: 8 words, uint32.
-        stream: the stream's number, below 2^32.
-        first_block: (low, high) words of the first block's counter.
-        count: the number of words.
-        bits: 8, 16, 32 or 64 (64 only where JAX's 64-bit types are on).
-
-    Returns:
-        Unsigned integers of shape (count,): the little-endian key stream read ``bits`` at a time.
+    The key has 8 uint32 words, the stream's number is below 2^32, and the block's number is given as (low, high) words.
+    64 bits require JAX's 64-bit types.
     """
     words = (*first_block, stream, 0)
     return words_from(jnp.concatenate([key, jnp.stack([jnp.asarray(w, jnp.uint32) for w in words])]), count, bits)

@@ -26,10 +26,7 @@ class Keystream:
         self._encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def fill(self, out: np.ndarray, stream: int, first_block: int) -> None:
-        """Fill ``out``, a contiguous array of unsigned integers, with the words of a stream from a block on.
-
-        The stream's number is below 2^32, that of the first 64-byte block below 2^64.
-        """
+        """Fill contiguous unsigned integers with a stream's words from the 64-byte block number, below 2^64, on."""
         view, size, at = out.data.cast("B"), out.nbytes, 0
         while at < size:
             block = first_block + at // 64

@@ -23,19 +23,11 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Array:
-    """Return uniforms ``start .. start + count - 1`` of a key's stream.
+    """Return uniforms ``start .. start + count - 1`` of the stream of a typed key, Threefry or ChaCha20.
 
-    Args:
-        key: a typed key, Threefry or ChaCha20.
-        start: (low, high) 32-bit words of the first index; for ChaCha20 a multiple of 16.
-        count: the number of uniforms.
-        dtype: float32 (23 random bits) or float64 (52).
-
-    Returns:
-        Array of shape (count,): odd multiples of half a unit, so 0 and 1 never occur and u and 1 - u are alike.
-
-    Raises:
-        TypeError: another generator.
+    ``start`` is (low, high) 32-bit words of the first index, for ChaCha20 a multiple of 16. Float32 has 23 random bits,
+    float64 52. The numbers are odd multiples of half a unit, so 0 and 1 never occur and u and 1 - u are alike. Another
+    generator is a TypeError.
     """
     data, bits = jax.random.key_data(key), jnp.finfo(dtype).bits
     match family(key):

@@ -26,11 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
-    """Return the arrays cached for a key if they are sound; otherwise solve, and cache the solution.
-
-    The key is all that the solution depends on. A file that cannot be read counts as missing. A failure to write is
-    ignored.
-    """
+    """Return the arrays cached for a key, which is all that they depend on, if they are sound; else solve and cache."""
     place = folder()
     if place is None:
         return solve()

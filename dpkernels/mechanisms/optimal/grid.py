@@ -35,12 +35,9 @@ class InputGrid:
 
 
 def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
-    """Return the grid of rows for a budget; by default with as many points as keep the variance of rounding small.
+    """Return the rows for a budget and the interval's width over the sensitivity, at most 1 for local DP.
 
-    The ratio is the width of the interval over the sensitivity; at most 1 if any two inputs are neighbours.
-
-    Raises:
-        ValueError: points even, or not in 3..1401.
+    By default there are as many points as keep the variance of rounding small. ``points`` is odd, in 3..1401.
     """
     if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
@@ -54,19 +51,15 @@ def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
 
 
 def _cells_for(epsilon: float, ratio: float) -> float:
-    """Return the steps per sensitivity D with which rounding adds at most ``_ROUNDING`` of the variance.
-
-    The least variance is above D^2 e^(-2 eps/3) (1 + 1.4/eps) times a number that rises from 0.3 at R/D = 1 to 0.5.
-    """
+    """Return the steps per sensitivity D with which rounding adds at most ``_ROUNDING`` of the variance."""
+    # The least variance is above D^2 times this.
     least = min(0.5, 0.15 * (1 + ratio)) * math.exp(-2 * epsilon / 3) * (1 + 1.4 / epsilon)
     return 1 / math.sqrt(4 * _ROUNDING * least)
 
 
 def most_ratio(epsilon: float) -> float:
-    """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget.
-
-    Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
-    """
+    """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget."""
+    # Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
     return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _cells_for(epsilon, MOST_RATIO))
 
 
@@ -76,13 +69,11 @@ def covers(epsilon: float, ratio: float = 1.0) -> bool:
 
 
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
-    """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit.
-
-    Otherwise the rows reach beyond the interval, or neighbours are further apart than necessary, which costs more.
-    """
+    """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit."""
     least = max(_FEWEST_CELLS, math.ceil(_cells_for(epsilon, ratio)), math.ceil(16 / ratio))
 
     def waste(fit: tuple[int, int]) -> float:
+        # Rows that reach beyond the interval, or neighbours further apart than necessary, cost more.
         excess = fit[0] / (ratio * fit[1])
         return (excess - 1 if excess >= 1 else 2 * (1 / excess - 1)) + 1e-3 * fit[1] / least
 

@@ -66,15 +66,10 @@ def least_variance(
 ) -> np.ndarray:
     """Return probabilities of outputs given inputs, of least worst-case variance or of least average variance.
 
-    Rows of the result sum to 1 and have their input as the mean, up to rounding. Ratios of neighbours are below e^eps.
-    Columns of zeros are unused outputs. The table is symmetric (x -> -x, y -> -y) if the weights are.
-
-    Args:
-        epsilon: the budget.
-        inputs: x_i, equally spaced and symmetric about 0.
-        outputs: y_j, symmetric about 0, beyond the inputs on both sides.
-        cells: the largest distance of neighbouring rows.
-        weights: a_i of the average; None for the worst case.
+    Inputs are equally spaced, outputs reach beyond them on both sides, and both are symmetric about 0. Ratios of rows
+    at most ``cells`` apart are below e^eps. Rows sum to 1 and have their input as the mean, up to rounding. Columns of
+    zeros are unused outputs. The weights a_i of the average are None for the worst case. The table is symmetric
+    (x -> -x, y -> -y) if they are.
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))
     for slack in _SLACKS:
@@ -220,9 +215,6 @@ class Grids:
 
     A set of profiles is an integer array with one row per profile: the index of the report, r_1, r_2, .., l_1, l_2, ...
     The last or the first row of the grid stands for steps that a side does not have.
-
-    With ``symmetric`` every profile stands for itself and its mirror image, x -> -x and y -> -y. Rows below the middle
-    are then omitted.
     """
 
     ratio: float  # e^eps
@@ -230,7 +222,7 @@ class Grids:
     outputs: np.ndarray  # y_j
     cells: int  # The largest distance of neighbouring rows.
     weights: np.ndarray | None  # The rows' weights in the average variance; None for the worst case.
-    symmetric: bool
+    symmetric: bool  # A profile stands for its mirror image (x -> -x, y -> -y) too, and lower rows are omitted.
 
     @property
     def rows(self) -> int:
@@ -318,9 +310,8 @@ class Grids:
     def best(self, at_base: np.ndarray, at_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the profiles of most value for every report and every row r_1, and their values.
 
-        The value of a profile f is f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, with prices that depend on the
-        report. It is a sum over steps, so dynamic programming finds the best steps from the outermost inwards.
-        ``at_base`` has one price per report, ``at_steps`` has shape (n - 1, reports).
+        The value of a profile f is f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, with one price of ``at_base`` a
+        report and ``at_steps`` of shape (n - 1, reports). Dynamic programming finds the best steps from the outermost in.
         """
         i, none = np.arange(self.rows)[:, None], np.zeros((1, len(at_base)))
         right = np.concatenate([-at_steps, none]) - at_base * (i < self.base)

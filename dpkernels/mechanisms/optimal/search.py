@@ -172,7 +172,7 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
     """Solve a mechanism's program again and return the new mechanism; None if it was not read from the cache folder.
 
     It is used if a cached table cannot be certified, since a table that passed the checks up to rounding may be too far
-    from a private one. A mechanism with another budget, sensitivity or grid than the cached solution gives None too.
+    from a private one. Another budget, sensitivity or grid than the cached solution's gives None too.
     """
     solution = np.asarray(mechanism.probabilities).tobytes()
     problem = _READ.get(solution)

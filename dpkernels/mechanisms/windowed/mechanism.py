@@ -208,10 +208,7 @@ class Windowed(Bounded):
 
 
 def distances(v: Real, width: Real) -> tuple[Real, Real]:
-    """Return the least and largest distance of v from the window's middle over valid inputs, in window widths.
-
-    The middle ranges over |middle| <= 1 - m/2.
-    """
+    """Return the least and largest distance of v from the window's middle over valid inputs, in window widths."""
     xp, reach = namespace(v, width), 1 - width / 2
     return xp.maximum(xp.abs(v) - reach, 0.0) / width, (xp.abs(v) + reach) / width
 
@@ -244,10 +241,8 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
 
     ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
     floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
-    the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
-
-    Raises:
-        ValueError: no positive height is eps-DP, for plain numbers.
+    the density's supremum over its infimum, (1 + k/y) / min g <= e^eps. Plain numbers without a positive height are a
+    ValueError.
     """
     xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
     if condition == "sup_inf":

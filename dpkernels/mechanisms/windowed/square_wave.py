@@ -131,10 +131,7 @@ class SquareWave(Local):
 
 
 def published_half_width(epsilon: Real) -> Any:
-    """Return b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)) (Li 2020).
-
-    It maximises the mutual information of a uniform input and its report.
-    """
+    """Return the b of most mutual information (Li 2020), (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps))."""
     expm1 = elementary(epsilon).expm1
     return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))
 

@@ -89,14 +89,11 @@ class PiecewiseLinear:
         return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
 
     def _segment(self, z: Real) -> tuple[Real, ...]:
-        """Return the position of z in its segment, and the segment's heights, mass and integral.
-
-        One look-up returns all of them, because XLA may compute the position at a knot twice and round it differently.
-        """
         z, segments, n = floating(z), self.tables.segments, len(self.values) - 1
         xp = namespace(z, segments)
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
+        # One look-up gives the number too, since XLA may compute i at a knot twice and round it differently.
         number, *rest = xp.moveaxis(like(segments, z)[i], -1, 0)
         return position - number, *rest
 
