@@ -44,11 +44,9 @@ Amounts = TypeVar("Amounts", EpsilonDelta, Rho)
 
 
 def amount(name: str, value: Any) -> Fraction:
-    """Return a number of at least 0 as a fraction: a float as the decimal it prints as, other numbers as they are.
+    """Return a number as a fraction: a float as the decimal it prints as, other numbers as they are.
 
-    Raises:
-        TypeError: not a number.
-        ValueError: negative, infinite or NaN.
+    What is not a number is a TypeError; what is negative, infinite or NaN is a ValueError.
     """
     if not hasattr(value, "__float__"):
         raise TypeError(f"{name}: {value!r} is not a number")
@@ -61,9 +59,9 @@ def amount(name: str, value: Any) -> Fraction:
 
 
 def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
-    """Return what a charge costs: two numbers, or the claimed epsilon and delta of a certificate or a mechanism.
+    """Return the cost of a charge: two numbers, or the claimed epsilon and delta of a certificate or a mechanism.
 
-    Pure ones have delta 0. Numbers are errors as of ``amount``, and so is a delta beside a certificate's.
+    Numbers are errors as of ``amount``, and so is a delta beside a certificate's.
     """
     if hasattr(epsilon, "epsilon"):
         if delta:
@@ -144,8 +142,7 @@ def check(budget: Amounts, spent: Amounts, asked: Amounts, where: str = "") -> N
 class _Charged(Generic[Amounts]):
     """An object that is charged, with a lock that makes checking and charging atomic.
 
-    A lock cannot be pickled or deeply copied, and therefore this object cannot either: two copies would spend the same
-    budget twice.
+    A lock cannot be pickled or deeply copied, so this object cannot either: two copies would spend the budget twice.
     """
 
     def __init__(self, zero: Amounts, budget: Amounts | None = None) -> None:

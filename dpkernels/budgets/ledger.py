@@ -138,9 +138,9 @@ class Ledger:
         return after
 
     def rehearse(self, epsilon: Any, delta: Any = 0) -> Statement:
-        """Check that a charge would succeed: make it, and roll it back before it is written to disk.
+        """Check that a charge would succeed: make it, roll it back before it is written to disk, and return the ledger.
 
-        It returns the ledger, unchanged, and raises the errors of ``charge``.
+        It raises the errors of ``charge``.
         """
         amounts = _exact(asked(epsilon, delta))
         with _transaction(self.path, "IMMEDIATE", self._timeout) as connection:
@@ -184,7 +184,7 @@ class Ledger:
 
 
 def _exact(amounts: EpsilonDelta) -> EpsilonDelta:
-    """Return amounts; those that a ledger cannot hold are errors."""
+    """Refuse amounts that a ledger cannot hold."""
     for part in amounts:
         text(part)
     return amounts
@@ -254,8 +254,8 @@ def _fill(connection: sqlite3.Connection, new: Statement) -> None:
 def _transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[sqlite3.Connection]:
     """Yield a connection with one transaction, which is committed at the end and rolled back if an exception is raised.
 
-    A connection each time, because SQLite's must not cross a fork. The caller may end the transaction before. An error
-    says ``otherwise`` of a transaction that was rolled back.
+    A connection each time, because SQLite's must not cross a fork. The caller may end the transaction before. Errors of
+    a transaction that was rolled back say ``otherwise``.
     """
     size = path.stat().st_size
     if not path.is_file():

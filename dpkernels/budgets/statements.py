@@ -29,23 +29,14 @@ class UnsoundError(Exception):
 
 
 class Entry(NamedTuple):
-    """A charge in a ledger, or an entry that voids an earlier charge.
+    """A charge in a ledger, or an entry that voids an earlier charge."""
 
-    Attributes:
-        id: its number, from 1.
-        time: the time, UTC, by the clock of the machine. It is not checked.
-        label: a description.
-        amounts: the cost of the charge, or of the charge that this entry voids.
-        hash: the hash of this entry and all before it.
-        voids: the number of the charge that this entry voids, and 0 for a charge.
-    """
-
-    id: int
-    time: str
-    label: str
-    amounts: EpsilonDelta
-    hash: str
-    voids: int = 0
+    id: int  # its number, from 1
+    time: str  # UTC, by the clock of the machine; it is not checked
+    label: str  # a description
+    amounts: EpsilonDelta  # the cost of the charge, or of the charge that this entry voids
+    hash: str  # of this entry and all before it
+    voids: int = 0  # the number of the charge that this entry voids; 0 for a charge
 
 
 @dataclass(frozen=True)
@@ -64,12 +55,11 @@ class Statement:
 
     @cached_property
     def voided(self) -> dict[int, int]:
-        """Return the numbers of the voided charges, each with the number of the entry that voids it."""
+        """Return, by the number of each voided charge, the number of the entry that voids it."""
         return {entry.voids: entry.id for entry in self.entries if entry.voids}
 
     @property
     def left(self) -> EpsilonDelta:
-        """Return the budget less the charges that are not voided."""
         return minus(self.budget, self.spent)
 
     @property
@@ -84,11 +74,7 @@ class Statement:
         return _entry(self.head, len(self.entries) + 1, time, label, amounts)
 
     def next_void(self, time: str, label: str, charge: int) -> Entry:
-        """Return the entry that voids a charge, given its number.
-
-        Raises:
-            UnsoundError: there is no such charge, or it is voided already.
-        """
+        """Return the entry that voids a charge, given its number; an ``UnsoundError`` if there is none or it is voided."""
         _check_voidable(self.entries, self.voided, charge)
         return _entry(self.head, len(self.entries) + 1, time, label, self.entries[charge - 1].amounts, charge)
 
@@ -117,10 +103,8 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
 def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> Statement:
     """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
-    Args:
-        budgets: rows of (ledger, created, epsilon, delta, head); one is sound.
-        charges: rows of (id, time, label, epsilon, delta, voids, hash), by id; voids is the decimal number of the
-            charge that the row voids, and empty for a charge.
+    ``budgets`` are rows of (ledger, created, epsilon, delta, head), of which there must be one. ``charges`` are rows of
+    (id, time, label, epsilon, delta, voids, hash), by id; voids is empty for a charge.
     """
     if len(budgets) != 1:
         raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")

@@ -1,9 +1,7 @@
-"""The channel between inputs and reports: the probabilities of a table's reports given an input.
+"""The channel of a mechanism: the probabilities of its reports given an input.
 
 An input between two rows of a table is rounded to one of them at random, so P(report | x) is linear between rows. For
 an input that is uniform on a bin, the probability is the average over the bin, a difference of integrals.
-
-``channel_of`` returns the channel of a mechanism, an exact sampler, a certificate or a sidecar.
 """
 
 from __future__ import annotations
@@ -53,26 +51,15 @@ _MOST_DECIMALS = 15  # to which reports can have been rounded
 
 
 class Channel(abc.ABC):
-    """The conditional probabilities P(report | input) of one released column.
+    """The conditional probabilities P(report | input) of one released column."""
 
-    Attributes:
-        lower: smallest input.
-        upper: largest input.
-        written: (m,) the possible reports as written, increasing.
-        values: (m,) the unbiased values of the reports: their mean, given an input, is the input. They are the reports
-            less the mean of the noise. Reports that became equal by rounding to decimals have their mean value.
-        bias_bound: a bound on the bias of the values; 0 unless rounding to decimals has made reports equal.
-        epsilon: the budget of a report, if it is known.
-        lattice: the distance between possible inputs, if the mechanism assumes that they are on a lattice.
-    """
-
-    lower: float
-    upper: float
-    written: np.ndarray
-    values: np.ndarray
-    bias_bound: float
-    epsilon: float | None = None
-    lattice: float | None = None
+    lower: float  # the smallest input
+    upper: float  # the largest input
+    written: np.ndarray  # (m,) the possible reports as written, increasing
+    values: np.ndarray  # (m,) unbiased values of the reports: their mean, given an input, is the input
+    bias_bound: float  # on the bias of the values; 0 unless rounding to decimals has made reports equal
+    epsilon: float | None = None  # the budget of a report, if it is known
+    lattice: float | None = None  # the distance between inputs, if the mechanism assumes that they are on a lattice
 
     def _set_reports(self, exact: np.ndarray, stand_for: np.ndarray, decimals: int | None, shift: float = 0.0) -> None:
         """Set the possible reports, rounded to decimals, and their values; equal reports have their mean value."""
@@ -85,9 +72,9 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return (g, k) the integral of P(report in group | u) over u up to every x, from an arbitrary starting point.
+        """Return (g, k) integrals of P(report in group | u) over u up to the (k,) increasing x, from an arbitrary start.
 
-        ``x`` are (k,) increasing inputs, and ``groups`` (g,) the first report of every group, increasing from 0.
+        ``groups`` are (g,) the first report of every group, increasing from 0.
         """
 
     @abc.abstractmethod
@@ -100,8 +87,8 @@ class Channel(abc.ABC):
         """Return (k,) increasing inputs between which P(report | x) is linear.
 
         Every distribution of inputs has the same distribution of reports as one on these places: the mass between two
-        places moves to both in proportion. Additive noise on an interval of more than 512 cells of its table has 513
-        equally distant places instead, between which P is linear only approximately.
+        places moves to both in proportion. For additive noise on an interval of more than 512 cells, they are 513
+        equally distant places, between which P is linear only approximately.
         """
 
     @property
@@ -109,7 +96,7 @@ class Channel(abc.ABC):
     def squares(self) -> Squares:
         """Return (m,) weights whose mean over the reports of x is (x - middle)^2, and a bound on their bias.
 
-        It raises a ValueError if the reports have no information beyond the mean.
+        A ValueError says that the reports have no information beyond the mean.
         """
 
     @abc.abstractmethod
@@ -154,7 +141,6 @@ class Channel(abc.ABC):
 
     @property
     def middle(self) -> float:
-        """Return the middle of the inputs."""
         return (self.lower + self.upper) / 2
 
     def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -163,10 +149,7 @@ class Channel(abc.ABC):
 
 
 class TableChannel(Channel):
-    """The channel of one bounded table, or of a mixture of tables chosen independently of the input.
-
-    ``parts`` are tables with the probability of each. Written reports were rounded to ``decimals``, unless it is None.
-    """
+    """The channel of one bounded table, or of ``parts``: the probability and the table of each, chosen at random."""
 
     def __init__(self, parts: Sequence[tuple[float, Table]], decimals: int | None = None) -> None:
         self.parts = tuple(parts)
@@ -220,12 +203,10 @@ class TableChannel(Channel):
 
 
 class NoiseChannel(Channel):
-    """The channel of additive noise on inputs of a known interval.
+    """The channel of additive noise; a ValueError says that the interval is too wide for the noise, or too far from 0.
 
     An input at grid point i = q M + f, 0 <= f < M, is rounded to position q + 1 with probability f/M, else to q. If the
     grid is coarse compared with the sensitivity, inputs are assumed to be on the grid, and M is 1.
-
-    A ValueError says that the interval is too wide for the noise, or too far from 0.
     """
 
     def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
@@ -291,10 +272,7 @@ class NoiseChannel(Channel):
         return (self._first + np.append(self._begin[groups], self._points))[:, None]
 
     def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return the integral of P(position + code < end | u) over u up to x, from the first position on.
-
-        With G(n) = P(code < n) it is a sum over grains of (1 - f/M) G(end - q) + f/M G(end - q - 1).
-        """
+        """Return int P(position + code < end | u) du up to x: a sum of (1 - f/M) G(end - q) + f/M G(end - q - 1)."""
         grain, M = self._grain, self._grains
         i, part = np.divmod(x / grain + 0.5, 1.0)
         q, f = np.divmod(i.astype(np.int64), M)
@@ -363,7 +341,6 @@ def _reports_of(table: Table) -> np.ndarray:
 
 
 def _inputs_of(table: Table) -> np.ndarray:
-    """Return (rows,) the inputs of the rows."""
     first, last = (float(table.row_input(i)) for i in (0, table.shifts))
     return np.linspace(first, last, table.shifts + 1)
 
@@ -383,10 +360,9 @@ def _probabilities_of(table: Table, x: np.ndarray) -> np.ndarray:
 
 
 def _rows_at(table: Table, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return what interpolates a table's weights between the row i before every x and the next row.
+    """Return the share of the way from the row i before every x to the next row, and three arrays (codes, k).
 
-    It is the share of the way from row i, and of shape (codes, k) the integrals of weights over rows up to row i, in
-    units of rows, the weights of row i, and those of row i + 1.
+    They are the integrals of weights over rows up to row i, in units of rows, and the weights of rows i and i + 1.
     """
     inputs = _inputs_of(table)
     place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
@@ -419,10 +395,9 @@ def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
 def channel_of(
     source: Any, *, column: str | None = None, bounds: tuple[float, float] | None = None, decimals: int | None = None
 ) -> Channel:
-    """Return the channel of the reports of a source.
+    """Return the channel of a channel (itself), a mechanism, an exact sampler, a certificate, or a sidecar.
 
-    The source is a channel (returned unchanged), a mechanism, an exact sampler, a certificate, or a sidecar (a path or
-    its JSON content). The other arguments and the errors are those of ``Counts``.
+    A sidecar is a path or its JSON content. The other arguments and the errors are those of ``Counts``.
     """
     if isinstance(source, Channel):
         return source

@@ -48,13 +48,13 @@ class ConsistentCounts:
         return f"ConsistentCounts({shown(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Return bounds that hold for all true counts and sums at once with this probability.
+        """Return bounds, of the shape of ``values``, that hold for all true counts and sums at once with this probability.
 
         Without groups the bounds are exact quantiles of the sampled noise: (1 - a)^m = confidence for m reports and a
-        risk a each. With groups they are bounds on the errors of the least squares estimate, which are known
-        combinations of the noise. Their largest standardised value is simulated with a fixed seed; the simulated
-        quantile is too small with probability at most 1e-6. In both cases the bounds are then tightened by the
-        constraints on counts and sums, and extended to contain ``values``. Each has the shape of ``values``.
+        risk a each. With groups they bound the errors of the least squares estimate, which are known combinations of
+        the noise. Their largest standardised value is simulated with a fixed seed; the simulated quantile is too small
+        with probability at most 1e-6. The bounds are then tightened by the constraints on counts and sums, and extended
+        to contain ``values``.
 
         Raises:
             ValueError: confidence not in (0, 1).
@@ -91,11 +91,10 @@ class ConsistentCounts:
 def consistent_counts(
     reports: Any, mechanism: Any, *, total: float | None = None, groups: Sequence[Sequence[int]] = ()
 ) -> ConsistentCounts:
-    """Return counts nearest to released ones, by least squares, among those that can be: not negative, and adding up.
+    """Return the counts nearest to released ones, by least squares, that are not negative and add up.
 
-    Noise can make counts negative, and sums different from the sums of their parts. The estimate has neither problem,
-    and with groups it is more precise than the reports. It is post-processing and costs no privacy. The true counts are
-    assumed to be integers; the estimates are not rounded.
+    With groups they are more precise than the reports. The estimate is post-processing and costs no privacy. The true
+    counts are assumed to be integers; the estimates are not rounded.
 
     Args:
         reports: (m,) one released vector, or values released one by one: the bins, then a sum for every group.
@@ -103,9 +102,6 @@ def consistent_counts(
         total: the sum of all bins, if it is public. A released total is a group of all bins instead.
         groups: for every report after the bins, the indices (from 0) of the bins that it sums. The levels of a
             hierarchy are groups of increasing size.
-
-    Returns:
-        ``ConsistentCounts``, whose ``interval`` holds for all counts together.
 
     Raises:
         ValueError: reports are empty, have several axes, or contain a value that the mechanism cannot have released;
@@ -157,10 +153,7 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
 
 @lru_cache(maxsize=8)
 def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard deviations of the least squares errors, and sorted simulated maxima relative to them.
-
-    The errors are known combinations of the reports' noise, whatever the counts.
-    """
+    """Return the standard deviations of the least squares errors, and sorted simulated maxima relative to them."""
     G = np.frombuffer(groups).reshape(shape)
     A = np.vstack([np.eye(shape[1]), G])
     errors = A @ _solved(G, A.T, np.zeros((1, len(A))) if has_total else None)

@@ -15,12 +15,7 @@ _ROUNDINGS = 4
 
 
 class ReportError(ValueError):
-    """A number that the mechanism cannot have reported.
-
-    Attributes:
-        row: its index among the reports.
-        reason: the number, and the nearest possible reports.
-    """
+    """A number that the mechanism cannot have reported: its row, and a reason that names the nearest possible reports."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row, self.reason = row, reason
@@ -68,12 +63,9 @@ class Counts:
         return f"Counts({self.total:,} reports, {len(self.numbers):,} different ones are possible)"
 
     def add(self, reports: Any) -> Counts:
-        """Count more reports, of any shape and of any kind that ``perturb`` returns.
+        """Count more reports, of any shape and of any kind that ``perturb`` returns; return the same counts.
 
         Numbers may be float64 or float32, and may have been written as text. Missing ones are ignored.
-
-        Returns:
-            The same counts.
 
         Raises:
             ValueError: a number is not a possible report; the message names the first one. No report is counted.
@@ -106,10 +98,9 @@ def numbers_of(name: str, column: Any) -> np.ndarray:
 
 
 def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
-    """Return (n,) the index of every report in ``channel.written``.
+    """Return (n,) the index of every report in ``channel.written``; a ``ReportError`` is about the first impossible one.
 
-    A ``ReportError`` has the first number that is not a possible report, and its row. Another ValueError says that the
-    float type is too coarse for the mechanism.
+    Another ValueError says that the float type is too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
         found, good = _nearest(channel.written, reports.astype(np.float64, copy=False))

@@ -115,11 +115,9 @@ class Estimate:
 
     If the reports have no information beyond the mean (two-point mechanisms), all but the mean raise a ValueError.
 
-    - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects with ``value``, ``error``,
-      ``interval(confidence)`` and ``bernstein(confidence)``.
-    - ``quantile``, ``cdf`` and ``count_between`` return a ``Functional`` with ``value``, ``interval(confidence)`` for
-      each number by itself, and ``band(confidence)`` for all numbers together. They are arrays if the argument is one.
-    - ``histogram`` returns ``edges`` and, as ``Functional``, ``shares`` and ``counts``.
+    - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects.
+    - ``quantile``, ``cdf`` and ``count_between`` return a ``Functional``, of an array if the argument is one.
+    - ``histogram`` returns a ``Histogram``.
 
     Attributes:
         reports: the ``Counts``.
@@ -130,7 +128,6 @@ class Estimate:
     def __init__(
         self, reports: Counts, bins: int, model: str, atoms: Sequence[float], grid: float | None, assume: str, seed: int
     ) -> None:
-        """Check the arguments of ``estimate``."""
         channel = reports.channel
         self.reports, self.lower, self.upper = reports, channel.lower, channel.upper
         self._bins = checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
@@ -166,10 +163,10 @@ class Estimate:
 
     @cached_property
     def mean(self) -> Moment:
-        """Return the estimated mean of the inputs; it lies in [lower, upper] and in its own intervals.
+        """Return the estimated mean of the inputs: the mean of the reports, clipped to [lower, upper] and in its
+        intervals.
 
-        It is the mean of the reports, clipped to that interval. Without clipping it is unbiased up to the rounding of
-        reports (``Moment.bias_bound``).
+        Without clipping it is unbiased up to the rounding of reports (``Moment.bias_bound``).
 
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as the inputs' interval.
@@ -236,10 +233,7 @@ class Estimate:
 
     @property
     def assumption(self) -> str:
-        """Return one sentence that says what the intervals assume about the values.
-
-        For additive noise on a wide interval there is one approximation besides; see ``assume`` of ``estimate``.
-        """
+        """Return one sentence that says what the intervals assume about the values; see ``assume`` of ``estimate``."""
         if self._assume == "smooth":
             places = self._models.places[self._models.named | self._weights.point_masses]
             named = ", ".join(shown(place) for place in places[:_NAMED]) + ", ..." * (len(places) > _NAMED)
@@ -251,9 +245,7 @@ class Estimate:
         return "Intervals assume nothing about the values."
 
     def cdf(self, x: Real) -> Functional:
-        """Return the share of inputs that are at most x.
-
-        The numbers x are in [lower, upper], of any shape.
+        """Return the share of inputs that are at most x, for numbers x in [lower, upper], of any shape.
 
         Raises:
             ValueError: an x is not in the inputs' interval.
@@ -461,9 +453,9 @@ class _Average:
         self.error = math.sqrt(float(p @ (weights - self.value) ** 2) / (self.n - 1))
 
     def bernstein(self, confidence: float, averages: int = 1) -> Interval:
-        """Return the Bernstein bound t: P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)).
+        """Return the interval of the Bernstein bound P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)).
 
-        V and M are the largest variance and deviation over the inputs. Of several averages the intervals hold together,
+        V and M are the largest variance and deviation over the inputs. The intervals of several averages hold together,
         by a union bound.
         """
         odds = math.log(2 * averages / (1 - confidence))
@@ -488,8 +480,7 @@ def save_plots(
 ) -> None:
     """Write the histogram beside the cdf of estimates, given by title, as a PNG with common scales.
 
-    Raises:
-        ValueError: not a ``.png`` in an existing folder, or more than 12 estimates.
+    A ValueError refuses what is not a ``.png`` in an existing folder, and more than 12 estimates.
     """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")

@@ -68,8 +68,8 @@ class Moment:
         error: its standard error.
         bias_bound: a bound on its bias, by which intervals are extended. It is 0 except for tables without unbiased
             weights for squares (some of ``optimal``), and for reports that became equal by rounding to decimals.
-        smallest: the smallest possible value; intervals end there.
-        largest: the largest possible value; intervals end there.
+        smallest: the smallest possible value; intervals end there, and at ``largest``.
+        largest: the largest possible value.
     """
 
     value: Any

@@ -2,7 +2,7 @@
 
 If inputs have the masses theta_k at d components of a dictionary (points, bins or splines), reports have the
 probabilities B theta, with B[j, k] = P(report j | component k). The mean log-likelihood l(theta) = sum_j p_j log (B
-theta)_j of the observed shares p is concave. No masses have a log-likelihood above that of theta by more than the gap
+theta)_j of the observed shares p is concave. It is at most this gap below its maximum:
 
     gap = max_k g_k - sum_k theta_k g_k = max_k g_k - 1,    g = B' (p / B theta).
 
@@ -40,19 +40,12 @@ _SMOOTH, _MOST_SMOOTHING_STEPS = 1e-5, 5000
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """A distribution over the components of a dictionary.
+    """A distribution over the components of a dictionary."""
 
-    Attributes:
-        shares: (d,) of the components, at least 0, with sum 1.
-        log_likelihood: per report, in nats.
-        gap: a bound on the difference to the largest log-likelihood per report over this dictionary.
-        steps: the number of iterations.
-    """
-
-    shares: np.ndarray
-    log_likelihood: float
-    gap: float
-    steps: int
+    shares: np.ndarray  # (d,) of the components, at least 0, with sum 1
+    log_likelihood: float  # per report, in nats
+    gap: float  # a bound on the difference to the largest log-likelihood per report over this dictionary
+    steps: int  # the number of iterations
 
     def __repr__(self) -> str:
         size = f"{len(self.shares)} components"
@@ -62,9 +55,7 @@ class Fit:
 def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
     """Return the shares of greatest likelihood, certified, given (m, d) B and (m,) how often each report was seen.
 
-    Raises:
-        ValueError: there are no reports, or one that has probability 0 from every component.
-        RuntimeError: the gap has not become small; this is not expected.
+    A ValueError says that there are no reports, or one that has probability 0 from every component.
     """
     p = _shares(B, counts)
     seen = p > 0

@@ -1,7 +1,8 @@
 """Models of the distribution of inputs, and the choice among them by the likelihood of held-out reports.
 
 A model is a mixture of cells and atoms. Cells are equal bins, in which the density is uniform, or the points of a grid,
-if the inputs are on one. Atoms are point masses at the places of the channel.
+if the inputs are on one. Atoms are point masses at the places of the channel. For the choice, reports are divided into
+folds at random, and each model is fitted to all folds but one.
 
 | model | weights |
 |---|---|
@@ -9,8 +10,6 @@ if the inputs are on one. Atoms are point masses at the places of the channel.
 | ems | maximum likelihood shares of the cells that are smoothed after each step of expectation maximisation |
 | atoms | splines plus atoms, which are added where the likelihood increases most, while it increases enough |
 | none | maximum likelihood masses of all places, without any smoothing |
-
-For the choice, reports are divided into folds at random, and each model is fitted to all folds but one.
 """
 
 from __future__ import annotations
@@ -163,11 +162,9 @@ class ReportModels:
         self.named = np.isin(self.places, [self.places[np.abs(self.places - place).argmin()] for place in named])
 
     def counts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the counts of groups of reports."""
         return np.add.reduceat(numbers, self.groups)
 
     def fit(self, model: str, counts: np.ndarray) -> Weights:
-        """Return the fitted weights of one of the ``MODELS``."""
         return MODELS[model](self, counts)
 
     def choose(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> str:
@@ -188,7 +185,6 @@ class ReportModels:
         return max(names, key=score)
 
     def distribution(self, found: Weights) -> InputDistribution:
-        """Return the distribution with these weights."""
         if self.grid is not None:
             masses = found.cells + found.atoms
             return InputDistribution(np.array(self._ends), np.zeros(1), self.places, masses, found.model)
@@ -196,10 +192,10 @@ class ReportModels:
         return InputDistribution(self.edges, found.cells, self.places[used], found.atoms[used], found.model)
 
     def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
-        """Return the distributions over which intervals extend: all those on the interval or grid.
+        """Return the distributions over which intervals extend: all those on the interval or grid, unless a model is
+        given.
 
-        If a fitted model is given, they are smooth distributions, with more splines than the model, hence less bias,
-        and point masses only at its places.
+        Then they are smooth, with more splines than the model, hence less bias, and point masses only at its places.
         """
         if found is None:
             kind = AnyDistribution if self.grid is None else GridDistribution
@@ -215,7 +211,6 @@ class ReportModels:
         return max((self._mixture(counts, k, self.named) for k in ladder(self.cells.shape[1])), key=itemgetter(1))[0]
 
     def smooth(self, counts: np.ndarray) -> Weights:
-        """Return the fixed point of EMS."""
         columns = np.hstack([self.cells, self.atoms[:, self.named]])
         d = self.cells.shape[1]
         shares = smoothed(columns, counts, d)
@@ -229,7 +224,6 @@ class ReportModels:
         return max((self._grown(counts, k) for k in sizes), key=itemgetter(1))[0]
 
     def unsmoothed(self, counts: np.ndarray) -> Weights:
-        """Return the maximum likelihood masses of all places."""
         return Weights(np.zeros(self.cells.shape[1]), most_likely(self.atoms, counts).shares, "point masses alone")
 
     def _grown(self, counts: np.ndarray, splines: int) -> tuple[Weights, float]:
@@ -279,7 +273,6 @@ def _kinks(places: np.ndarray, columns: np.ndarray, named: tuple[float, ...]) ->
 
 
 def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Divide reports into folds at random."""
     rng, rest, folds = np.random.default_rng(seed), counts, []
     for left in range(_FOLDS, 1, -1):
         folds.append(rng.binomial(rest, 1 / left))

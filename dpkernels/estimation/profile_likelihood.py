@@ -1,10 +1,8 @@
 """Profile likelihood intervals for linear functionals of a mixture, over all distributions that are possible.
 
-A dictionary is a list of components. The possible distributions are the mixtures of these with masses theta. For every
-x there are two vectors c such that P(X <= x) lies between the two numbers c'theta.
-
-Let l(theta) be the log-likelihood of all reports, and c'theta a functional. The interval is the range of c'theta over
-all theta with
+The possible distributions are the mixtures of the components of a dictionary with masses theta. For every x there are
+two vectors c such that P(X <= x) lies between the two numbers c'theta. With l(theta) the log-likelihood of all reports,
+the interval of c'theta is its range over all theta with
 
     2 (max l - l(theta)) <= z^2,        z the normal quantile of the confidence.
 
@@ -92,7 +90,7 @@ class ProfileLikelihood:
         return float(c @ theta / theta.sum())
 
     def _direction(self, at: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the derivatives of the positive masses, and of the multipliers of the others, in mu.
+        """Return the derivatives in mu of the positive masses, and of the multipliers of the others.
 
         H theta' = c - nu' 1 on the support, and sum theta' = 0.
         """
@@ -142,7 +140,6 @@ class Dictionary(abc.ABC):
         return low_b - high_a, high_b - low_a
 
     def interval(self, ends: Ends, confidence: float) -> tuple[float, float]:
-        """Return the interval of a functional that the vectors bound."""
         return -self._profile.maximum(-ends[0], confidence), self._profile.maximum(ends[1], confidence)
 
     def quantile_interval(self, p: float, confidence: float) -> tuple[float, float]:
@@ -157,7 +154,9 @@ class Dictionary(abc.ABC):
         return bisect_left(range(len(self.places) - 1), True, key=lambda at: self._cdf_end(at, end, confidence) >= p)
 
     def _cdf_end(self, place: int, end: int, confidence: float) -> float:
-        """Return an end of the cdf's interval at a place. Searches for several quantiles visit the same places."""
+        """Return an end of the cdf's interval at a place. It is kept: searches for several quantiles visit the same
+        places.
+        """
         key = place, end, confidence
         if key not in self._known:
             sign = 2 * end - 1
@@ -169,9 +168,8 @@ class Dictionary(abc.ABC):
 class AnyDistribution(Dictionary):
     """All distributions on an interval, without any assumption.
 
-    A distribution has the same reports as one on the places between which P(report | x) is linear (``Channel.places``
-    says where it is linear only approximately). The mass between two places moves to both, so that the cdf is known up
-    to the mass at the next places.
+    A distribution has the same reports as one on ``Channel.places``. The mass between two places moves to both, so that
+    the cdf is known up to the mass at the next places.
     """
 
     def cumulative(self, x: float, *, strict: bool = False) -> Ends:
@@ -199,7 +197,7 @@ class GridDistribution(Dictionary):
 class SmoothDistribution(Dictionary):
     """Mixtures of splines, whose columns come first, and of point masses at known places, the atoms.
 
-    ``shapes`` are (d, k) the share of every spline in each of the d bins between the edges.
+    ``shapes`` are (bins, splines) the share of every spline in each bin.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Relations between columns, perturbed or not, corrected for the noise: covariance, correlation, least squares.
 
 Reports of two columns have independent noise, so the mean of their product is the product of the inputs. The square of
-one column's report contains the variance of the noise; it is replaced by a weight whose mean is the square of the input
-(``Channel.squares``). All estimates are functions of means of such numbers over rows, and their standard errors follow
-by the delta method.
+a report contains the variance of the noise; it is replaced by a weight whose mean is the square of the input
+(``Channel.squares``). All estimates are functions of means of such numbers over rows, with standard errors by the delta
+method.
 """
 
 from __future__ import annotations
@@ -23,27 +23,17 @@ from dpkernels.numerics import Real
 
 @dataclass(frozen=True)
 class CentredColumn:
-    """The numbers of a column, centred.
+    """The numbers of a column, centred."""
 
-    Attributes:
-        name: the name of the column in errors.
-        middle: the number that was subtracted.
-        values: (n,) unbiased values of the inputs less the middle.
-        squares: (n,) values whose means are the squares of these.
-        square_bias_bound: a bound on the bias of the squares.
-        bias_bound: a bound on the bias of the values; 0 unless reports were rounded.
-    """
-
-    name: str
-    middle: float
-    values: np.ndarray
-    squares: np.ndarray
+    name: str  # of the column in errors
+    middle: float  # the number that was subtracted
+    values: np.ndarray  # (n,) unbiased values of the inputs less the middle
+    squares: np.ndarray  # (n,) values whose means are the squares of these
     square_bias_bound: float = 0.0
-    bias_bound: float = 0.0
+    bias_bound: float = 0.0  # on the bias of the values; 0 unless reports were rounded
 
     @property
     def variance_bias_bound(self) -> float:
-        """Return a bound on the bias of the variance."""
         return self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
 
 

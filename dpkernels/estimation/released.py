@@ -5,8 +5,7 @@ A release of x is y = h (P + C), where h is the cell of the noise table, C the r
     P = floor((n + r) / M),    n = floor(x/g + 1/2),    r = floor(word M / 2^32),
 
 with g the grid spacing and M = h/g. Both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in
-x. The interval contains the x at which both exceed (1 - confidence)/2. It is equivariant in y, so two fractions
-describe it.
+x. The interval contains the x at which both exceed (1 - confidence)/2. It moves with y, so two fractions describe it.
 
 The noise of a linear combination of releases is a sum of a few distributions on grids. Sums of equal terms are
 convolved by the fast Fourier transform (FFT); the last two distributions are never convolved, because
@@ -372,9 +371,9 @@ class ReleasedQuantile:
 
 
 def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -> ReleasedQuantile:
-    """Return a quantile of values whose counts in bins were released with noise.
+    """Return a quantile of values whose counts in bins were released with noise, known no better than to a bin.
 
-    The quantile is the smallest x that a share p of the values does not exceed. It is known no better than to a bin.
+    The quantile is the smallest x that a share p of the values does not exceed.
 
     Args:
         counts: of the d bins, from ``released_values``.
@@ -483,12 +482,10 @@ class GridNoise:
 
     @property
     def last(self) -> int:
-        """Return the index of the largest point."""
         return self.first + len(self.p) - 1
 
     @property
     def width(self) -> float:
-        """Return the distance between the ends."""
         return self.step * (len(self.p) - 1)
 
     @cached_property
@@ -497,7 +494,6 @@ class GridNoise:
         return np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
 
     def scaled(self, factor: float) -> GridNoise:
-        """Return the distribution of ``factor`` times the noise."""
         size, (first, p) = abs(factor), (self.first, self.p) if factor >= 0 else (-self.last, self.p[::-1])
         return GridNoise(self.step * size, first, p, self.room * size, self.slack)
 
@@ -554,7 +550,6 @@ class CombinedNoise:
         return cls(a, b, a.room + room + b.room, a.slack + b.slack)
 
     def mirrored(self) -> CombinedNoise:
-        """Return the distribution of minus the noise."""
         return replace(self, a=self.a.scaled(-1.0), b=self.b.scaled(-1.0))
 
     def tail(self, t: float) -> float:
