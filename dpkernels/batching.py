@@ -11,14 +11,11 @@ from jax.custom_batching import custom_vmap, sequential_vmap
 
 
 def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
-    """Return a function, traced once, that under vmap computes a few values at a time on a CPU.
+    """Return a function, traced once, that under vmap computes a few values at a time on a CPU, to stay in its cache.
 
-    This keeps the arrays in the cache of the CPU. Nested vmaps are batched in the same way.
-
-    Args:
-        function: a function of pytrees of arrays.
-        together: maps the arguments, some of whose leaves have a leading axis, to the batch size. With a batch size of
-            1 the function is not evaluated under vmap, which would compute both branches of every condition.
+    ``together`` maps the arguments, some of whose leaves have a leading axis, to the batch size. With a batch size of 1
+    the function is not evaluated under vmap, which would compute both branches of every condition. Nested vmaps are
+    batched in the same way.
     """
     one = jax.jit(function)
     mapped = custom_vmap(one)

@@ -24,9 +24,8 @@ def read_text(path: Path) -> str:
 def parse_json(text: str) -> Any:
     """Return the value of a JSON text, in time and memory proportional to its length.
 
-    Raises:
-        ValueError: the text is not JSON, is nested too deeply, has a duplicate key, a number that is not finite, or an
-            integer with too many digits.
+    A ValueError says that it is not JSON, is nested too deeply, or has a duplicate key, a number that is not finite, or
+    an integer with too many digits.
     """
 
     def number(text: str) -> float:

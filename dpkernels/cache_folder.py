@@ -34,8 +34,8 @@ def folder() -> Path | None:
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let JAX cache its compiled programs, unless the user has configured this; call it before JAX is imported.
 
-    A compiled program is executed as it is read, so a user who can write to the folder can execute code. Therefore only
-    a folder is used that belongs to this user and that no other user can enter.
+    A compiled program is executed as it is read, so a user who can write to the folder can execute code. Therefore the
+    folder must belong to this user, and no other user may enter it.
     """
     place = folder()
     if place is None or "JAX_COMPILATION_CACHE_DIR" in environment or "JAX_ENABLE_COMPILATION_CACHE" in environment:
@@ -50,8 +50,8 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 def trim(programs: Path, most: int) -> None:
     """Remove the least recently used programs of a folder of more than ``most`` bytes, until half of that is left.
 
-    Only files with JAX's names are removed. Other processes may remove or read files at the same time; JAX compiles a
-    missing program again.
+    Only files with JAX's names are removed. Other processes may use them at the same time; JAX compiles a missing one
+    again.
     """
     with suppress(OSError), os.scandir(programs) as entries:
         own = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]

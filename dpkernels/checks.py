@@ -68,10 +68,7 @@ def integers(name: str, values: Any) -> np.ndarray:
 
 
 def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = False, span: str = "") -> None:
-    """Refuse a value outside [low, high], or (low, high) with ``open_ends``; NaN is outside.
-
-    An error shows the range, or ``span`` for it.
-    """
+    """Refuse a value outside [low, high], or (low, high) with ``open_ends``, and NaN; ``span`` describes the range."""
     if isinstance(value, str):
         raise TypeError(f"{name}: {value!r} is text; it must be a number")
     try:

@@ -1,4 +1,4 @@
-"""Conversion of floats to the shortest decimals that print them: 0.1 is 1/10."""
+"""Conversion of floats to the shortest decimals that print them."""
 
 from __future__ import annotations
 

@@ -12,15 +12,9 @@ from typing import Any
 
 @contextmanager
 def bar(total: float, wanted: bool | None, long: bool) -> Iterator[Callable[..., Any]]:
-    """Show a progress bar.
+    """Show a progress bar; yield a function that advances it by ``advance=`` or sets it to ``completed=``.
 
-    Args:
-        total: the total amount of work.
-        wanted: whether to show it; by default it is shown for long work if stderr is a terminal and rich is installed.
-        long: whether the work is long.
-
-    Yields:
-        A function that advances the bar by ``advance=`` or sets it to ``completed=``. It is thread-safe.
+    With ``wanted`` None it is shown for long work if stderr is a terminal and rich is installed. It is thread-safe.
     """
     if wanted is None:
         wanted = long and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None

@@ -14,9 +14,8 @@ T = TypeVar("T")
 def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
     """Register a frozen dataclass as a pytree whose leaves are its fields, except the ``static`` ones.
 
-    Unlike ``jax.tree_util.register_dataclass``, rebuilding one skips the constructor's checks: a gradient with
-    respect to a mechanism, or an optax update, is a pytree of its type but no valid mechanism. The fields are asked for
-    when they are needed, so that a class may be registered before it is made a dataclass.
+    Unlike ``jax.tree_util.register_dataclass``, rebuilding one skips the constructor's checks: a gradient, or an optax
+    update, is a pytree of its type but no valid mechanism. The class may be registered before it is made a dataclass.
     """
 
     @lru_cache

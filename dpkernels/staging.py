@@ -1,8 +1,8 @@
 """Atomic replacement of files: a file is written under a temporary name and then renamed to its target.
 
-A staged file is in the folder of its target, so that the rename stays on one file system. Its name consists of
-``.dpkernels-``, a hash of the target's name, a random number and ``.part``. So leftovers of a target can be found, but
-the name cannot be predicted. The file is created exclusively, never through a link, and only for its owner.
+A staged file is in the folder of its target, so that the rename stays on one file system. Its name is ``.dpkernels-``,
+a hash of the target's name, a random number and ``.part``. So leftovers of a target can be found, but the name cannot
+be predicted. The file is created exclusively, never through a link, and only for its owner.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Staged:
 
 @contextmanager
 def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
-    """Yield a new temporary file for the target; it is removed at the end unless it has been placed.
+    """Yield a new temporary file for the target, removed at the end unless it has been placed.
 
-    The mode is its permissions, as far as the process's mask leaves them.
+    The process's mask limits its mode.
     """
     path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.part")
     descriptor = os.open(path, _NEW | os.O_EXCL, mode)
@@ -73,7 +73,7 @@ def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
 def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Iterator[BufferedRandom]:
     """Yield a new file, which replaces the target, whole and on the disk, unless there is an exception.
 
-    It gets the mode as ``staged`` gives it; at most the permissions of ``like``, if that is a file.
+    It has the mode as far as the process's mask leaves it, and at most the permissions of ``like``, if that is a file.
     """
     with staged(target, mode) as new:
         yield new.file
@@ -105,16 +105,12 @@ def place_folder(new: Path, target: Path, like: Path | None = None) -> None:
 
 @contextmanager
 def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Hold a target's name: others that claim it are refused meanwhile, or wait.
+    """Hold a target's name: others that claim it wait ``timeout`` seconds, and are then refused with a ``TakenError``.
 
     The claim is an operating system lock on an empty file beside the target, so it ends with its process in any case.
     The file is removed at the end of the claim, or of the next claim if this process is killed. The code does not use a
     lock library, because the guarantees of ledgers and releases require that the lock is on the file with this name,
     and never on the target of a link.
-
-    Raises:
-        TakenError: another process still holds it after ``timeout`` seconds.
-        OSError: the lock cannot be made.
     """
     path, deadline = target.with_name(f"{_prefix(target)}.lock"), time.monotonic() + timeout
     while (descriptor := _locked(path)) is None:

@@ -74,7 +74,7 @@ class Statement:
         return _entry(self.head, len(self.entries) + 1, time, label, amounts)
 
     def next_void(self, time: str, label: str, charge: int) -> Entry:
-        """Return the entry that voids a charge, given its number; an ``UnsoundError`` if there is none or it is voided."""
+        """Return the entry that voids a charge; an ``UnsoundError`` says that there is none or that it is voided."""
         _check_voidable(self.entries, self.voided, charge)
         return _entry(self.head, len(self.entries) + 1, time, label, self.entries[charge - 1].amounts, charge)
 

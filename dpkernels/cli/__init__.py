@@ -17,15 +17,11 @@ _EXTRAS = {"click": "cli", "matplotlib": "cli", "pyarrow": "cli", "ray": "ray", 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line: ``arguments``, or the process's own, which then ends with this.
 
-    Args:
-        arguments: what follows ``dpkernels``; by default the process's own, which then ends with this.
-
-    Returns:
-        The exit code: 0, 2 for a wrong option or argument, 1 for anything else. A release whose output and sidecar
-        are in place is 0, even if no more can be printed. Every failure is one line on stderr; with
-        DPKERNELS_DEBUG=1 in the environment it is raised instead.
+    The exit code is 0, 2 for a wrong option or argument, 1 for anything else. A release whose output and sidecar are in
+    place is 0, even if no more can be printed. Every failure is one line on stderr; with DPKERNELS_DEBUG=1 in the
+    environment it is raised instead.
     """
     requests = Requests()
     try:

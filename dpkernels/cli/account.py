@@ -63,7 +63,6 @@ class Account:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any], epsilons: Sequence[float], deltas: Sequence[float]) -> Account:
-        """Return the account of the mechanism of these options."""
         made = mechanism(name, options, release=False)
         try:
             accountants.delta(made, 1.0)
@@ -74,23 +73,21 @@ class Account:
         return cls(name, made, options, epsilons, deltas)
 
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
-        """Return the profile at any epsilons."""
         # One by one: a number is compiled for once, an array for each of its lengths.
         return np.array([accountants.delta(self.mechanism, float(epsilon)) for epsilon in epsilons])
 
     @cached_property
     def pure(self) -> float:
-        """The pure level; inf where there is none."""
+        """Return the pure level; inf where there is none."""
         return float(accountants.epsilon(self.mechanism))
 
     @property
     def is_additive(self) -> bool:
-        """True for noise, False for a mechanism on an interval."""
         return isinstance(self.mechanism, Additive)
 
     @property
     def claim(self) -> tuple[float, ...]:
-        """The claimed (epsilon, delta); empty if there is no claim."""
+        """Return the claimed (epsilon, delta); empty if there is no claim."""
         made: Any = self.mechanism
         claim = (made.epsilon, made.delta) if self.is_additive else (self.options["epsilon"], 0.0)
         return () if None in claim else claim
@@ -114,7 +111,6 @@ class Account:
 
     @property
     def errors(self) -> dict[str, float]:
-        """The errors of a report, by their names."""
         made: Any = self.mechanism
         if not self.is_additive:
             middle = sum(map(float, made.input_interval)) / 2
@@ -136,7 +132,6 @@ class Account:
 
     @property
     def tables(self) -> dict[str, Rows]:
-        """The profile and its inverse."""
         own = self.options.get("epsilon")
         epsilons = self.epsilons or (_EPSILONS if own is None else [share * own for share in _SHARES])
         deltas = self.deltas or _DELTAS
@@ -147,7 +142,6 @@ class Account:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         return {
             "mechanism": self.name,
             "parameters": parameters(self.mechanism),
@@ -235,7 +229,6 @@ class SeveralReports:
         return {name: _finite(value), **revealed, "at_least": _finite(low), "at_most": _finite(high)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         return {
             "mechanism": self.one.name,
             "parameters": parameters(self.one.mechanism),

@@ -40,8 +40,8 @@ def comparison(
 
     Only noise protects a statistic without an interval. A sensitivity adds the bounded mechanisms for it, and noise is
     for it; the other mechanisms still protect any two inputs. The optimum is that of the linear program, which is
-    solved once (a note says so) and then kept. There is none above epsilon 12, and none for a sensitivity that is a
-    small part of the interval: the Central Piecewise Mechanism is then as good.
+    solved once and then kept. There is none above epsilon 12, and none for a sensitivity that is a small part of the
+    interval: the Central Piecewise Mechanism is then as good.
     """
     if (lower is None) != (upper is None) or (lower is None and sensitivity is None):
         raise click.UsageError(

@@ -1,7 +1,6 @@
 """``dpkernels estimate``: reports are counted by value and group, and estimates are made of the counts.
 
-The sidecar says what made the reports. A file is read once, and memory does not grow with it. Counts of several files
-are added.
+A file is read once, and memory does not grow with it. Counts of several files are added.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, l
 def _group_names(cells: Any) -> list[str | None]:
     """Return the names of groups: different cells have different names, and null has None.
 
-    Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits,
-    which Python's own types do not hold.
+    Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits.
     """
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -115,7 +113,7 @@ class Wanted:
         by: str | None,
         bounds: tuple[float, float] | None,
     ) -> Wanted:
-        """Args are a sidecar's JSON, the columns that files have, how errors name these, and those of ``read``."""
+        """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
         own, found = _column(form, names, where, column), list(names)
         if by is not None:
             if by in [one["column"] for one in form["columns"]]:
@@ -139,10 +137,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Read:
-    """Counted reports of a release.
+    """Counted reports of a release; ``groups`` are sorted, and a group may have no report.
 
-    The groups are sorted. They are named by the cells of a column, with None for those that are null, or None where
-    there is no such column. A group may have no report.
+    Groups are named by the cells of a column, with None for those that are null, or None where there is no such column.
     """
 
     wanted: Wanted
@@ -166,14 +163,10 @@ class Read:
 def read(
     path: Path, sidecar: Path | None, column: str | None, by: str | None, bounds: tuple[float, float] | None
 ) -> Read:
-    """Count the reports of a column of one file.
+    """Count the reports of a column of one file, in groups by the cells of another column, ``by``, which was copied.
 
-    Args:
-        path: the file of reports.
-        sidecar: its sidecar; None for the one beside it, whose hash must be the file's.
-        column: the perturbed column; None where there is one only.
-        by: a column that was copied as it is, whose cells are groups.
-        bounds: smallest and largest value, of additive noise.
+    Without a sidecar it is the one beside the file, whose hash must be the file's. ``column`` may be None where there
+    is only one, and ``bounds`` are for additive noise.
     """
     place = path.with_name(path.name + ".json") if sidecar is None else sidecar
     if not place.is_file():
@@ -325,7 +318,6 @@ class Estimates:
         return None if made is None else made.assumption
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         wanted = self.found.wanted
         return {
             "column": wanted.column,

@@ -56,10 +56,7 @@ def finished() -> None:
 
 @contextmanager
 def interruptible(requests: Requests, last: bool = False) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all.
-
-    The requests to stop of this command are noted. If the process ends with it, later ones are ignored (``last``).
-    """
+    """Let SIGTERM and SIGHUP behave as Ctrl-C does; after the ``last`` command of a process, ignore all three."""
     global _state
     _state = requests
     # A signal that the caller has set to be ignored (nohup) stays ignored.
@@ -141,10 +138,7 @@ def mark_independent(error: BaseException) -> None:
 
 
 def is_independent(error: BaseException) -> bool:
-    """Return whether a run ended for a reason that does not depend on its reports.
-
-    Once there is a request to stop, the run ends as interrupted whatever the reports are, and whatever else fails.
-    """
+    """Return whether a run ended for a reason that does not depend on its reports, such as a request to stop."""
     if _state.asked or isinstance(error, KeyboardInterrupt):
         return True
     cause: BaseException | None = error

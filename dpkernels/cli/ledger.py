@@ -31,15 +31,9 @@ class LedgerAccount:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
-        """Return the account that ``--ledger`` and ``--budget`` name, if any.
+        """Return the account that ``--ledger`` and ``--budget`` name, if any, or refuse it with a click.UsageError.
 
-        Args:
-            given: these options as far as they were given.
-            files: what the release reads and writes, the input first.
-            folders: folders of which it reads or writes all files.
-
-        Raises:
-            click.UsageError: a budget without a ledger or out of range; a ledger that is one of the files, or missing.
+        ``files`` are those that the release reads and writes, the input first. It may use all files of the ``folders``.
         """
         path, budget = given.get("ledger"), given.get("budget", ())
         if path is None:
@@ -59,24 +53,13 @@ class LedgerAccount:
         return cls(path, budget, files[0] if files else None)
 
     def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> LedgerCharge:
-        """Charge the ledger.
-
-        Raises:
-            BudgetExceeded: the charge does not fit and was not made.
-            LedgerError: the file is not a sound ledger, has another budget, or cannot be written.
-        """
         with self._advice():
             self._check_new(epsilon, delta)  # No ledger is made for a release above its budget.
             ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
             return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
-        """Return in words the budget that the charge would leave now, without charging or making a ledger.
-
-        Raises:
-            BudgetExceeded: it does not fit.
-            LedgerError: the file is not a sound ledger, or has another budget.
-        """
+        """Return in words the budget that the charge would leave now, without charging or making a ledger."""
         asked = EpsilonDelta(epsilon, delta)
         with self._advice():
             self._check_new(epsilon, delta)
@@ -89,10 +72,7 @@ class LedgerAccount:
 
     @contextmanager
     def _advice(self) -> Iterator[None]:
-        """Name a budget that fits, if the exceeded one has no delta.
-
-        The noise of every additive mechanism comes from a finite table, so its delta is positive.
-        """
+        """Name a budget that fits, if the exceeded one has no delta: additive noise from a finite table needs one."""
         try:
             yield
         except BudgetExceeded as error:
@@ -134,7 +114,6 @@ class LedgerCharge:
 
     @property
     def entry(self) -> Entry:
-        """The charge's entry."""
         return self.after.entries[-1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,15 +160,9 @@ def charged(
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
-    The message of a failure says whether the charge is voided. A usage error becomes another failure, because the exit
-    code of usage errors promises that there was no charge.
-
-    Args:
-        ledger_account: None for no charge.
-        totals: the (epsilon, delta) of a row.
-        label: of the ledger's entry.
-        output: of the release, whose ``withdraw`` deletes all that was written, and returns whether it is gone and no
-            other user can have read it.
+    ``totals`` are the (epsilon, delta) of a row. ``output.withdraw`` deletes all that was written, and returns whether
+    it is gone and no other user can have read it. The message of a failure says whether the charge is voided. A usage
+    error becomes another failure, because the exit code of usage errors promises that there was no charge.
     """
     if ledger_account is None:
         yield None

@@ -1,7 +1,7 @@
 """Mechanisms by name: the constructors of the package, with the options that their arguments are.
 
-A public constructor of ``dpkernels`` whose required arguments are options of the command is a mechanism of the command,
-without an entry here. The exceptions are below: names for choices, and constructors with other arguments.
+A public constructor of ``dpkernels`` whose required arguments are options of the command is a mechanism of the command.
+The exceptions are below: names for choices, and constructors with other arguments.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ ROOM = 1.1
 def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the mechanism that a choice selects; another name selects itself.
 
-    The objective ``variance`` selects the mechanism of the choice that has the lowest worst-case variance. Up to eps =
-    0.61 that is Duchi's, whose two reports cannot estimate a distribution; ``balanced`` then takes a hybrid. The
-    objective ``distribution`` selects piecewise: no family that ``tune --objective distribution`` compares has a
-    smaller error, and its reports are unbiased.
+    The objective ``variance`` selects the lowest worst-case variance. Up to eps = 0.61 that is Duchi's, whose two
+    reports cannot estimate a distribution; ``balanced`` then takes a hybrid. The objective ``distribution`` selects
+    piecewise: no family that ``tune --objective distribution`` compares has a smaller error, and its reports are
+    unbiased.
     """
     if name not in CHOICES:
         return name, dict(options)
@@ -86,8 +86,7 @@ def best_variance(epsilon: float, lower: float, upper: float) -> float:
 def _balanced_share(**own: float) -> float:
     """Return the largest share s of a hybrid whose worst-case variance is at most ``ROOM`` times Duchi's, W.
 
-    At an end x of the interval s V_piecewise(x) + (1 - s) V_duchi(x) = ROOM W. Elsewhere the mixture's variance is
-    smaller.
+    At an end x of the interval s V_piecewise(x) + (1 - s) V_duchi(x) = ROOM W; elsewhere the variance is smaller.
     """
     points, piecewise, upper = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own), own["upper"]
     at_end = float(points.variance(upper))
@@ -154,12 +153,7 @@ def _check_claim(option: str, given: Mapping[str, Any]) -> None:
 
 
 class NamedConstructor:
-    """A mechanism of the command.
-
-    Attributes:
-        arguments: the constructor's arguments that are options, in the order of help.
-        options: their names, each with True if it may be left out.
-    """
+    """A mechanism of the command: the arguments that are options, and for each option whether it may be left out."""
 
     def __init__(self, name: str, construct: Constructor, left_out: str = "") -> None:
         self.name, self.construct = name, construct
@@ -172,7 +166,7 @@ class NamedConstructor:
 
     @property
     def is_central(self) -> bool:
-        """True for a bounded mechanism for inputs at most a sensitivity apart."""
+        """Return whether it is a bounded mechanism for inputs at most a sensitivity apart."""
         return {"lower", "sensitivity"} <= self.options.keys()
 
     def required(self, release: bool) -> list[str]:
@@ -307,10 +301,10 @@ def build_exact_sampler(
 
 
 def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return the options of each column.
+    """Return the options of each column, given the columns' mechanisms by name.
 
-    An option given once is for every column whose mechanism has it; given as often as there are such columns, for
-    these in their order. ``names`` are the columns' mechanisms.
+    An option given once is for every column whose mechanism has it; given as often as there are such columns, for these
+    in their order.
     """
     chosen = [named(name) for name in names]
     columns: list[dict[str, Any]] = [{} for _ in chosen]

@@ -61,10 +61,7 @@ class NumberList(click.ParamType):
 
 
 class Command(click.Command):
-    """A command whose ``--help`` fits on one screen.
-
-    Options with a section are rare: ``--help`` lists their names, and ``--help-all`` explains them and shows details.
-    """
+    """A command whose ``--help`` fits on one screen: it only names rare options, which ``--help-all`` explains."""
 
     def __init__(self, *args: Any, details: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -179,10 +176,7 @@ def flags(names: Iterable[str]) -> str:
 
 
 def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: Any) -> Decorator:
-    """Give a command the options of a table; ``single`` reads them.
-
-    All may repeat: click would drop all but the last in silence.
-    """
+    """Give a command the options of a table, read by ``single``. All repeat: click would drop all but the last in silence."""
     settings["multiple"] = True
     return together(
         *(

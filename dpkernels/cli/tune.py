@@ -60,7 +60,6 @@ class Tuned:
     covers: str = ""  # the reports that the budget is for, if they are shuffled
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         names = ("value", "parameters", "epsilon", "delta", "steps", "evaluations", "python")
         return {
             "objective": self.objective,

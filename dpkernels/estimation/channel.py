@@ -72,7 +72,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return (g, k) integrals of P(report in group | u) over u up to the (k,) increasing x, from an arbitrary start.
+        """Return (g, k) integrals of P(report in group | u) over u up to (k,) increasing x, from an arbitrary start.
 
         ``groups`` are (g,) the first report of every group, increasing from 0.
         """

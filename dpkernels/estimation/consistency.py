@@ -48,7 +48,7 @@ class ConsistentCounts:
         return f"ConsistentCounts({shown(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Return bounds, of the shape of ``values``, that hold for all true counts and sums at once with this probability.
+        """Return bounds, of the shape of ``values``, that hold for all true counts and sums at once.
 
         Without groups the bounds are exact quantiles of the sampled noise: (1 - a)^m = confidence for m reports and a
         risk a each. With groups they bound the errors of the least squares estimate, which are known combinations of

@@ -15,7 +15,7 @@ _ROUNDINGS = 4
 
 
 class ReportError(ValueError):
-    """A number that the mechanism cannot have reported: its row, and a reason that names the nearest possible reports."""
+    """A number that the mechanism cannot have reported: its row, and a reason with the nearest possible reports."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row, self.reason = row, reason
@@ -98,7 +98,7 @@ def numbers_of(name: str, column: Any) -> np.ndarray:
 
 
 def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
-    """Return (n,) the index of every report in ``channel.written``; a ``ReportError`` is about the first impossible one.
+    """Return (n,) the index of every report in ``channel.written``; a ``ReportError`` names the first impossible one.
 
     Another ValueError says that the float type is too coarse for the mechanism.
     """

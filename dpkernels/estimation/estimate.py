@@ -163,8 +163,7 @@ class Estimate:
 
     @cached_property
     def mean(self) -> Moment:
-        """Return the estimated mean of the inputs: the mean of the reports, clipped to [lower, upper] and in its
-        intervals.
+        """Return the mean of the reports, clipped to [lower, upper], as the estimate of the mean of the inputs.
 
         Without clipping it is unbiased up to the rounding of reports (``Moment.bias_bound``).
 

@@ -192,10 +192,10 @@ class ReportModels:
         return InputDistribution(self.edges, found.cells, self.places[used], found.atoms[used], found.model)
 
     def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
-        """Return the distributions over which intervals extend: all those on the interval or grid, unless a model is
-        given.
+        """Return the distributions over which intervals extend: without a fitted model, all on the interval or grid.
 
-        Then they are smooth, with more splines than the model, hence less bias, and point masses only at its places.
+        With one they are smooth, with more splines than the model, hence less bias, and point masses only at its
+        places.
         """
         if found is None:
             kind = AnyDistribution if self.grid is None else GridDistribution

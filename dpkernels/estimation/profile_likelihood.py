@@ -154,9 +154,7 @@ class Dictionary(abc.ABC):
         return bisect_left(range(len(self.places) - 1), True, key=lambda at: self._cdf_end(at, end, confidence) >= p)
 
     def _cdf_end(self, place: int, end: int, confidence: float) -> float:
-        """Return an end of the cdf's interval at a place. It is kept: searches for several quantiles visit the same
-        places.
-        """
+        """Return an end of the cdf's interval at a place, kept because searches for quantiles visit the same places."""
         key = place, end, confidence
         if key not in self._known:
             sign = 2 * end - 1

@@ -59,20 +59,15 @@ _INSTEAD = {
 
 
 def check_kind(x: Any) -> None:
-    """Refuse types that look like a column or a table but cannot be perturbed.
-
-    Raises:
-        TypeError: x is of such a type; the message says what to use instead.
-    """
+    """Raise a TypeError for what looks like a column or a table but cannot be perturbed, with advice."""
     for name in _INSTEAD.keys() & _names(x):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
 
 
 def unwrap(x: Any) -> tuple[Any, Rewrap]:
-    """Return the numbers of x as a NumPy or JAX array, and how to put reports back into its kind.
+    """Return the numbers of x as a NumPy or JAX array, and a function that puts reports back into its kind.
 
-    Raises:
-        TypeError: not an array or a column, or not of numbers.
+    What is not an array or a column, or not of numbers, is a TypeError.
     """
     if type(x) is np.ndarray:
         _check_dtype(x.dtype)
@@ -211,11 +206,7 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
 
 
 def is_missing(x: Any) -> np.ndarray:
-    """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked).
-
-    Raises:
-        TypeError: x is not an array or a column with missing values.
-    """
+    """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked)."""
     match kind(x):
         case "numpy":
             mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(x.shape, bool)

@@ -57,7 +57,7 @@ class DeviceRelease:
     ) -> int:
         """Fill ``out`` chunk by chunk with reports of checked values, from one index up to another one.
 
-        Two chunks are under way, so that transfers and checks of one overlap with the computation of the other.
+        Two chunks are under way, so that transfers and checks overlap with computation.
         """
         under_way: deque[tuple[int, Array]] = deque()
 
@@ -146,13 +146,8 @@ def in_chunks(
 ) -> np.ndarray:
     """Return the engine's reports of x, piece by piece; of several errors, the first in the order of x is raised.
 
-    Args:
-        engine: the reports of a piece; a function fills its last argument with them.
-        bounds: checks a piece before it is perturbed.
-        x: the values, of any shape.
-        start: index of the first value in the whole release.
-        row: the row number of the first value in errors; by default its index.
-        advance: called with the length of every completed piece.
+    ``start`` is the index of the first value in the whole release, and ``row`` its row number in errors, by default the
+    index. ``advance`` is called with the length of every completed piece.
     """
     flat, out = x if x.ndim == 1 else x.reshape(-1), aligned(x.size, report_type(x.dtype))
     row = start if row is None else row
@@ -183,12 +178,8 @@ def in_chunks(
 def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int], Any], count: int) -> int:
     """Release nearly equal pieces of a vector in this thread and in those of a pool, and return the number of values.
 
-    Of several pieces that fail, the error of the first one is raised.
-
-    Args:
-        release: releases the values from one index up to another one, and returns their number.
-        advance: called in the calling thread with the number of values of a completed piece.
-        count: the number of values.
+    ``release`` takes two indices; ``advance`` is called in this thread with the size of every completed piece. Of
+    several pieces that fail, the error of the first one is raised.
     """
     number = max(-(-count // CHUNK), min(_WORKERS, count // _SMALLEST_PIECE))
     size = min(CHUNK, -(-count // (number * BLOCK_VALUES)) * BLOCK_VALUES)

@@ -45,9 +45,7 @@ class MeanEstimate:
 
 
 def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> MeanEstimate:
-    """Return the mean of the values behind reports of one mechanism.
-
-    It is post-processing and costs no privacy.
+    """Return the mean of the values behind reports of one mechanism, by post-processing, which costs no privacy.
 
     Args:
         reports: the output of ``perturb``, without rows left out; for vectors, coordinates on the last axis.

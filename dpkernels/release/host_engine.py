@@ -43,15 +43,9 @@ class HostRelease:
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
         """Check every value of ``x``, fill ``out`` with reports, and return their number.
 
-        The compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is
-        added. If there is such a value, no output of the kernel is copied to ``out``.
-
-        Args:
-            x: values of any numeric type.
-            start: index of the first value in the whole release.
-            out: memory of the type of reports.
-            bounds: the valid inputs.
-            row: the number of the first value's row in an error.
+        ``start`` is the index of the first value in the whole release, and ``row`` its row number in an error. The
+        compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is added.
+        If there is such a value, no output of the kernel is copied to ``out``.
         """
         if x.size <= _MORE and _is_far_from_subnormal(self.sampler, out.dtype) and not self._is_worth_compiling(out):
             x = bounds.check(x, row)
@@ -117,8 +111,8 @@ def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.cou
 def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     """Return whether all nonzero numbers of a computation are too large for XLA to flush them to 0.
 
-    Distinct inputs, and distinct reports, differ by more than ``negligible``. Their sums and products with numbers of
-    at most 62 bits are 0 or larger than 2^-64 of it.
+    Distinct inputs, and reports, differ by more than ``negligible``. Their sums and products with numbers of at most 62
+    bits are 0 or larger than 2^-64 of it.
     """
     return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
@@ -156,10 +150,9 @@ def _key_type(dtype: np.dtype) -> np.dtype:
 
 
 class _Workspace:
-    """Reusable buffers for one chunk at a time, which avoid the cost of fresh memory.
+    """Reusable buffers for one chunk at a time, and the JAX arrays that alias them, made once.
 
-    The JAX arrays that alias them are made once; a program reads what NumPy last wrote there. The words of the first
-    value are at offset BLOCK_VALUES of their buffer, so a block may begin before it.
+    The words of the first value are at offset BLOCK_VALUES of their buffer, so a block may begin before it.
     """
 
     def __init__(self, words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> None:

@@ -28,7 +28,7 @@ class InputError(ValueError):
     """A value that cannot be perturbed.
 
     ``row`` is its row in the whole release, ``coordinate`` that of a vector. ``clips`` is whether clipping would help,
-    ``reason`` the rest of the sentence that describes the problem, after the value.
+    ``reason`` the end of the sentence that begins with the value.
     """
 
     def __init__(

@@ -68,22 +68,22 @@ def perturb(
     The noise of value i depends only on the key and on i, not on chunks, threads or devices.
 
     Args:
-        x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one
-            of these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
-            The ``attrs`` of pandas objects are not copied to the reports, because they may hold raw values.
+        x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one of
+            these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors. The
+            ``attrs`` of pandas objects are not copied to the reports, because they may hold raw values.
         mechanism: a mechanism or its exact sampler; for a table a dict from column name to one. Names are strings,
             integers, or tuples of these.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
             key for other data, nor for another mechanism. The key of a table's column is derived from the column's
-            name, so the noise of a column does not depend on the other columns or on their order.
+            name, so its noise does not depend on the other columns or on their order.
         exact: release (True) or simulate (False).
         clip: clip inputs to the interval instead of refusing those outside.
         progress: show a progress bar; by default for long work on a terminal.
-        start: the row number in the release of the first row of x. Use it to make a release in parts, on several
-            machines, or to repeat a part: ``perturb(x[n:], m, key=key, start=n)`` equals
-            ``perturb(x, m, key=key)[n:]``. It requires the release's key. Rows are along the first axis of x; a vector
-            by itself is one row. Never release different values under the same row number: they would have the same
-            noise, and the difference of their reports would be the difference of the values.
+        start: the row number in the release of the first row of x, to make a release in parts, on several machines, or
+            to repeat a part: ``perturb(x[n:], m, key=key, start=n)`` equals ``perturb(x, m, key=key)[n:]``. It requires
+            the release's key. Rows are along the first axis of x; a vector by itself is one row. Never release
+            different values under the same row number: they would have the same noise, and the difference of their
+            reports would be the difference of the values.
         missing: the treatment of rows with a missing value (NaN, null, or a masked entry). By default they are refused.
             "keep" leaves them missing; "drop" removes them, from a table if any named column is missing. With "keep"
             and "drop" the release shows which rows are missing.
@@ -196,10 +196,7 @@ def _simulation_key(key: Array | None) -> Array:
 
 @singledispatch
 def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int) -> Any:
-    """Return reports of a NumPy array, or of a JAX array that lives on accelerators or several devices.
-
-    The noise of x's first value is that of value ``first`` of the release.
-    """
+    """Return reports of a NumPy or JAX array, whose first value is value ``first`` of the release."""
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
 

@@ -4,10 +4,9 @@ Of the release code, only this file uses private interfaces of JAX, because ther
 fallback.
 
 * Detection of whether JAX has run. A child process that is forked afterwards would wait forever for threads that it
-  does not have. If the detection fails, JAX is assumed to have run, and the child is refused.
+  does not have. If the detection fails, the child is refused.
 * A CPU client whose programs run in the calling thread. JAX's own client hands a program to other threads, which takes
-  time to wake. ``benchmarks.sampling`` measures the release with this client. Without it the reports are the same, but
-  slower.
+  time to wake. Without this client the reports are the same, but slower.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_process() -> None:
-    """Raise an error if JAX would wait forever for threads that a fork did not copy.
-
-    Raises:
-        RuntimeError: this process was forked from one in which JAX had run.
-    """
+    """Raise a RuntimeError if this process was forked from one in which JAX had run, and would wait forever."""
     if _after_fork:
         raise RuntimeError(
             "this process was forked after JAX had run, and JAX's threads are not in it; start workers by "

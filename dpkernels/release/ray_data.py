@@ -46,23 +46,13 @@ class _Columns(NamedTuple):
 
 
 def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
-    """Perturb some columns of a dataset, and return the dataset with reports in their places; see ``perturb``.
+    """Perturb some columns of a ``ray.data.Dataset``, and return it with reports in their places; see ``perturb``.
 
-    The whole dataset is computed once and kept in Ray's object store, as are its reports. The key is generated here and
-    known only to this process and its tasks. It cannot be an argument, since the order of blocks is not reproducible.
-
-    Args:
-        dataset: a ``ray.data.Dataset`` of columns of numbers, and others.
-        mechanisms: from column name to a mechanism of single values.
-        clip: clip inputs to the interval instead of refusing those outside.
-
-    Returns:
-        A materialised dataset of the same blocks. A block of it that is lost is computed again, to the same bits;
-        reading it fails if the pipeline behind it no longer makes the values that it made.
-
-    Raises:
-        ValueError: no rows, no such column, or a value that cannot be perturbed.
-        TypeError: not a mechanism of single values.
+    ``mechanisms`` are mechanisms of single values by column name. The whole dataset is computed once and kept in Ray's
+    object store, as are its reports. The key is generated here and known only to this process and its tasks. It cannot
+    be an argument, since the order of blocks is not reproducible. The result is materialised, of the same blocks. A
+    block that is lost is computed again, to the same bits; reading it fails if the pipeline no longer makes the same
+    values.
     """
     import ray
     import ray.cloudpickle as pickle
@@ -111,9 +101,8 @@ def perturbed_block(
 ) -> tuple[Any, str | None]:
     """Return the reports of a block whose first row has this number, or the errors in its values.
 
-    Raises:
-        RuntimeError: the block has other rows or another hash than when rows were numbered. The message contains no
-            value. Invalid values are returned instead of raised, because Ray writes exceptions to logs.
+    Errors are returned, because Ray writes exceptions to logs. A RuntimeError says, without a value, that the block has
+    other rows or another hash than when rows were numbered.
     """
     columns = understood(described)
     if len(block) != rows or _hash(block, columns, secrets) != known:

@@ -1,4 +1,4 @@
-"""What runs the parts of a dataset: threads of this process, or tasks on a Ray cluster.
+"""Engines that run the parts of a dataset: threads of this process, or tasks on a Ray cluster.
 
 Ray runs again what a dead worker or machine did not finish. The key goes to a task as an argument of its own, a few
 bytes that Ray keeps in the description of the task, in the memory of the driver and of the workers. What is in the
@@ -105,10 +105,7 @@ class RayEngine:
     def ready(self) -> Iterator[None]:
         """Connect to the cluster for as long as it is needed; use a connection that the caller has.
 
-        Raises:
-            click.UsageError: a cluster of our own would not have what a task needs.
-            OSError: there is no such cluster.
-            ModuleNotFoundError: Ray is not installed.
+        A click.UsageError says that a cluster of our own would not have what a task needs.
         """
         import ray
 
@@ -148,10 +145,7 @@ Engine = LocalEngine | RayEngine
 
 @contextmanager
 def _watched(socket: str) -> Iterator[None]:
-    """End what Ray leaves of a cluster of our own if this process is killed; see ``ray_watch``.
-
-    The socket is a file in the folder ``sockets`` of the cluster's session.
-    """
+    """End what Ray leaves of a cluster of our own if this process is killed, given a file among its sockets."""
     session = Path(socket).parent.parent.name
     command = [sys.executable, "-I", "-S", ray_watch.__file__, session]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL

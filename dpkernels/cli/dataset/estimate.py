@@ -20,12 +20,7 @@ from dpkernels.staging import sha256_and_size
 
 
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
-    """Count the reports of a column of a release of many files, as ``cli.estimate.read`` does those of one.
-
-    Raises:
-        click.UsageError: a wrong option.
-        ValueError: not a release, a file that is not what the sidecar says, or as for one file.
-    """
+    """Count the reports of a column of a release of many files, as ``cli.estimate.read`` does those of one."""
     place = Place.of(folder)
     form, layout = _sidecar(place)
     for one in form["output"]["parts"]:

@@ -1,8 +1,8 @@
 """The folder of a release of many files. It becomes a release with its sidecar, which is put last.
 
 On this machine's file systems a folder is made beside OUT under a hidden name, and renamed to OUT when it is complete.
-A store of objects has no renames; there the parts get names that only this run uses, a file ``_NOT_A_RELEASE`` lies
-beside them, and goes when the sidecar is there.
+A store of objects has no renames; there the parts get names that only this run uses, and a file ``_NOT_A_RELEASE`` lies
+beside them until the sidecar is there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class LocalFolder:
     visible: bool = False  # whether another user may have read it
 
     def named(self, number: int, parts: int, suffix: str) -> str:
-        """Return the name of a part."""
         return f"part-{number:0{len(str(parts - 1))}}{suffix}"
 
     @contextmanager
@@ -62,7 +61,6 @@ class LocalFolder:
         return replaced(self.staging / name, like=like)
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of what is there, by name."""
         found = dict[str, int]()
         for path in self.staging.iterdir():
             with suppress(FileNotFoundError):  # of a second run of a part, which has just got its name

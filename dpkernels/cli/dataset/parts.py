@@ -1,9 +1,9 @@
 """The parts of a dataset, and the task that an engine runs for each of them.
 
-A plan reads the files' footers, so every part knows the index of its first row before a row is read. A task is a plain
-function that may be run again, anywhere, and makes the same bytes: the noise of a row is a function of the release's
-key and of the row's index, and so is the name that the file gets, by a rename or an atomic put. A second run of a part,
-after or beside the first, makes no difference.
+A plan reads the files' footers, so every part knows the index of its first row before a row is read. A task may be run
+again, anywhere, and makes the same bytes: the noise of a row is a function of the release's key and of the row's index,
+and so is the name that the file gets, by a rename or an atomic put. A second run of a part, after or beside the first,
+makes no difference.
 """
 
 from __future__ import annotations

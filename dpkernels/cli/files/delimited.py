@@ -1,8 +1,8 @@
 """``.csv`` and ``.tsv``: every byte is copied except those of the cells that are replaced.
 
-Records and cells are found over whole blocks of bytes. The grammar is strict (RFC 4180, with LF for CRLF where the file
-has it): a quote opens a cell or is in a quoted one, a quote in a quoted cell is doubled, and a closing quote ends its
-cell. Other text is refused, because another reader might see other cells in it, and copy a protected value with one.
+The grammar is strict (RFC 4180, with LF for CRLF where the file has it): a quote opens a cell or is in a quoted one, a
+quote in a quoted cell is doubled, and a closing quote ends its cell. Other text is refused, because another reader
+might see other cells in it, and copy a protected value with one.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Records:
 
 
 def _grid(region: Region, text: np.ndarray, width: int, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each record begins, and where each of its cells ends: two dimensions, at the last its line feed.
+    """Return where each record begins, and (records, cells) where each cell ends, the last one at its line feed.
 
     Blank lines are no records; in a table of one column a blank line is an empty cell.
     """

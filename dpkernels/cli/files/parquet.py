@@ -100,11 +100,8 @@ class GroupPart:
 class ParquetFile(Source):
     """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept.
 
-    Args:
-        path: the file; on another file system, its name in errors.
-        layout: not needed, as Parquet has one.
-        groups: the range of its row groups that are read. Default: all.
-        opened: opens a file of another file system.
+    ``groups`` is the range of the row groups that are read, by default all. ``opened`` opens a file of another file
+    system, whose ``path`` is its name in errors.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ def kind(path: Path) -> str:
 def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
     """Yield what matches the parts of a pattern in a folder; a name that begins with a dot needs a dot.
 
-    ``above`` identifies the folders that ``**`` has led through. Refused are a folder that leads into itself, and a
-    link that leads nowhere where a folder may be; a folder that cannot be read is an OSError.
+    ``above`` identifies the folders that ``**`` has led through. A folder that leads into itself is refused, and so is
+    a link that leads nowhere where a folder may be. A folder that cannot be read is an OSError.
     """
     if not parts:
         if os.path.lexists(path):
@@ -177,15 +177,11 @@ class FoundFiles:
 
 
 def find(text: str) -> FoundFiles:
-    """Find the files of a dataset.
+    """Find the files of a dataset: a file, a folder, or a pattern with ``*``, ``**``, ``?`` and ``[]``.
 
-    Args:
-        text: a file, a folder, or a pattern with ``*``, ``**``, ``?`` and ``[]``; of an URI ``*`` and ``**`` alone.
-            In folders, names that begin with a dot or an underscore are not data.
-
-    Raises:
-        click.UsageError: there are none; a folder inside the folder; or a name that is no file that can be read: a
-            link that leads nowhere or to itself, a pipe, a socket, a device.
+    An URI may have ``*`` and ``**`` alone. In folders, names that begin with a dot or an underscore are not data. A
+    click.UsageError says that there are no files, or names a folder inside the folder or what is not a readable file: a
+    link that leads nowhere or to itself, a pipe, a socket, a device.
     """
     if "://" in text and "*" in text:
         place, whole = _stored(text)

@@ -28,7 +28,6 @@ class RowOptions:
     shuffleable: bool = True  # whether they could be: not the rows of a dataset, which are nowhere held together
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
         return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
 
     def notices(self) -> list[str]:

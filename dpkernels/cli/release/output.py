@@ -94,10 +94,7 @@ class _ClaimedOutput(abc.ABC):
     def __enter__(self) -> Self:
         """Claim the name, clear what a killed run has left, and make the new files.
 
-        Raises:
-            TakenError: another process is writing to this name.
-            click.UsageError: it exists by now, and is not to be replaced.
-            OSError: its folder or the temporary folder cannot be written.
+        A click.UsageError says that the output exists by now and is not to be replaced.
         """
         # An interrupt between a file and the note that it must go would leave the file.
         with uninterrupted(), ExitStack() as held:

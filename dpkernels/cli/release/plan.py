@@ -106,23 +106,17 @@ class Plan(abc.ABC):
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Check everything that ``release`` would, every value and the ledger too, without charging or writing.
 
-        Returns:
-            The release that would be, and in words the budget that would be left in the ledger.
+        It returns the release that would be, and in words the budget that would be left in the ledger.
         """
         left = "" if self.ledger_account is None else self.ledger_account.check(*self.spec.totals())
         return self._release(self.read(progress)), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
-        """Charge the ledger, if there is one, then write the files and, last, their sidecar.
+        """Charge the ledger, if there is one, then write the files and, last, their sidecar. After an error, there is
+        none.
 
-        Args:
-            progress: show a bar; None for long work only.
-            check_first: read every value once before the charge.
-
-        Raises:
-            ValueError: the budget would be exceeded, a value is unfit, or an input is empty or damaged. There is no
-                release.
-            OSError: reading or writing failed. There is no release.
+        With ``check_first`` every value is read once before the charge. ``progress`` shows a bar; None is for long work
+        only.
         """
         with self.output() as output:
             if check_first:

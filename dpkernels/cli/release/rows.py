@@ -25,13 +25,9 @@ T = TypeVar("T")
 def check_values(
     spec: ReleaseSpec, source: Source, show: Callable[[], object] = lambda: None, *, row: int = 0
 ) -> tuple[int, int]:
-    """Read a file from a row on, as a release would, and refuse what it would refuse; ``show`` follows every piece.
+    """Read a file from a row on and refuse what a release would refuse; ``show`` is called after every piece.
 
-    Returns:
-        How many rows (of an array: values) there are, and how many the output would have.
-
-    Raises:
-        ValueError: a value that cannot be perturbed, or a file that is damaged.
+    It returns how many rows (of an array: values) there are, and how many the output would have.
     """
     bounds = [Bounds.of(column.sampler, spec.clip) for column in spec.columns]
     start, rows = row, 0
@@ -72,8 +68,7 @@ def _with_numbers(
 ) -> tuple[Numbers, T | None]:
     """Return a column of a piece whose first row is ``start``, and what ``use`` makes of its values; None of none.
 
-    Raises:
-        ValueError: a value that cannot be perturbed; names its column, its place and what would help.
+    A ValueError of a value that cannot be perturbed names its column, its place and what would help.
     """
     first = 0
     try:
@@ -133,15 +128,10 @@ def perturbed(
     row: int = 0,
     first: int = 0,
 ) -> Generator[tuple[Any, int, int], None, None]:
-    """Yield the perturbed pieces of a file, and how many rows (of an array: values) each had before and has now.
+    """Yield the perturbed pieces of a file or a part, and how many rows (of an array: values) each had and has now.
 
-    Args:
-        spec: what is done to them.
-        source: the file, or a part of it.
-        secret: 32 bytes, the release's key.
-        show: called after every piece.
-        row: of the file, that its first piece begins with (of an array: value).
-        first: the same in the whole release, whose noise it gets.
+    ``secret`` is the release's key of 32 bytes. ``row`` is the first piece's row in the file, and ``first`` in the
+    whole release, whose noise it gets. ``show`` is called after every piece.
     """
     engines = [_column_engine(column, secret) for column in spec.columns]
     pieces, at = source.pieces([column.name for column in spec.columns]), row

@@ -98,8 +98,7 @@ def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple
 def interval(certificate: Any, decimals: int | None) -> dict[str, float] | None:
     """Return the interval [released - below, released + above] of a true value as JSON; None for bounded mechanisms.
 
-    It is the same for every released value of type float64, because it moves with it. Rounding to float32 adds up to
-    half a unit in the last place of the value.
+    It is the same for every float64. Rounding to float32 adds up to half a unit in the last place of the value.
     """
     if not isinstance(certificate, NoiseCertificate):
         return None
@@ -119,7 +118,6 @@ class Column:
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
-        """The guarantee of its certificate."""
         return guarantee(self.sampler.certificate)
 
     def to_dict(self, decimals: int | None) -> dict[str, Any]:
@@ -149,7 +147,6 @@ class ReleaseSpec:
     copied: tuple[str, ...] = ()  # the names of the parts of a file that are not perturbed
 
     def totals(self) -> tuple[Fraction, Fraction]:
-        """Return the (epsilon, delta) of a row, exactly."""
         return exact_totals([column.guarantee for column in self.columns], self.values_per_row)
 
 

@@ -3,8 +3,8 @@
 A release is verified from its sidecar, and from its output where that is beside it. From the sidecar alone: every
 certificate, from its integers; the sums; that a mechanism of the name, made again with the options, has the table. With
 the output: its bytes, rows and columns, and that every number of a perturbed column is a report that the column's table
-can make. Anything else that a sidecar holds is printed as declared. Whoever can write both files can declare what they
-like: a sidecar is not signed.
+can make. Anything else that a sidecar holds is printed as declared. A sidecar is not signed: whoever can write both
+files can declare what they like.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Pat
 
 
 def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
-    """Return the number of rows, and the columns whose reports are too coarse to distinguish from other numbers."""
+    """Return the number of rows, and the columns that ``_check_file`` returns."""
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
@@ -214,14 +214,9 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
 
 
 def verify(path: Path) -> list[str]:
-    """Verify a sidecar, and its output if that is there.
+    """Verify a sidecar, and its output if that is there; return what was verified and what is only declared, as lines.
 
-    Returns:
-        What was verified, line by line, and what is only declared.
-
-    Raises:
-        CertificateError: a table does not have its guarantee, or the file claims anything that is not so.
-        ValueError: not a sidecar.
+    A CertificateError says that a table does not have its guarantee, or that the file claims anything that is not so.
     """
     target = path.with_name(path.name.removesuffix(".json"))
     try:
