@@ -56,7 +56,7 @@ def finished() -> None:
 
 @contextmanager
 def interruptible(requests: Requests, last: bool = False) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP behave as Ctrl-C does; after the ``last`` command of a process, ignore all three."""
+    """Let SIGTERM and SIGHUP behave as Ctrl-C does; after the ``last`` command, requests are ignored."""
     global _state
     _state = requests
     # A signal that the caller has set to be ignored (nohup) stays ignored.
@@ -138,7 +138,10 @@ def mark_independent(error: BaseException) -> None:
 
 
 def is_independent(error: BaseException) -> bool:
-    """Return whether a run ended for a reason that does not depend on its reports, such as a request to stop."""
+    """Return whether a run ended for a reason that does not depend on its reports.
+
+    After a request to stop the run ends as interrupted, whatever the reports are and whatever else fails.
+    """
     if _state.asked or isinstance(error, KeyboardInterrupt):
         return True
     cause: BaseException | None = error

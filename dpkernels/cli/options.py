@@ -176,7 +176,10 @@ def flags(names: Iterable[str]) -> str:
 
 
 def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: Any) -> Decorator:
-    """Give a command the options of a table, read by ``single``. All repeat: click would drop all but the last in silence."""
+    """Give a command the options of a table, which ``single`` reads.
+
+    All may repeat: click would drop all but the last in silence.
+    """
     settings["multiple"] = True
     return together(
         *(

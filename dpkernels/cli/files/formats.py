@@ -52,7 +52,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:
-        """Return a column of a piece whose first row is ``start``; a ValueError names the first that is not a number."""
+        """Return a column of a piece whose first row is ``start``; a ValueError names the first that is no number."""
 
     @abc.abstractmethod
     def labels(self, piece: Any, name: str) -> Any:

@@ -112,11 +112,10 @@ class Plan(abc.ABC):
         return self._release(self.read(progress)), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
-        """Charge the ledger, if there is one, then write the files and, last, their sidecar. After an error, there is
-        none.
+        """Charge the ledger, if there is one, then write the files and, last, their sidecar.
 
-        With ``check_first`` every value is read once before the charge. ``progress`` shows a bar; None is for long work
-        only.
+        After an error there is no release. With ``check_first`` every value is read once before the charge.
+        ``progress`` shows a bar; None is for long work only.
         """
         with self.output() as output:
             if check_first:
