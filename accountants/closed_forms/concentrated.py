@@ -66,9 +66,11 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
 
 
 def best_delta(rho: Real, epsilon: Real) -> Real:
-    """Return delta at eps of rho-zCDP, by the best order, rounded upwards (Canonne, Kamath & Steinke 2020, Prop. 12).
+    """Return delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
 
         ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
+
+    It is rounded upwards.
     """
     rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
     some = np.where(rho > 0, rho, 1.0)
