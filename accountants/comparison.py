@@ -24,12 +24,10 @@ class Comparison:
 
     @property
     def first_below(self) -> np.ndarray:
-        """Return True at each eps where the first delta is proven to be at most the second one."""
         return self.first[1] <= self.second[0]
 
     @property
     def second_below(self) -> np.ndarray:
-        """Return True at each eps where the second delta is proven to be at most the first one."""
         return self.second[1] <= self.first[0]
 
     @property

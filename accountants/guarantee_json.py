@@ -25,13 +25,11 @@ UNKNOWN = "is not of this version's guarantees"
 
 
 def _names() -> dict[str, type]:
-    """Return the classes that a file may hold, by the names that files use."""
     densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
     return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*_CLASSES, *densities, *Shape.kinds())}
 
 
 def _fields(kind: Any) -> dict[str, str]:
-    """Return the names that files use for the fields of a class."""
     return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
 
 

@@ -74,12 +74,10 @@ class HistogramNoise:
 
     @property
     def gaussian_variance(self) -> float:
-        """Return s^2."""
         return self.sigma**2
 
     @property
     def laplace_variance(self) -> float:
-        """Return 2 b^2."""
         return 2 * self.scale**2
 
 
@@ -135,7 +133,6 @@ class HistogramGuarantee:
 
     @property
     def epsilon(self) -> Any:
-        """Return the least of the bounds."""
         return np.minimum.reduce(np.broadcast_arrays(*self.bounds.values()))
 
 
@@ -286,7 +283,6 @@ def known_domain(
 
 
 def _claimed(noise: str, scale: float, delta: float) -> Additive:
-    """Return the noise of a count, with the claim that its release needs."""
     if noise == "laplace":
         return named.laplace(epsilon=1 / scale)
     made = named.gaussian(sigma=scale, sensitivity=1.0)

@@ -53,7 +53,6 @@ class SmoothPieces:
     few: int = FEW
 
     def scaled(self, weight: Any) -> SmoothPieces:
-        """Return the same pieces with all masses multiplied by ``weight``."""
         log_weight = namespace(weight).log(weight)
         return dataclasses.replace(
             self, log_p=lambda x, i: self.log_p(x, i) + log_weight, log_q=lambda x, i: self.log_q(x, i) + log_weight
@@ -72,7 +71,6 @@ class SmoothPieces:
         )
 
     def subsampled(self, rate: Any) -> SmoothPieces:
-        """Return the pieces of the pair (r p + (1 - r) q, q)."""
         inverse = self.inverse
 
         def log_p(x: Any, i: Any) -> Any:
@@ -137,7 +135,6 @@ class PrivacyLossDistribution:
 
     @classmethod
     def of_pieces(cls, pieces: SmoothPieces, unseen: float = 0.0) -> PrivacyLossDistribution:
-        """Return the distribution that has these pieces only."""
         none = namespace(pieces.left).zeros_like(pieces.left[:0])
         return cls(none, none, none, none, (pieces,), unseen)
 
@@ -148,7 +145,6 @@ class PrivacyLossDistribution:
         return PrivacyLossDistribution(p, q, sign * self.loss, self.width, pieces, self.unseen)
 
     def scaled(self, weight: Any) -> PrivacyLossDistribution:
-        """Return the same outcomes and pieces with all masses multiplied by ``weight``."""
         pieces = tuple(piece.scaled(weight) for piece in self.pieces)
         unseen = self.unseen * float(weight) if self.unseen else 0.0
         return PrivacyLossDistribution(weight * self.p, weight * self.q, self.loss, self.width, pieces, unseen)
@@ -183,7 +179,6 @@ class PrivacyLossDistribution:
         return join([there, there.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
 
     def masses(self) -> tuple[Any, Any]:
-        """Return the total mass under p and under q."""
         nodes = self.nodes()
         return nodes.p.sum(), nodes.q.sum()
 
@@ -258,7 +253,6 @@ class PrivacyLossDistribution:
 
 
 def _exchanged(sign: Any, first: Any, second: Any) -> tuple[Any, Any]:
-    """Return two arrays, or two functions, in this order for a sign of 1 and exchanged for -1."""
     xp = namespace(sign)
     if xp is np:
         return (first, second) if sign > 0 else (second, first)

@@ -125,7 +125,6 @@ def _rounded_up(pairs: tuple[DominatingPair, ...], target: np.ndarray) -> np.nda
 
 
 def _bisected(pairs: tuple[Any, ...], delta: Any) -> Any:
-    """Bisect on [0, cap] down to the float's resolution; inf where the profile stays above delta."""
     xp = namespace(delta, *jax.tree.leaves(pairs))
     at, top = curve(pairs), cap(delta.dtype)
     ends = xp.zeros_like(delta), xp.full_like(delta, top)

@@ -136,16 +136,13 @@ class Subsampled(NamedTuple):
     acceptance: Any
 
     def variance(self, x: Any) -> Any:
-        """Return the variance of the noise and of the sampling error together."""
         return self.mechanism.variance(x) + self.sampling_noise**2
 
     @property
     def worst_variance(self) -> Any:
-        """Return the same; it does not depend on the input."""
         return self.mechanism.worst_variance + self.sampling_noise**2
 
     def probability_within(self, x: Any, theta: Any) -> Any:
-        """Return P(|report - true value| <= theta)."""
         return acceptance(self.mechanism.noise, theta, self.sampling_noise)  # type: ignore[arg-type]
 
     def error_bound(self, x: Any) -> Any:

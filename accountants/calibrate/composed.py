@@ -278,7 +278,6 @@ def split_arguments(
 
 
 def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (the arguments that contain JAX numbers, the others)."""
     numbers = {name: value for name, value in arguments.items() if namespace(*jax.tree.leaves(value)) is jnp}
     return numbers, {name: value for name, value in arguments.items() if name not in numbers}
 

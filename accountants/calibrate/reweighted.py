@@ -357,13 +357,11 @@ def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
 
 
 def _log_bound(log_shape: Any, given: tuple[Real, Real]) -> Any:
-    """Return log T in units of D."""
     xp = namespace(log_shape, *given)
     return -xp.log(xp.asarray(shape_shift(Gaussian(xp.exp(log_shape)), 1.0, 0.0, *given, 2.0)))
 
 
 def _log_variance(log_shape: Any, given: tuple[Real, Real]) -> Any:
-    """Return the logarithm of the variance in units of D^2."""
     xp = namespace(log_shape, *given)
     variance = Reweighted(Gaussian(xp.exp(log_shape)), -1.0, 1.0, 0.0).variance
     return 2 * _log_bound(log_shape, given) + xp.log(variance)

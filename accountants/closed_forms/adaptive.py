@@ -139,7 +139,6 @@ def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Ta
     if (supremum, order) not in tables:
 
         def extended(values: RealArray) -> RealArray:
-            """Add nodes beyond all losses, where delta is [1 - e^x]_+."""
             return xp.concatenate([known[: grid.cells], values, known[-grid.cells :]])
 
         step = _response if order[0] == "DP" else supremum
@@ -155,7 +154,6 @@ def _response(grid: _Grid, values: RealArray) -> Any:
 
 
 def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
-    """Return the supremum over t = j h."""
     N, inside = grid.cells, len(values) - 2 * grid.cells
     best = np.zeros(inside)
     for j in range(N + 1):

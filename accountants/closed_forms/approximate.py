@@ -109,7 +109,6 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
 
 
 def _budgets(epsilons: Any, deltas: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the budgets as two vectors of one length."""
     checks.within("epsilons", epsilons, 0.0, _FINITE)
     checks.within("deltas", deltas, 0.0, 1.0)
     eps, delta = np.broadcast_arrays(np.asarray(epsilons, float), np.asarray(deltas, float))
@@ -119,6 +118,5 @@ def _budgets(epsilons: Any, deltas: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sum_upwards(values: Any) -> float:
-    """Return the least float that is not below the sum."""
     total = math.fsum(values)
     return float(np.nextafter(total, np.inf)) if math.fsum([*values, -total]) > 0 else total

@@ -126,7 +126,6 @@ def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
 
 
 def _doubled(mass: Real) -> Real:
-    """Return the distribution of 2 J."""
     xp = namespace(mass)
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
@@ -205,7 +204,6 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
 
 
 def _each(function: Callable[..., Any], epsilon0: Any, bounded_range: Any, pure: Any, values: Any) -> Any:
-    """Return function(m, n, eps0, value) at every pair of entries."""
     m = checks.whole("bounded_range", bounded_range, 0, 4000)
     n = checks.whole("pure", pure, 0, pure_composition.MOST)
     checks.positive("epsilon0", epsilon0)

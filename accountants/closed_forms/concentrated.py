@@ -123,12 +123,10 @@ class Concentrated:
         return (np.asarray(delta, float) - self.leak) / (1 - np.asarray(self.leak))
 
     def epsilon(self, delta: Real) -> Real:
-        """Return eps at a total delta; infinite where delta is at most the leak."""
         rest = self.rest(delta)
         return np.where(rest > 0, best_epsilon(self.rho, np.where(rest > 0, rest, 0.5)), np.inf)
 
     def delta(self, epsilon: Real) -> Real:
-        """Return the total delta at eps: leak + (1 - leak) delta of rho."""
         return self.leak + (1 - np.asarray(self.leak)) * best_delta(self.rho, epsilon)
 
 

@@ -94,7 +94,6 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
 
 
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
-    """Return k, and ln C(k, j) on a last axis, -inf from j = k + 1."""
     k = np.asarray(k)
     each = [checks.whole("k", value, 0, MOST) for value in k.ravel().tolist()]
     ways = np.full((len(each), max(each, default=0) + 1), -np.inf)

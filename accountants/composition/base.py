@@ -61,7 +61,6 @@ class ComposedProfile(abc.ABC):
             return (k < _STEPS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
         def advance(state: Any) -> Any:
-            """Move to the next trial, using the evaluation of this one; the first trial has none yet."""
             k, eps, value, slope, low, high, _ = state
             low, high = xp.where(value > log_delta, eps, low), xp.where(value > log_delta, high, eps)
             low, high = xp.where(k > 0, low, floor - 1), xp.where(k > 0, high, np.inf)

@@ -245,7 +245,6 @@ class _Tails(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[_Tilted]) -> _Tails:
-        """Compute all moments."""
         mean = variance = 0.0
         for part in parts:
             center = (part.g * part.k).sum()
@@ -259,13 +258,11 @@ class _Tails(NamedTuple):
         return cls(mean, sum(part.count * len(part.g) for part in parts), slopes, sides)
 
     def outside(self, half: int) -> float:
-        """Return a bound on the mass further than ``half`` steps from the mean."""
         if half >= self.most:
             return 0.0
         return float(sum(np.exp(min(0.0, (side - self.slopes * half).min())) for side in self.sides))
 
     def half_width(self) -> int:
-        """Return a distance from the mean beyond which the mass is negligible."""
         half = 16
         while half < self.most and self.outside(half) > _NEGLIGIBLE:
             half = half + half // 8
@@ -313,7 +310,6 @@ class Bracket:
     guarantee: Any
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """Return (lower, upper) bounds of delta at eps."""
         return self._refined(*self._delta(epsilon))
 
     def upper_delta(self, epsilon: float) -> float:
@@ -322,7 +318,6 @@ class Bracket:
         return at(step, _LEFT_OUT, (1,))[0]
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """Return (lower, upper) bounds of eps at delta."""
         return self._refined(*self._epsilon(delta))
 
     def upper_epsilon(self, delta: float) -> float:
@@ -331,7 +326,6 @@ class Bracket:
         return at(step, _LEFT_OUT, (1,))[0]
 
     def _delta(self, epsilon: float) -> tuple[OnGrid, float]:
-        """Return delta at eps as a function of the grid, and the first step."""
         checks.within("epsilon", epsilon, 0.0, np.inf)
         tilts, logs = self._each_way(_saddle, epsilon)
         step = self._first_step(epsilon, tilts[logs.argmax()])
@@ -339,7 +333,6 @@ class Bracket:
         return partial(self._bounds, tilts, logs, likely, lambda total, side, _: total.delta(epsilon, side)), step
 
     def _epsilon(self, delta: float) -> tuple[OnGrid, float]:
-        """Return eps at delta as a function of the grid, and the first step."""
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         tilts, guesses = self._each_way(_guess, delta)
         step = self._first_step(guesses.max(), tilts[guesses.argmax()])
@@ -393,7 +386,6 @@ class Bracket:
         ]
 
     def _cells(self, step: float, left_out: float) -> list[list[tuple[list[Cells], int]]]:
-        """Return the cells of all losses."""
         negligible = left_out / sum(term.count for term in self.guarantee.terms)
 
         def cut(parts: list[MonotoneLoss]) -> list[Cells]:
@@ -403,7 +395,6 @@ class Bracket:
         return [[(cut(parts), count) for parts, count in direction] for direction in self._directions]
 
     def _each_way(self, estimate: Any, at: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tilt of every direction, and the estimate that belongs to it."""
         with np.errstate(all="ignore"):
             found = np.array([estimate(parts, np.float64(at)) for parts in self._first])
         if not np.isfinite(found).all():
@@ -427,7 +418,6 @@ class Bracket:
 
     @cached_property
     def _gap(self) -> float:
-        """Return the distance of the two heaviest atoms, for the part whose second atom has the most mass; or 0."""
         every = [(count, *two_heaviest_atoms(part)) for parts, count in self._directions[0] for part in parts]
         return max(every, key=lambda one: one[0] * one[3])[2]
 
@@ -441,13 +431,11 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
 
 
 def _saddle(parts: RepeatedLosses, epsilon: np.float64) -> tuple[Any, Any]:
-    """Return (tilt, estimate of log delta) at one eps."""
     c = self_composed.saddle_point(parts, epsilon)
     return c, self_composed.approximate(parts, c)[0]
 
 
 def _guess(parts: RepeatedLosses, delta: np.float64) -> tuple[Any, Any]:
-    """Return (tilt, estimate of eps) at one delta."""
     target = np.maximum(delta - self_composed.infinity_mass(parts), delta / 2)
     c, eps = self_composed.saddle_point_of_delta(parts, np.log(target))
     return c, np.maximum(eps, 0.0)

@@ -50,12 +50,10 @@ class Panels:
 
     @property
     def nodes(self) -> np.ndarray:
-        """Return four nodes of each panel."""
         return self.start[:, None] + (self.end - self.start)[:, None] * _NODES
 
     @property
     def weights(self) -> np.ndarray:
-        """Return the weights of the nodes."""
         return (self.end - self.start)[:, None] * _WEIGHTS
 
 
@@ -72,15 +70,12 @@ class MonotonePieces:
         return len(self.left)
 
     def p(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Return the density of p at points of pieces."""
         return np.exp(self.source.log_p(x, self.number[piece]))
 
     def q(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Return the density of q at points of pieces."""
         return np.exp(self.source.log_q(x, self.number[piece]))
 
     def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Return the loss at points of pieces."""
         return self.source.loss(x, self.number[piece])
 
     def inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
@@ -90,7 +85,6 @@ class MonotonePieces:
 
     @property
     def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the losses at the lower and at the upper ends."""
         every = np.arange(len(self))
         return self.loss(self.inside(self.left, every), every), self.loss(self.inside(self.right, every), every)
 
@@ -107,7 +101,6 @@ class MonotonePieces:
         return np.where(beyond, right, np.where(np.where(rises, level <= low, level >= low), left, found))
 
     def panels(self) -> Panels:
-        """Return panels that cut every piece evenly."""
         count = len(self)
         many = int(np.clip(_ALL_PANELS // max(count, 1), _FEWEST_PANELS, _PANELS))
         shares = np.linspace(0.0, 1.0, many + 1)
@@ -137,7 +130,6 @@ class MonotonePieces:
         return Panels(start + number * share, end, np.repeat(panels.piece, many))
 
     def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masses of panels under p and under q."""
         x, piece, weights = panels.nodes, panels.piece[:, None], panels.weights
         return (weights * self.p(x, piece)).sum(1), (weights * self.q(x, piece)).sum(1)
 
@@ -259,7 +251,6 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
 
 
 def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> np.ndarray:
-    """Return the masses of p and of q of losses up to every level but the first."""
     low = np.minimum(*pieces.end_losses)
     some = np.flatnonzero(low <= levels[-1])
     points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels))).reshape(-1, len(levels))

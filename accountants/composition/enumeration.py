@@ -126,7 +126,6 @@ def three_point_loss(nodes: PrivacyLossDistribution, counts: Any, tilt: Any) -> 
 
 
 def _rows(releases: ThreePointLoss, count: Any) -> tuple[Any, Any]:
-    """Return the first and the last count of the lightest loss that is summed."""
     xp = namespace(releases.mass, count)
     mean = count * releases.tilted().min()
     reach = _DEVIATIONS * xp.sqrt(mean) + _FURTHER
@@ -238,7 +237,6 @@ class JointOutcomes(NamedTuple):
     q: Any
 
     def delta(self, epsilon: Any) -> Any:
-        """Return the sum of max(0, p - e^eps q) at one eps."""
         xp = namespace(self.p, self.q, epsilon)
         return xp.maximum(self.p - xp.exp(epsilon) * self.q, 0.0).sum()
 
@@ -286,7 +284,6 @@ def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, 
 
 
 def _table(one: SelfComposed) -> Any:
-    """Return the pair of one release if it is a single table, else None."""
     (pair, *others), rate = one.pairs, one.sampling_rate
     if others or not isinstance(pair, Atoms):
         return None
@@ -298,7 +295,6 @@ def _table(one: SelfComposed) -> Any:
 
 
 def _repeated(mass: Any, count: int) -> Any:
-    """Return the probabilities of the counts of all outcomes in ``count`` releases."""
     if count == 1:
         return mass
     xp = namespace(mass)

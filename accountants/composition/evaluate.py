@@ -288,7 +288,6 @@ def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, greatest: float) -
 
 
 def _with_gradient(sloped: bool, function: Callable[[RepeatedLosses], Any], parts: RepeatedLosses) -> tuple[Any, Any]:
-    """Return the function of the parts, and the map from a gradient in its result to that in the parts, or None."""
     return jax.vjp(function, parts) if sloped else (function(parts), None)
 
 
@@ -382,7 +381,6 @@ def _largest_in_batches(what: str, sloped: bool) -> Callable[[RepeatedLosses, An
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _value(what: str, directions: RepeatedLosses, at: Any) -> Any:
-    """Return the largest delta at eps, or eps at delta, over the directions."""
     return _largest_in_batches(what, False)(directions, at)[1].found
 
 

@@ -52,7 +52,6 @@ class _OnGrid(NamedTuple):
         return xp.log(xp.where(xp.abs(self.spectrum) > _NOTHING, self.spectrum, 1.0))
 
     def power(self) -> Any:
-        """Return the transform of all releases together."""
         count = self.part.count
         xp = namespace(self.spectrum, count)
         if self.shares is None:
@@ -121,7 +120,6 @@ class ComposedPLD(ComposedProfile):
         return xp.stack([falling * -change, falling * (1 + change)])
 
     def _place(self, epsilon: Any) -> tuple[Any, Any]:
-        """Return the grid point below eps, and the distance from it to eps in steps."""
         xp = namespace(self.g, epsilon)
         place = (epsilon - self.start) / self.step
         below = xp.clip(xp.floor(place), 2, SIZE - 4)

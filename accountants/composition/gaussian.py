@@ -41,7 +41,6 @@ class GaussianProfile(ComposedProfile):
 
     @classmethod
     def of(cls, parts: RepeatedLosses) -> GaussianProfile:
-        """Return the profile of several repeated losses."""
         total = sum(part.count * part.mu**2 for part in parts)
         return cls(parts, namespace(total).sqrt(total))
 

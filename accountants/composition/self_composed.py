@@ -71,7 +71,6 @@ class SelfComposed:
         return pairs if self.is_symmetric else (*pairs, *(pair.mirror() for pair in pairs if pair.may_be_asymmetric))
 
     def _one_release(self, pair: Any) -> DominatingPair:
-        """Return the pair of one release whose pair, without sampling, is ``pair``."""
         if self.sampling_rate is None:
             return pair
         if self.neighbours == "replace":
@@ -79,7 +78,6 @@ class SelfComposed:
         return Sampled(pair, self.sampling_rate)
 
     def privacy_loss(self, pair: Any) -> PrivacyLossDistribution:
-        """Return the distribution of the loss of one release whose pair, without sampling, is ``pair``."""
         return self._one_release(pair).privacy_loss()
 
     def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0, *, few: bool = False) -> list[RepeatedLoss]:
@@ -186,12 +184,10 @@ class RepeatedLoss:
         return self if self.losses is None else replace(self, losses=change(self.losses))
 
     def smooth_losses(self) -> PrivacyLossDistribution:
-        """Return the losses of one release of ``source`` as atoms and smooth pieces."""
         releases, sign = cast(tuple[SelfComposed, Any], self.source)
         return releases._privacy_losses[0].mirrored(sign)
 
     def largest_loss(self, sign: int) -> Any:
-        """Return the supremum of sign times the finite losses."""
         if self.losses is None:
             return namespace(self.mu).asarray(np.inf, self.mu.dtype)
         return (sign * self.losses.finite[1]).max()

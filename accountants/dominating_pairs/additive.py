@@ -69,7 +69,6 @@ class AdditivePair(DominatingPair):
 
     @property
     def formulas(self) -> NoiseFormulas:
-        """Return the formulas for this kind of noise: closed forms, or the general ones."""
         for kind, formulas in _CLOSED_FORMS.items():
             if isinstance(self.noise.unweighted, kind):
                 return formulas(self)
@@ -151,7 +150,6 @@ class NoiseFormulas:
 
     @property
     def knots(self) -> Any:
-        """Return the knots of f."""
         return self.xp.concatenate(self._vectors(self.source.knots, *self.noise.edges))
 
     def _vectors(self, *points: Any) -> list[Any]:
@@ -235,12 +233,10 @@ class NoiseFormulas:
 
     @property
     def _joints(self) -> Any:
-        """Return points between which densities are integrated: quantiles and knots."""
         return self.xp.concatenate([self.source.quantiles, self.knots])
 
     @property
     def _reach(self) -> tuple[Any, Any]:
-        """Return the points beyond which the distribution is not integrated."""
         tail = like(np.array([_TAIL]), self.source.quantiles)
         return self.source.inverse(tail, np.ones(1, bool)), self.source.inverse(tail, np.zeros(1, bool))
 
@@ -252,7 +248,6 @@ class NoiseFormulas:
         return xp.sort(xp.clip(xp.concatenate([*ends, *self._turning_points, low, high]), low, high))
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        """Return the distribution of the loss, as pieces out to where the tails are negligible."""
         ends, source, D = self.within_reach((0.0, 1.0)), self.source, self.D
         left, right = ends[:-1], ends[1:]
         middle = (left + right) / 2
@@ -272,7 +267,6 @@ class NoiseFormulas:
         return PrivacyLossDistribution.of_pieces(pieces.where(present), self.unseen)
 
     def _steepness(self, left: Any, right: Any, _: Any) -> Any:
-        """Return the steepness of p or of q on panels, whichever is larger."""
         return np.maximum(self.noise.steepness(left, right), self.noise.steepness(left - self.D, right - self.D))
 
 
@@ -324,7 +318,6 @@ class PolynomialFormulas(NoiseFormulas):
     beyond_reach: ClassVar[float] = 0.0
 
     def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
-        """Return lower ends, upper ends and widths between the knots of f shifted by these multiples of D."""
         knots, D = self.knots, self.D
         xp = namespace(knots, D)
         own, moved = xp.tile(knots, len(distances)), xp.repeat(xp.array(distances, knots.dtype), len(knots))
@@ -341,7 +334,6 @@ class PolynomialFormulas(NoiseFormulas):
         return inner, self.source.score(inner) - self.source.score(inner - self.D)
 
     def pieces(self) -> Pieces:
-        """Return the pieces between the knots of f and of its shift."""
         noise, D, source, xp = self.noise, self.D, self.source, self.xp
         left, right, width = self.intervals()
         inner = inside(left, right, D)
@@ -360,7 +352,6 @@ class PolynomialFormulas(NoiseFormulas):
         return xp.where(pieces.width > 0, top, -np.inf).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        """Return the pieces of constant loss as outcomes, and those on which the loss varies."""
         pieces, source, D = self.pieces(), self.source, self.D
         xp = namespace(pieces.at)
         constant = (pieces.slope == 0) & (pieces.width > 0)
@@ -369,7 +360,6 @@ class PolynomialFormulas(NoiseFormulas):
         return join([PrivacyLossDistribution(p, q, pieces.loss, 0 * p), self._varying(pieces)])
 
     def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
-        """Return the ends within which pieces are integrated, and their number of panels."""
         return pieces.left, pieces.right, FEW
 
     def _varying(self, pieces: Pieces) -> PrivacyLossDistribution:
@@ -397,14 +387,12 @@ class PolynomialFormulas(NoiseFormulas):
 
 
 def _with_infinity(ends: Any) -> tuple[Any, Any]:
-    """Return the lower and the upper ends of the pieces of the whole line."""
     xp = namespace(ends)
     infinity = xp.full(1, np.inf, ends.dtype)
     return xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
 
 
 def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return the ends, where an infinite one is replaced by the other one."""
     xp = namespace(left)
     return xp.where(xp.isinf(left), right, left), xp.where(xp.isinf(right), left, right)
 
@@ -425,7 +413,6 @@ def inside(left: Real, right: Real, D: Real) -> RealArray:
 
 
 def _log(weight: Real) -> Real:
-    """Return the logarithm, and 0 where the weight is 0."""
     xp = namespace(weight)
     return xp.log(xp.where(weight > 0, weight, 1.0))
 
@@ -446,7 +433,6 @@ class ExponentialFormulas(PolynomialFormulas):
         fall, loss = xp.abs(pieces.slope), pieces.loss + xp.abs(pieces.slope) * offset
 
         def density(weight: Any, at: Any) -> tuple[Any, Any, Any]:
-            """Return the weight, the log density without it at the top, and its derivative in t."""
             score = source.score(at)
             return weight, source.log_prob(at) + score * (top - pieces.at), -side * score
 
@@ -569,7 +555,6 @@ class StepFormulas(PolynomialFormulas):
         return self.xp.concatenate(self._vectors(self.source.steps(self.periods), *self.noise.edges))
 
     def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
-        """Return those between the outermost knots."""
         left, right, width = super().intervals(distances)
         return left[1:-1], right[1:-1], width[1:-1]
 
@@ -577,7 +562,6 @@ class StepFormulas(PolynomialFormulas):
         return inner, 0.0 * inner
 
     def _masses(self, pieces: Pieces) -> tuple[Any, Any]:
-        """Return the masses of the pieces under p and under q."""
         xp, size = namespace(pieces.at), pieces.width * self.copies(pieces.at)
         p, q = (xp.exp(self.source.log_prob(at)) * size for at in (pieces.at, pieces.at - self.D))
         return pieces.weight_p * p, pieces.weight_q * q

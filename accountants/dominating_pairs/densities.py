@@ -53,13 +53,11 @@ class Piece:
     scale: Any
 
     def at(self, t: np.ndarray) -> np.ndarray:
-        """Return y at t."""
         with np.errstate(all="ignore"):
             rising, falling = self.left + self.scale * t / (1 - t), self.right - self.scale * (1 - t) / t
             return self._choose(rising, falling, self.left + (self.right - self.left) * t)
 
     def log_rate(self, t: np.ndarray) -> np.ndarray:
-        """Return log dy/dt."""
         with np.errstate(all="ignore"):
             rising, falling = np.log(self.scale) - 2 * np.log1p(-t), np.log(self.scale) - 2 * np.log(t)
             return self._choose(rising, falling, np.log(self.right - self.left) + 0 * t)
@@ -69,7 +67,6 @@ class Piece:
 
 
 def _pieces_of(knots: Sequence[float]) -> list[Piece]:
-    """Return the intervals between knots."""
     ends = np.asarray(knots, np.float64)
     if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
         raise ValueError(f"knots: {knots!r}; two or more increasing numbers are needed")
@@ -81,7 +78,6 @@ def _pieces_of(knots: Sequence[float]) -> list[Piece]:
 
 
 def _log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> np.ndarray:
-    """Return both log densities, as densities in t."""
     y, rate = piece.at(t), piece.log_rate(t)
     return np.stack([_checked(name, log_density, y) + rate for name, log_density in logs.items()])
 
@@ -133,7 +129,6 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
 
 
 def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the ends of the panels, cut at the turning points of the loss."""
 
     def loss(t: np.ndarray) -> np.ndarray:
         return log_ratio(*_log_densities(piece, logs, t))

@@ -85,7 +85,6 @@ class Atoms(DominatingPair):
 
 
 def _tolerance(dtype: np.dtype) -> float:
-    """Return how far a sum of probabilities may be from 1."""
     return max(1e-9, 64 * float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0)
 
 

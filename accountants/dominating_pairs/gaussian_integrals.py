@@ -56,7 +56,6 @@ def endless_gain(start: Any, a: Any) -> Any:
 
 
 def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> Any:
-    """Return an upper bound of the integral, from the masses of both densities."""
     xp = namespace(start, width, a, lead)
     kind = xp.finfo(xp.result_type(start, width, a, lead))
     steep = xp.minimum(a, _LARGE)
@@ -71,14 +70,12 @@ def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> An
 
 
 def _tail(start: Any) -> Any:
-    """Return the mass above the start."""
     xp = namespace(start)
     beyond = _STANDARD.tail(xp.abs(start))
     return xp.where(start < 0, 1 - beyond, beyond)
 
 
 def _mass(start: Any, width: Any) -> Any:
-    """Return the mass between the start and a point ``width`` further on."""
     xp = namespace(start, width)
     far = start + width
     across = (start < 0) & (far > 0)
@@ -89,7 +86,6 @@ def _mass(start: Any, width: Any) -> Any:
 
 
 def _mass_error(start: Any, width: Any, mass: Any) -> Any:
-    """Return a bound of the error of a mass."""
     return np.finfo(mass.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * mass
 
 
@@ -115,7 +111,6 @@ def _density(x: Any) -> Any:
 
 
 def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
-    """Return the function of the values, or 0 if none of them is needed."""
     xp = namespace(needed, *values)
     values = xp.broadcast_arrays(needed, *values)[1:]
     if xp is jnp:

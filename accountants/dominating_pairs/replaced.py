@@ -169,29 +169,23 @@ class ReplacedNoise(ReplacedBounded):
 
     @property
     def noise(self) -> Distribution:
-        """Return the distribution with density f."""
         return self.pair.noise
 
     @property
     def distance(self) -> Any:
-        """Return the distance by which a record moves f."""
         return namespace(self.pair.shift).abs(self.pair.shift)
 
     @property
     def rounds_up(self) -> bool:  # type: ignore[override]
-        """Return whether the noise is Gaussian without edges."""
         return self.pair.rounds_up and not len(self.noise.edges)
 
     def log_p(self, y: Real) -> Any:
-        """Return the log density of p."""
         return self._mixed(y, self.distance)
 
     def log_q(self, y: Real) -> Any:
-        """Return the log density of q."""
         return self._mixed(y, -self.distance)
 
     def _mixed(self, y: Real, shift: Any) -> Any:
-        """Return log of (1 - r) f + r f(. - shift)."""
         logs = self.noise.log_prob(y), self.noise.log_prob(y - shift)
         xp = namespace(*logs, self.rate)
         top = without_derivative(xp.maximum(*logs))
@@ -199,7 +193,6 @@ class ReplacedNoise(ReplacedBounded):
         return top + log_or_never((1 - self.rate) * xp.exp(logs[0] - top) + self.rate * xp.exp(logs[1] - top))
 
     def loss(self, y: Real) -> Any:
-        """Return log p/q, and 0 where both are 0."""
         return log_ratio(self.log_p(y), self.log_q(y))
 
     def hockey_stick(self) -> Curve:
@@ -400,7 +393,6 @@ def _exponentials(densities: ReplacedNoise, formulas: ExponentialFormulas) -> Cu
             growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
 
             def excess(s: Any) -> tuple[Any, Any]:
-                """Return the log ratio at s, and its derivative."""
                 free, own, other = (logs[i] + slopes[i] * s for i in range(3))
                 free, other = growth + free, eps + other
                 both = xp.logaddexp(free, other)

@@ -42,12 +42,10 @@ class WindowedPair(DominatingPair):
 
     @property
     def level(self) -> Any:
-        """Return y, the height of the base at its peak."""
         return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
     @property
     def height(self) -> Any:
-        """Return k, the peak of the window."""
         return self.relative_height * self.level
 
     def hockey_stick(self) -> Curve:
@@ -78,7 +76,6 @@ class WindowedPair(DominatingPair):
         return join([own, other.mirrored()])
 
     def _pieces(self, side: Side) -> PrivacyLossDistribution:
-        """Return the pieces between the knots of both densities, on one side."""
         known = None not in (self.window.steepness, self.base.steepness)
         return PrivacyLossDistribution.of_pieces(
             SmoothPieces(
@@ -92,7 +89,6 @@ class WindowedPair(DominatingPair):
         )
 
     def _steepness(self, left: np.ndarray, *_: Any) -> np.ndarray:
-        """Return the steepness of the window or of the base, whichever is larger."""
         window: Any = self.window.steepness
         return 0 * left + max(window / float(self.width), self.base.steepness)
 
@@ -144,17 +140,14 @@ class Side(NamedTuple):
         return self._density(e, e, inside)
 
     def q(self, e: Any, inside: Any) -> Any:
-        """Return the density of q at e."""
         return self._density(e, e - self.apart, inside)
 
     def loss(self, e: Any, in_p: Any, in_q: Any) -> Any:
-        """Return log p/q at e."""
         ratio = self.p(e, in_p) / self.q(e, in_q)
         return namespace(ratio).log(ratio)
 
     @property
     def densities(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """Return both densities, each with whether its window covers the pieces."""
         return (self.p, self.in_p), (self.q, self.in_q)
 
     def _density(self, e: Any, in_window: Any, inside: Any) -> Any:
@@ -274,7 +267,6 @@ def _monotone_runs(side: Side) -> _Runs:
 
 
 def _cut_at_turns(side: Side, cells: int) -> Any:
-    """Return (left, right, number of the piece) of pieces of plain numbers, cut at the turning points of the loss."""
     some = np.flatnonzero(side.right > side.left)
     left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
@@ -372,7 +364,6 @@ def _gap(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
 
 
 def _newton_step(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
-    """Return the gap over its derivative in the share; JAX numbers only."""
 
     def gap(share: Any) -> Any:
         return _gap(side, run, share, eps)

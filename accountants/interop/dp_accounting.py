@@ -193,7 +193,6 @@ def to_dp_event(
 
 
 def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
-    """Return the event of one self-composed mechanism of a guarantee."""
     pair, *others = part.pairs
     replaced = relation is Relation.REPLACE_ONE
     if part.sampling_rate is not None and replaced != (part.neighbours == "replace"):
@@ -241,7 +240,6 @@ class _AccountedRelease:
     rate: float | None = None
 
     def guarantee(self, relation: Relation) -> accountants.Guarantee:
-        """Return the guarantee of one release."""
         replaced = relation is Relation.REPLACE_ONE
         distance = 2.0 if replaced and self.rate is None else 1.0
         if self.kind in ("gaussian", "laplace"):
@@ -271,7 +269,6 @@ class _AccountedRelease:
         return np.array([1 - (buckets - 1) * low, (buckets - 1) * low]), np.array([1 / buckets, 1 - 1 / buckets])
 
     def pure_levels(self, relation: Relation) -> tuple[float, float]:
-        """Return the largest privacy losses of the pair and of its mirror."""
         if self.kind in ("gaussian", "mixture", "zcdp"):
             return math.inf, math.inf
         if self.kind == "laplace":

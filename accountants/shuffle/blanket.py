@@ -63,7 +63,6 @@ class Blanket:
     gamma: Any  # The probability of a draw of omega.
 
     def losses(self, epsilon: Any) -> Any:
-        """Return L = p - e^eps q."""
         return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
 
     @property

@@ -49,7 +49,6 @@ class LossSum:
     slack: float  # A bound of the error of every value.
 
     def plus(self, other: LossSum) -> LossSum:
-        """Return the distribution of the sum of two independent sums."""
         value = (self.value[:, None] + other.value).ravel()
         slack = self.slack + other.slack + _VALUE * float(np.abs(value).max())
         mass = (self.mass[:, None] * other.mass).ravel()
@@ -124,7 +123,6 @@ def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
 
 
 def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """Return the grid points below, the first of them, and the number of points."""
     k = np.floor(place).astype(np.int64)
     size = int(k[-1] - k[0]) + 2
     if size > _CELLS:
@@ -188,7 +186,6 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
 
 
 def _bound(one: LossSum, n: int, side: int) -> float:
-    """Return a bound of E[(L_1 + ... + L_M)_+] from above (side 1) or from below (-1)."""
     if one.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
         return max(n * (float(one.value.max()) + one.slack), 0.0) if side > 0 else 0.0
     parts = _parts(one, n)

@@ -64,7 +64,6 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
 
 
 def _integral(blanket: Blanket, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Real, Real]:
-    """Return (the integral of exp(K(s) - K(c))/s^2, an estimate of its error)."""
     xp, (count, end) = namespace(L, n, c), size
     step, halves = end / count, np.r_[0.5, np.ones(count)]
     v, halves = like(np.linspace(0.0, end, count + 1), c), like(halves, c)
@@ -257,7 +256,6 @@ class ShuffleEstimate:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """Return the method for every blanket: "enumeration", "integral" or "grid"."""
         return tuple(self._method(blanket) for blanket in self.blankets)
 
     def _method(self, blanket: Blanket) -> str:

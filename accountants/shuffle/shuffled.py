@@ -263,7 +263,6 @@ def _wide(value: Any) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def _traced(what: str, blankets: tuple[Blanket, ...], n: Real, at: Any, level: Any) -> Any:
-    """Return the largest delta at eps, or eps at delta, of the blankets."""
 
     def largest(at: Any) -> Any:
         if what == "epsilon":

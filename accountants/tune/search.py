@@ -92,7 +92,6 @@ _QUICK_COMPILING = (
 
 @cache
 def _compiler_options() -> dict[str, Any]:
-    """Return the options of ``_QUICK_COMPILING`` that the compiler knows."""
     for options in _QUICK_COMPILING:
         try:
             jax.jit(lambda: 0.0, compiler_options=options)()

@@ -251,7 +251,6 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, searc
 
 
 def _determined(family: Family, objective: Objective) -> Result:
-    """Return the result of a family without free parameters."""
     mechanism = family.release({})
     value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
     return _result(family, objective, {}, mechanism, Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1))
@@ -305,14 +304,12 @@ def _certified(
 
 
 def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return floats, and tuples of floats for vectors."""
     return {
         name: float(value) if np.ndim(value) == 0 else tuple(map(float, value)) for name, value in parameters.items()
     }
 
 
 def _check_reached(result: Result, at_least: float | None, at_most: float | None) -> None:
-    """Refuse a value that is not good enough, naming it."""
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
         if limit is None:
             continue

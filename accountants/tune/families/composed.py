@@ -171,7 +171,6 @@ class Composed(Family):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return what ``calibrate.composed`` takes."""
         return {"count": self.count, "epsilon": self.epsilon, "delta": self.delta, "rate": self.rate}
 
     @property
@@ -213,7 +212,6 @@ class Composed(Family):
         return self._one(free, lambda target, free: target.inner.composed_release(target, free, spent))
 
     def _one(self, free: dict[str, Any], make: Callable[[Composed, dict[str, Any]], Any]) -> Member:
-        """Return the release that is made at a known rate, on a sample if the rate is free."""
         if not isinstance(self.rate, FreeRate):
             return make(self, free)
         p = free["rate"]
@@ -221,14 +219,12 @@ class Composed(Family):
         return Subsampled(make(self.at(p), others), p, self.rate.error(p), None)
 
     def guarantee(self, mechanism: Any) -> Guarantee:
-        """Return the guarantee of T releases of a mechanism."""
         if isinstance(mechanism, Subsampled):
             return self.at(mechanism.rate).guarantee(mechanism.mechanism)
         one = guarantee(mechanism)
         return (one if self.rate is None else one.subsample(self.rate)).repeat(self.count)
 
     def estimated(self, mechanism: Any) -> Guarantee:
-        """Return the same at a known rate, traceable."""
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)

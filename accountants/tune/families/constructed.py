@@ -113,14 +113,12 @@ class Scaled(ComposableFamily):
 
     @property
     def target(self) -> dict[str, Any]:
-        """Return the budget as ``calibrate`` takes it."""
         return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
     def on_unit(self) -> tuple[Any, Any, Any]:
         return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def shape(self, free: dict[str, Any]) -> Any:
-        """Return the noise up to its scale."""
         return self.kernel
 
     @property
@@ -229,7 +227,6 @@ def _check_numbers(name: str, value: Any) -> None:
 
 
 def _with_plain_ends(name: str, domain: Any) -> Domain:
-    """Return the domain with floats as ends, which can be compared where a search is compiled."""
     if not isinstance(domain, Domain):
         raise TypeError(f"free: {name} = {domain!r} is no Domain, such as Between(0.0, 1.0)")
     return jax.tree.map(partial(checks.number, f"free: an end of {name}"), domain)

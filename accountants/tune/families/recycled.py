@@ -258,11 +258,9 @@ class SampledRecycled(Family):
         return Subsampled(made, p, self.rate.error(p), None)
 
     def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
-        """Return (epsilon, delta, sensitivity) of the estimate from a sample of rate p."""
         return *subsampling.on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
 
     def _drawn(self, scale: Real, p: Any) -> Distribution:
-        """Return the kernel on a sample of rate p."""
         eps, delta, D = self.on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
