@@ -692,7 +692,7 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
 
     In each piece a zoom finds the share of the way from knot to knot with the largest value. At a knot the share is
     held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second derivatives
-    of the maximum need. Functions of many short pieces, such as tables, are evaluated only at ends and middles of pieces.
+    of the maximum need. If there are many pieces, as of tables, their ends and middles are evaluated alone.
     """
     parameters, knots = promote(parameters, knots)
     pieces = knots.size - 1

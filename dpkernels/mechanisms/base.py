@@ -48,7 +48,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Return the log likelihood of report ``y``: log ``mass`` at an atom, log ``pdf`` elsewhere; -inf if impossible."""
+        """Return the log likelihood of report ``y``: log ``mass`` at an atom, else log ``pdf``; -inf if impossible."""
 
     @abc.abstractmethod
     def variance(self, x: Real) -> Real:

@@ -311,7 +311,7 @@ class Grids:
         """Return the profiles of most value for every report and every row r_1, and their values.
 
         The value of a profile f is f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, with one price of ``at_base`` a
-        report and ``at_steps`` of shape (n - 1, reports). Dynamic programming finds the best steps from the outermost in.
+        report and ``at_steps`` of shape (n - 1, reports). Dynamic programming finds the best steps, outermost first.
         """
         i, none = np.arange(self.rows)[:, None], np.zeros((1, len(at_base)))
         right = np.concatenate([-at_steps, none]) - at_base * (i < self.base)
