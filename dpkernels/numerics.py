@@ -123,10 +123,8 @@ _NDTRI_CENTRAL, _NDTRI_TAIL = np.array(
 
 @jax.custom_jvp
 def _ndtri_float32(u: Real) -> Real:
-    """Return (u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w).
-
-    As Giles 2010, "Approximating the erfinv function". Of u rather than 2 u - 1, w keeps its digits in the lower tail.
-    """
+    """Return (u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w)."""
+    # As Giles 2010, "Approximating the erfinv function"; w of u, not of 2 u - 1, keeps its digits in the lower tail.
     w = -jnp.log(4 * u * (1 - u))
     root, central = jnp.sqrt(w), w < 6.5
     t = jnp.where(central, w - 3, 1 / root - 0.25)
@@ -240,11 +238,7 @@ def log1p_over(rate: Real, q: Real) -> Real:
 
 
 def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real:
-    """Return the integral of (start + s)^power exp(-rate s) over [0, width], power 0, 1 or 2.
-
-    The rate may be 0, or the width infinite. Where rate * width is small the closed forms of powers 1 and 2 cancel;
-    there 16-point Gauss-Legendre is exact to the last digits.
-    """
+    """Return the integral of (start + s)^power exp(-rate s) over [0, width]; the rate may be 0, the width infinite."""
     xp = namespace(rate, width)
     if power == 0:
         endless = xp.isinf(width)
@@ -253,6 +247,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
         flat = (y < 1e-8) & ~endless
         decay = xp.where(endless, 1.0, -xp.expm1(-y))
         return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
+    # Where rate * width is small the closed forms cancel; there Gauss-Legendre is exact to the last digits.
     small = rate * width < 1.0
     r, w = xp.where(small, 1.0, rate), xp.where(small, 1.0, width)
     endless = xp.isinf(w)

@@ -184,12 +184,10 @@ def invert_smooth(
 
 
 def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndarray:
-    """Return where a falling function of plain numbers is 0 between two ends, to rounding; elementwise.
-
-    By the Illinois method: secants of a bracket, of which an end that stays twice counts for half.
-    """
+    """Return the root of a falling function of plain numbers, >= 0 at ``low`` and <= 0 at ``high``; elementwise."""
     low, high = (np.array(end, np.float64) for end in np.broadcast_arrays(low, high))
     above_low, below_high = function(low), function(high)
+    # The Illinois method: secants of a bracket, of which an end that stays twice counts for half.
     last = np.zeros(low.shape, int)
     for _ in range(_SECANTS):
         fall = above_low - below_high
@@ -301,7 +299,8 @@ def _root_near(
 def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Any:
     """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none; low > 0.
 
-    JAX numbers: Newton's method. Plain numbers: at most 0 as computed; ``rtol`` as in ``root``.
+    JAX numbers are searched by Newton's method. Of plain numbers the function is at most 0 as computed; ``rtol`` is
+    that of ``root``.
     """
     parameters, low, high = promote(parameters, low, high)
     if namespace(low) is not np:
@@ -551,10 +550,7 @@ def minimum(
 
 
 def bounded_minimum(function: Callable[[float], float], low: float, high: float, xatol: float) -> tuple[float, float]:
-    """Return (x, value) where a smooth function of plain numbers with one minimum on [low, high] is lowest.
-
-    SciPy's bounded Brent method stops within about ``xatol`` or 1.5e-8 of x, whichever is more.
-    """
+    """Return (x, value) where a smooth function of plain numbers is lowest; x to about ``xatol`` and at best 1.5e-8."""
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
     found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": xatol})
@@ -597,7 +593,6 @@ class _DampedNewton(_Method):
             return (count < _DAMPED_STEPS) & (step > tolerance**0.75)
 
         def improve(state: Any) -> Any:
-            """Evaluate the next trial; of the first one nothing is known but its place."""
             count, x, _, damping, before = state
             value, gradient, hessian = before
             free = _is_free(x, gradient, low, high)

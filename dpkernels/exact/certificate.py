@@ -137,11 +137,9 @@ class BoundedTable(abc.ABC):
         return rational(self.ends[0]) + self.gap * s
 
     def row_mean(self, s: int) -> Fraction:
-        """Return the exact mean of row s, from the integers alone."""
         return self.middle + self.step * self.row_moments(s)[0] / (2 * self.total)
 
     def row_variance(self, s: int) -> Fraction:
-        """Return the exact variance of row s."""
         first, second = (Fraction(moment, self.total) for moment in self.row_moments(s))
         return (second - first**2) * self.step**2 / 4
 
@@ -374,12 +372,10 @@ class BoundedCertificate(Certificate):
 
 
 def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
-    """Return a rational at most e^epsilon, within 2^-120 of it relatively; a float is read as the decimal it prints as.
-
-    Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
-    """
+    """Return a rational at most e^epsilon, within 2^-120 of it relatively; a float stands for its printed decimal."""
     eps, unit = rational(epsilon) if isinstance(epsilon, float) else Fraction(epsilon), 1 << 160
     value = unit
+    # Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
     for n in range(int(4 * eps) + 80, 0, -1):
         value = unit + value * eps.numerator // (eps.denominator * n)
     return Fraction(value, unit)

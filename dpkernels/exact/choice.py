@@ -162,10 +162,8 @@ def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Int
 
 
 def exp_minus(x: Fraction, bits: int) -> Interval:
-    """Return integers that bracket 2^bits e^-x for x >= 0, a few units apart.
-
-    Horner's rule for e^x, rounded down and up; beyond N >= 2x terms a Taylor sum is at most twice its first one.
-    """
+    """Return integers that bracket 2^bits e^-x for x >= 0, a few units apart, by Horner's rule rounded down and up."""
+    # Beyond N >= 2x terms a Taylor sum of e^x is at most twice its first one.
     unit = 1 << (bits + 2 * math.ceil(x) + 8)
     low, high = unit, 2 * unit
     for n in range(4 * math.ceil(x) + bits + 32, 0, -1):

@@ -136,10 +136,8 @@ def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
 
 
 def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
-    """Return delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
-
-    For unimodal weights the largest shift is the worst. Shifts beyond the table's length have the same delta.
-    """
+    """Return delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells, exactly."""
+    # Shifts beyond the table's length have the same delta. For unimodal weights the largest shift is the worst.
     shift = min(shift, table.codes)
     shifts = [shift] if table.is_unimodal else range(1, shift + 1)
     worst = max(excess(table.outcomes, sign * s, ratio) for s in shifts for sign in (1, -1))
@@ -309,17 +307,15 @@ class ExactNoise(ExactSampler):
         return (position.astype(np.float64) * float(self.table.bin_width)).astype(x.dtype, copy=False)
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
-        """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly.
-
-        x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers. Division
-        is faster without signs, so a multiple of M is added and taken off again.
-        """
+        """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
         table, most = self.table, 1 << 62
         xp = namespace(x)
+        # x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers.
         doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grid_log2))
         # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
         doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
         r = rounding.astype(np.uint64) * np.uint64(table.points_per_bin) >> np.uint64(32)
+        # Division is faster without signs, so a multiple of M is added and taken off again.
         ahead = most // table.points_per_bin
         shifted = (((doubled + 1) >> 1) + ahead * table.points_per_bin).astype(np.uint64) + r
         return (shifted // np.uint64(table.points_per_bin)).astype(np.int64) - ahead
@@ -435,19 +431,15 @@ def _quantiles(noise: Distribution, bits: int) -> tuple[float, float]:
 
 
 def table_ends(noise: Distribution, sensitivity: float, bits: int = BITS) -> tuple[float, float]:
-    """Return the ends of the support, or points D beyond those where the remaining mass is below a code's unit.
-
-    A code without a partner D further out would count in delta; this way only codes of one unit have none.
-    """
+    """Return the ends of the support, or points D beyond those where the remaining mass is below a code's unit."""
     (low, high), (first, last) = (float(end) for end in noise.support), _quantiles(noise, bits)
+    # A code without a partner D further out would count in delta; this way only codes of one unit have none.
     return max(low, first - sensitivity), min(high, last + sensitivity)
 
 
 def _masses(noise: Distribution, edges: np.ndarray, bin_width: float) -> np.ndarray:
-    """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
-
-    Edges are in cells, so that whole ones are exactly alike: a step of e^eps leaves no room for other differences.
-    """
+    """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots."""
+    # In cells whole edges are exactly alike: a step of e^eps leaves no room for other differences.
     cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
     widths = np.diff(points)

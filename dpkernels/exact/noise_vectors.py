@@ -144,10 +144,7 @@ class VectorClaim:
         return cls(**given)
 
     def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
-        """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
-
-        Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
-        """
+        """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma."""
         d, D, root = Fraction(self.dimensions), Fraction(self.sensitivity), root_up(Fraction(self.dimensions))
         together = d if self.sigma is None else root
         if self.norm == "linf" and self.lattice:
@@ -155,6 +152,7 @@ class VectorClaim:
         if self.norm == "linf":
             return together * math.ceil(Fraction(math.ceil(D / bin_width * points_per_bin), points_per_bin))
         length = D / bin_width * (root if self.norm == "l2" and self.sigma is None else 1)
+        # Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
         cells = length + (0 if self.lattice else together)
         return Fraction(math.floor(cells)) if self.sigma is None else cells
 
@@ -238,10 +236,7 @@ def _any_noise(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fracti
 
 
 def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """Return an upper bound of the Gaussian delta, mu = shift / sigma, plus the distance terms.
-
-    The bound is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps).
-    """
+    """Return an upper bound of Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps)."""
     sigma, eps = Fraction(claim.sigma or 0), rational(claim.epsilon)
     mu = shift / sigma
     first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
@@ -250,10 +245,7 @@ def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
 
 
 def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
-    """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian.
-
-    It is the sum of the positive differences; cells beyond the table only have negative ones.
-    """
+    """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian."""
     far = max(-table.first, table.last) + 1
     if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):
         raise CertificateError(
@@ -262,6 +254,7 @@ def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
         )
     masses, error = cell_masses(sigma, far)
     unit = FIXED_BITS - table.bits
+    # The sum of the positive differences; cells beyond the table only have negative ones.
     over = sum(max(0, (w << unit) - masses[abs(table.first + j)]) for j, w in enumerate(table.outcomes))
     return Fraction(over, 1 << FIXED_BITS) + 2 * error
 

@@ -89,10 +89,6 @@ class RowTable(BoundedTable):
 
     @cached_property
     def worst_variance(self) -> Fraction:
-        """Return the largest variance over valid inputs.
-
-        At the share f between rows of variances A and B it is  (1 - f) A + f B + f (1 - f) gap^2.
-        """
         variances = [self.row_variance(s) for s in range(self.rows)]
         squared, largest = self.gap**2, Fraction(0)
         begin, end = ((rational(x) - rational(self.first)) / self.gap for x in (self.lower, self.upper))
@@ -180,10 +176,7 @@ class ExactRows(BoundedSampler):
 
 
 def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., RealArray]]:
-    """Return two samplers with the same output: by separate look-ups, and by look-ups of triples.
-
-    The second is faster on a GPU, where each look-up is a pass through memory, the first on a CPU.
-    """
+    """Return two samplers with the same output: by separate look-ups, and by look-ups of triples."""
     rows = row_columns(table)
     log_columns, packed = rows[0].log_columns, np.concatenate([columns.packed for columns in rows])
     outcomes = alias_kernel(AliasColumns(packed, log_columns, table.bits))
@@ -194,6 +187,7 @@ def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., Re
     others = np.concatenate([places[columns.alias] for columns in rows])
     triples = np.stack([part.astype(word) for part in (packed, np.tile(places, len(rows)), others)], -1)
 
+    # Faster on a CPU; triples are on a GPU, where each look-up is a pass through memory.
     def by_column(r: RealArray, row: RealArray) -> RealArray:
         return take(places, outcomes(r, row))
 
@@ -238,10 +232,7 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
 
 
 def outer_ends(lower: float, upper: float, reach: Fraction) -> tuple[float, float]:
-    """Return floats outside of the interval and at least ``reach`` from its middle: the inputs of the outermost rows.
-
-    Rows are never nearer to each other than intended.
-    """
+    """Return floats outside the interval, at least ``reach`` from its middle: rows are never nearer than intended."""
     middle = (rational(lower) + rational(upper)) / 2
     first, last = float(middle - reach), float(middle + reach)
     if first > middle - reach:
@@ -383,16 +374,13 @@ def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTabl
 
 
 def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
-    """Return weights of a code outside the window and on each step inwards, for the highest core that fits.
-
-    Every weight is that of the step inwards over e^eps, rounded up: so no ratio is above e^eps, and far steps that the
-    total is too coarse for share its unit.
-    """
+    """Return weights of a code outside the window and on each step inwards, for the highest core that fits."""
     E = exp_lower_bound(float(epsilon))
 
     def levels(core: int) -> list[int]:
         made = [core]
         for _ in counts[1:]:
+            # Rounded up: so no ratio is above e^eps, and far steps that the total is too coarse for share its unit.
             made.append(math.ceil(made[-1] / E))
         return made[::-1]
 

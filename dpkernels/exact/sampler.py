@@ -138,11 +138,9 @@ class BoundedSampler(ExactSampler):
 
 
 def order_keys(x: Any) -> Any:
-    """Return integers in the order of the floats x; the key of -0 is one below that of 0, NaN is beyond the infinities.
-
-    Comparisons of keys are exact also on a processor that reads subnormal numbers as 0.
-    """
+    """Return integers in the order of the floats x; -0 is one below 0, NaN is beyond the infinities."""
     bits = x.view(np.dtype(f"int{8 * x.dtype.itemsize}"))
+    # Comparisons of keys are exact also on a processor that reads subnormal numbers as 0.
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
@@ -151,14 +149,10 @@ def order_keys(x: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class AliasColumns:
-    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c].
+    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c]."""
 
-    Of 2^log_columns columns every one has a packed entry of ``bits`` bits, as many as a word: its threshold and, in the
-    last ``log_columns`` bits, its alias.
-    """
-
-    packed: np.ndarray
-    log_columns: int
+    packed: np.ndarray  # A column's threshold and, in the last ``log_columns`` bits, its alias: as many bits as a word.
+    log_columns: int  # log2 of their number.
     bits: int
 
     @property
@@ -213,11 +207,7 @@ def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
 
 
 def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
-    """Return the sampler of columns: random word -> outcome, int32; of tables one after the other, (word, table).
-
-    With the word's column bits shifted out and ones in their place, it is below the packed entry exactly where its low
-    bits are below the threshold, whatever the alias.
-    """
+    """Return the sampler of columns: random word -> outcome, int32; of tables one after the other, (word, table)."""
     word = columns.packed.dtype.type
     log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
     ones = word((1 << columns.log_columns) - 1)
@@ -226,6 +216,7 @@ def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
         column = (r >> shift).astype(np.int32)
         at = column if table is None else (table << np.int32(columns.log_columns)) + column
         entry = take(columns.packed, at)
+        # With ones for its column bits, the word is below the entry exactly where its low bits are below the threshold.
         return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
 
     return outcomes
@@ -270,15 +261,13 @@ def negligible(shifts: int, first: float, last: float) -> float:
 
 
 def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]:
-    """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| below 2^24.
-
-    Half the step is a sum of two numbers of 29 bits, so products are exact, and fusing them with sums changes nothing.
-    """
+    """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
 
     def short(number: Fraction) -> float:
         mantissa, exponent = math.frexp(float(number))
         return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
 
+    # Half the step is a sum of two numbers of 29 bits, so products are exact, fused with the sums or not.
     half, centre = step / 2, float(middle)
     coarse = short(half)
     fine = short(half - Fraction(coarse))

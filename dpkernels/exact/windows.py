@@ -336,7 +336,6 @@ def _tiers(
     """Yield groups of candidate tables, the cheapest to sample first."""
 
     def fits(table: WindowTable) -> bool:
-        """Return whether a table has enough rows, and a window as high as the mechanism's."""
         height = float(table.window.max() / table.base.max()) / mechanism.relative_height
         return codes is not None or (table.shifts >= _FEWEST_ROWS and height >= 1 - _HEIGHT_TOLERANCE)
 

@@ -227,11 +227,11 @@ def _best_core(steps: int, *given: Any) -> CentralPiecewise:
 def _published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> Any:
     """Return r for b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, m = s - 1.
 
-    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps). The code solves for z e^(-m eps) to avoid
-    overflow.
+    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps).
     """
     m, d = steps - 1, 2 * sensitivity / (upper - lower)
     f = elementary(epsilon, d)
+    # Solve for z e^(-m eps) to avoid overflow.
     A = d * f.expm1(-m * epsilon) / f.expm1(-epsilon)
     B = (1 + m * d) * f.exp((1 - m) * epsilon)
     eps_over_b = (m + 4) / (m + 3) * (m * epsilon + f.log((A + f.sqrt(A**2 + 4 * B)) / 2))

@@ -102,7 +102,7 @@ class Multivariate:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
 
         It is the log of the mean, over the d runs, of the product of the likelihoods of the run's coordinates; a run
-        counts as 0 if a coordinate outside it is not the middle. A coordinate of a run may report the middle too.
+        counts as 0 if a coordinate outside it is not the middle.
         """
         for name, value in (("y", y), ("x", x)):
             check_shape(self, np.shape(value), name)

@@ -105,9 +105,9 @@ def piecewise_triangle(
 ) -> Windowed:
     """Return the type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
-    Its height is the published one, k = y (e^eps - 1). ``composite("triangle")`` may choose a larger one: for wide
-    windows (m > 4/3), which cover the middle for every input, the pointwise condition allows more.
-    Arguments are those of ``piecewise``.
+    Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1). For wide windows
+    (m > 4/3), which cover the middle for every input, ``composite("triangle")`` may choose a larger one, because the
+    pointwise condition allows more.
     """
     given: dict[str, Any] = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
     return composite("triangle", width=_width(eta), condition="sup_inf", **given)

@@ -139,15 +139,11 @@ def merged_laplace(
 def truncated_gaussian(
     *, sigma: float, delta: float, sensitivity: float = 1.0, epsilon: float | None = None, bound: float | None = None
 ) -> Additive:
-    """Return Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
+    """Return Gaussian noise of sigma s in [1e-140, 1e140], truncated to [-T, T] (Cesar & Rogers 2021).
 
-    Args:
-        sigma: s, in [1e-140, 1e140].
-        delta: the probability of an infinite privacy loss (infinity mass), in (0, 1). It sets T by
-            delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10).
-        sensitivity: D.
-        epsilon: a budget to claim, with delta as the total.
-        bound: T itself, instead; positive.
+    Delta, in (0, 1), is the probability of an infinite privacy loss (infinity mass). It sets T by
+    delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10), unless ``bound``, which is positive, gives T
+    itself. An epsilon is a budget to claim, with delta as the total.
     """
     checks.sensitivity(sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
@@ -198,16 +194,10 @@ def budget_recycled(
 ) -> Additive:
     """Return budget-recycled noise (Jiang 2024): a kernel's draw beyond theta is redrawn with probability q.
 
-    f(z) = K(z) w(z) / (1 - q P(|Z| > theta)), w = 1 on [-theta, theta] and 1 - q outside. ``noise.acceptance`` is
-    P(|Z| <= theta). Its guarantee differs from the kernel's: ``accountants.delta`` computes the exact one.
-
-    Args:
-        kernel: the distribution of a draw, such as ``Gaussian(sigma=2.0)``; it needs a density.
-        theta: tolerated error, positive.
-        q: probability of a redraw, in [0, 1).
-        sensitivity: D of a claim, with epsilon and delta.
-        epsilon: of the claim.
-        delta: of the claim.
+    f(z) = K(z) w(z) / (1 - q P(|Z| > theta)), w = 1 on [-theta, theta] and 1 - q outside. The kernel, such as
+    ``Gaussian(sigma=2.0)``, needs a density; theta, the tolerated error, is positive, and q is in [0, 1).
+    ``noise.acceptance`` is P(|Z| <= theta). The guarantee differs from the kernel's: ``accountants.delta`` computes the
+    exact one. Sensitivity, epsilon and delta make a claim.
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
@@ -220,13 +210,9 @@ def budget_recycled(
 def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
     """Return Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
-    The claim has delta = 1e-15, for the truncation of the grid where probabilities fall below 2^-66.
-
-    Args:
-        epsilon: the budget, in [0.01, 20].
-        sensitivity: D, which is rounded up to a multiple of the step.
-        step: the distance of grid points, of which the noise has at most 2^20.
-        reach: the largest k. The default is a discrete choice: give k if JAX traces an argument.
+    D, the sensitivity, is rounded up to a multiple of the step. Epsilon is in [0.01, 20]. The noise has at most 2^20
+    points. The default ``reach``, the largest k, is a discrete choice: give it if JAX traces an argument. The claim has
+    delta = 1e-15, for the truncation of the grid where probabilities fall below 2^-66.
     """
     _check(epsilon, sensitivity)
     noise = DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step, reach or 0)
@@ -266,9 +252,9 @@ def discrete_gaussian(
 ) -> Additive:
     """Return Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
-    P(k step) is proportional to exp(-(k step)^2 / (2 s^2)). ``accountants.delta`` computes its guarantee. The default
-    reach, where probabilities fall below 2^-66, is a discrete choice: give it if JAX traces an argument. Sigma is in
-    [1e-140, 1e140], and the noise has at most 2^20 points.
+    P(k step) is proportional to exp(-(k step)^2 / (2 s^2)), with sigma in [1e-140, 1e140]; the noise has at most 2^20
+    points. ``accountants.delta`` computes its guarantee. The default reach, where probabilities fall below 2^-66, is a
+    discrete choice: give it if JAX traces an argument.
     """
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 

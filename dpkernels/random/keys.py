@@ -19,8 +19,7 @@ from dpkernels.random import chacha, host
 def os_key() -> Array:
     """Return a fresh typed ChaCha20 key: 256 bits from the operating system.
 
-    Keys are not cached, so a forked process never repeats its parent's keys. Never print or log a key, because its repr
-    in JAX contains the key's words.
+    A forked process never repeats its parent's keys. Never print or log a key: its repr in JAX contains its words.
     """
     return key_from_bytes(os.urandom(32))
 
@@ -61,11 +60,9 @@ def check_key(key: Array) -> None:
 
 
 def check_release_key(key: Array) -> None:
-    """Refuse a key that is not fit for a release, with a TypeError; it may be traced.
-
-    ``jax.random.key(seed)`` has 2^32 seeds, all of which can be tried in minutes.
-    """
+    """Refuse a key that is not fit for a release, with a TypeError; it may be traced."""
     check_key(key)
+    # ``jax.random.key(seed)`` has 2^32 seeds, all of which can be tried in minutes.
     if family(key) != "chacha20":
         raise TypeError(
             f"key: a release needs a 256-bit ChaCha20 key, not {family(key)}; "
@@ -89,8 +86,7 @@ def column_words(name: Hashable) -> tuple[int, ...]:
     """Return the eight 32-bit words that are folded into a table's key to make the key of a column.
 
     They are the SHA-256 hash of a label and the encoded name, so two columns have the same words only if they have the
-    same name. ``docs/exact.md`` gives the argument. The columns of pandas are named by strings, integers and tuples of
-    these. Names that are equal must have one encoding, and 1.0 and True equal 1: other types are a TypeError.
+    same name. ``docs/exact.md`` gives the argument.
     """
     digest = hashlib.sha256(b"dpkernels column name\0" + _encoded(name)).digest()
     return tuple(int(word) for word in np.frombuffer(digest, "<u4"))
@@ -98,6 +94,7 @@ def column_words(name: Hashable) -> tuple[int, ...]:
 
 def _encoded(name: Hashable) -> bytes:
     """Return an injective encoding: a letter for the type, and in tuples the length of every part."""
+    # Names that are equal must have one encoding, and 1.0 and True equal 1: other types are a TypeError.
     if isinstance(name, str):
         return b"s" + name.encode("utf-8", errors="surrogatepass")
     if isinstance(name, int | np.integer) and not isinstance(name, bool):

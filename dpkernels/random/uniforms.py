@@ -1,8 +1,7 @@
 """Uniform numbers in the open interval (0, 1) by position: what float samplers draw from.
 
-The words are those of ChaCha20 (``chacha``) or of Threefry-2x32, the fast generator for simulation. Its 20 rounds are
-unrolled here, so that XLA fuses them with their consumer; jax lowers its own with rolled loops on the CPU. The words
-equal those of ``jax.random.bits`` under jax's default (partitionable) threefry.
+The words are those of ChaCha20 (``chacha``) or of Threefry-2x32, the fast generator for simulation; they equal those
+of ``jax.random.bits`` under jax's default (partitionable) threefry.
 """
 
 from __future__ import annotations

@@ -118,11 +118,7 @@ class Windowed(Bounded):
         return self.middle + xp.where(u < S1, in_window, in_base) * (1 / self.scale)
 
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
-        """Return the report below the window, inside it or above it; the masses of the three cases are known.
-
-        The mirror image of a report above the window's middle is one below, so half of the window is to be inverted.
-        Positions are distances d from the near end of [-1, 1], where v = d - 1.
-        """
+        """Return the report below the window, inside it or above it; the masses of the three cases are known."""
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
         up_to_middle = base.mass_between(0.0, middle + 1)
@@ -141,8 +137,8 @@ class Windowed(Bounded):
     def _invert_half(self, outside: Any, u: Any, mass: Any, half: Any, start: Any) -> tuple[Any, Any]:
         """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
 
-        z in [0, 1/2] has the mass ``mass`` between the window's start and z, with the base under it. ``half`` is that
-        of z = 1/2, and ``start`` the distance of the window's start.
+        z in [0, 1/2] has ``mass`` between the window's start, at the distance ``start``, and z, with the base; z = 1/2
+        has ``half``.
         """
         xp, m, window, base = namespace(u, self.width), self.width, self.window, self.base
         S1, S2 = self.window_mass, self.base_mass
