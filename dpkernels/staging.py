@@ -50,7 +50,7 @@ class Staged:
         os.fsync(self.file.fileno())
 
     def place(self, target: Path) -> None:
-        """Rename it to the target, whatever has that name; ``to_disk`` makes the new name durable."""
+        """Rename it to the target, replacing any file of that name; ``to_disk`` makes the new name durable."""
         self.path.replace(target)
 
 
@@ -179,7 +179,7 @@ def to_disk(folder: Path) -> None:
 
 
 def _prefix(target: Path) -> str:
-    """Return the beginning of the names of what belongs to a target: a hash, since its name may leave no room."""
+    """Return the beginning of the names of a target's files: a hash, since its name may leave no room."""
     return f".dpkernels-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}"
 
 

@@ -6,12 +6,11 @@ returned, so every output has been charged. A crash in between leaves a charge w
 The budget has the guarantee of ``filters.Filter``.
 
 A charge may be voided if no part of its query's output has been seen. Only the object that made the charge can void it,
-so a crash keeps the charge. Both entries stay in the ledger, and the voided charge no longer counts.
+so a crash keeps the charge.
 
-Every row contains a hash of all earlier rows, and the budget row contains the last hash, so damage, edits and deletions
-are detected. The ledger does not protect against an attacker who recomputes the hashes, restores an older copy, or
-creates a deleted file again. To detect an older copy, keep the number and hash of charges elsewhere, as releases of the
-command do.
+Damage, edits and deletions are detected (see ``statements``). The ledger does not protect against an attacker who
+recomputes the hashes, restores an older copy, or creates a deleted file again. To detect an older copy, keep the number
+and hash of charges elsewhere, as releases of the command do.
 
 The file is a SQLite database, and every entry is one transaction. It has a rollback journal and not a write-ahead log:
 then the file alone is the ledger between charges, while a log left behind by a copy would un-charge. It is written with
@@ -191,7 +190,7 @@ def _exact(amounts: EpsilonDelta) -> EpsilonDelta:
 
 
 def _later(seen: Statement | None, found: Statement) -> Statement:
-    """Return the statement found, refused if it lacks anything that was seen before."""
+    """Return the statement found, or refuse it if it lacks anything that was seen before."""
     if seen is not None and found.ledger != seen.ledger:
         raise UnsoundError("is now another ledger; a file with other entries has taken its name")
     if seen is not None and found.entries[: len(seen.entries)] != seen.entries:
@@ -285,7 +284,7 @@ def _connect(path: Path, timeout: float) -> sqlite3.Connection:
 
 @contextmanager
 def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[None]:
-    """Raise errors of SQLite and of the content as errors that name the file."""
+    """Raise errors of SQLite, and of the file's content, as errors that name the file."""
     try:
         yield
     except UnsoundError as error:
@@ -302,7 +301,7 @@ def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Itera
 
 
 def _read(connection: sqlite3.Connection) -> Statement:
-    """Return all of a file, verified; an error says what is wrong."""
+    """Return the whole content of a file, verified."""
 
     def pragma(name: str) -> Any:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -322,7 +321,6 @@ def _read(connection: sqlite3.Connection) -> Statement:
 
 
 def _write(connection: sqlite3.Connection, entry: Entry) -> None:
-    """Append an entry."""
     row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash, str(entry.voids or ""))
     connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     connection.execute("UPDATE budget SET head = ?", (entry.hash,))

@@ -70,7 +70,6 @@ class Statement:
         return _hash("", _HASHED, self.ledger, self.created, *map(printed, self.budget))
 
     def next(self, time: str, label: str, amounts: EpsilonDelta) -> Entry:
-        """Return the entry of a further charge."""
         return _entry(self.head, len(self.entries) + 1, time, label, amounts)
 
     def next_void(self, time: str, label: str, charge: int) -> Entry:
@@ -85,7 +84,6 @@ def _entry(head: str, number: int, time: str, label: str, amounts: EpsilonDelta,
 
 
 def _voiding(charge: int) -> tuple[str, ...]:
-    """Return what is hashed in addition for an entry that voids a charge."""
     return (f"voids {charge}",) if charge else ()
 
 

@@ -165,7 +165,6 @@ class Account:
         return _as_text(facts, self.tables, shortest)
 
     def plot(self, target: Path) -> None:
-        """Draw the profile, with the claim if there is one, and write a PNG."""
         # The end is where the curve has reached the floor, or the delta that no epsilon goes below.
         pure = self.pure if math.isfinite(self.pure) else 0.0
         plateau = float(self.delta([600.0])[0])
@@ -211,7 +210,6 @@ class SeveralReports:
 
     @property
     def tables(self) -> dict[str, Rows]:
-        """Each number with rigorous bounds."""
         deltas = self.one.deltas or (() if self.one.epsilons else _DELTAS)
         return {
             "epsilon_at_delta": [{"delta": at, **self._row("epsilon", delta=at)} for at in deltas],
@@ -244,7 +242,7 @@ class SeveralReports:
         return _as_text(facts | {"covers": self.covers}, self.tables, "{:.9g}".format)
 
     def plot(self, target: Path) -> None:
-        """Draw the privacy profile of all reports, or central eps against the number of shuffled ones, into a PNG."""
+        """Draw the privacy profile of all reports, or central epsilon against the number of shuffled ones."""
         if self.sampler is None:
             self.guarantee.plot(target)
         else:
@@ -283,7 +281,7 @@ _MOST_POINTS, _DECADES = 25, 2
 
 
 def _plot_shuffled(target: Path, account: SeveralReports) -> None:
-    """Draw central eps against n, around the n asked for, with what is known of eps0 alone."""
+    """Draw central epsilon against n, around the given n, with the bounds that are known from eps0 alone."""
     from matplotlib.figure import Figure
 
     n, delta = account.guarantee.n, (account.one.deltas or _DELTAS)[0]
@@ -340,7 +338,6 @@ def _figure(account: Account, epsilons: np.ndarray) -> Any:
 
 
 def _write_with_note(figure: Any, note: str, target: Path) -> None:
-    """Write a PNG with a text below the picture."""
     figure.text(0.02, 0.015, textwrap.fill(note, 148), fontsize=7.5, va="bottom")
     figure.subplots_adjust(left=0.1, right=0.97, top=0.93, bottom=0.22)
     write_png(figure, target)

@@ -29,7 +29,7 @@ NOISE = [
 
 
 def _laplace_variance(epsilon: float, width: float) -> float:
-    """2 (R / eps)^2, at any input."""
+    """Return 2 (R / eps)^2, at any input."""
     return 2 * (width / epsilon) ** 2
 
 
@@ -127,7 +127,7 @@ def plot(target: Path, epsilon: float, lower: Any = None, upper: Any = None, sen
 
 
 def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: float) -> tuple[np.ndarray, np.ndarray]:
-    """Budgets up to the largest that the mechanism is for, the asked one among them, and variances over Laplace's."""
+    """Return budgets up to the largest of the mechanism, including the given one, and variances over Laplace's."""
     count = _FEWER if any(part in name for part in _SLOW) else _POINTS
     budgets = np.geomspace(min(_LEAST, epsilon), max(_MOST, epsilon), count)
     ratio = (upper - lower) / sensitivity
@@ -138,7 +138,7 @@ def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: f
 
 
 def _covers(name: str, epsilon: float, ratio: float) -> bool:
-    """Return whether the mechanism is for a budget, given the width of the interval over the sensitivity."""
+    """Return whether the mechanism is defined at a budget, for this width of the interval over the sensitivity."""
     if "optimal" in name:
         return covers(epsilon, ratio if name in CENTRAL else 1.0)
     return epsilon <= EPSILON_RANGE[1]

@@ -72,7 +72,7 @@ def _group_names(cells: Any) -> list[str | None]:
 
 
 def _rank(cell: str | None) -> tuple[int, float, str]:
-    """Return what sorts numbers by size, then other texts, then null."""
+    """Return a sort key: numbers by size, then other texts, then null."""
     try:
         number = math.nan if cell is None else float(cell)
     except ValueError:
@@ -148,7 +148,6 @@ class Read:
 
     @classmethod
     def of(cls, wanted: Wanted, parts: Iterable[Tallied], where: Any) -> Read:
-        """Join what was counted, one after the other; ``where`` is how errors name the release."""
         groups, missing = dict[str | None, Counts](), 0
         for part in parts:
             missing += part.missing
@@ -195,7 +194,7 @@ def read(
 
 
 def _layout(path: Path, written: Layout) -> Layout:
-    """Return the layout of another file with the same reports: as its suffix says, cells separated likewise."""
+    """Return the layout of another file with the same reports, of the format that its suffix says."""
     kind, packed = known_format(path), path.suffix.lower() == ".gz"
     if written.kind == kind:
         return replace(written, unpack=packed, pack=packed)
@@ -203,7 +202,6 @@ def _layout(path: Path, written: Layout) -> Layout:
 
 
 def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
-    """Return what the sidecar says of the column."""
     each = {one["column"]: one for one in form["columns"]}
     if column is None and len(each) == 1:
         column = next(iter(each))
@@ -248,7 +246,7 @@ def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
-    """Return the place of every report among the channel's; -1 where it is missing."""
+    """Return the index of every report among the channel's; -1 where it is missing."""
     try:
         found = source.numbers(piece, name, start)
         there = np.ones(len(found.values), bool) if found.missing is None else ~found.missing
@@ -283,7 +281,6 @@ class EstimateOptions:
     assume: str  # what intervals assume, as of ``dpkernels.estimate``
 
     def __post_init__(self) -> None:
-        """Check the options before a file is read."""
         try:
             checks.within("--quantiles", self.quantiles or 0.5, 0.0, 1.0, open_ends=True)
             checks.within("--confidence", self.confidence, 0.0, 1.0, open_ends=True)
@@ -311,7 +308,7 @@ class Estimates:
 
     @property
     def assumption(self) -> str | None:
-        """A sentence on what the intervals assume; that of smooth groups names no places, which differ."""
+        """Return a sentence on what the intervals assume; for groups it names no places, which differ."""
         made = next((row.made for row in self.rows if row.form["distribution"] is not None), None)
         if made is not None and self.found.wanted.by is not None and self.asked.assume == "smooth":
             return _SMOOTH_GROUPS
@@ -359,7 +356,6 @@ class Estimates:
         return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
     def plot(self, target: Path) -> None:
-        """Write the histogram and the cdf of each group as a .png."""
         wanted = self.found.wanted
         by = "" if wanted.by is None else f"{shown(wanted.by)} "
         made = {by and by + _group_title(row.form["group"]): row.made for row in self.rows if row.made is not None}

@@ -95,7 +95,7 @@ class LedgerAccount:
 
 
 def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """Refuse a ledger that is data, or that the release would replace and so forget what was spent."""
+    """Refuse a ledger that is data, or that the release would replace, which would forget what was spent."""
     for folder in folders:
         if path.resolve().is_relative_to(folder.resolve()):
             raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
@@ -203,7 +203,7 @@ def _row(entry: Entry, statement: Statement) -> list[str]:
 
 
 def _signed(entry: Entry) -> dict[str, str]:
-    """Return an entry's amounts, below 0 if it voids another: the amounts of all add up to what is spent."""
+    """Return an entry's amounts, negative if it voids another: the sum over all entries is what is spent."""
     exact = _exact("", entry.amounts).items()
     return {name: "-" + text if entry.voids and text != "0" else text for name, text in exact}
 

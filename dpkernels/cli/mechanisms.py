@@ -114,7 +114,7 @@ def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper:
 def _truncated_laplace(
     *, epsilon: float, delta: float, sensitivity: float, noise_upper: float | None = None
 ) -> Additive:
-    """Name the upper end of the noise apart from that of an input interval."""
+    """Name the upper end of the noise differently from that of an input interval."""
     try:
         return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
     except ValueError as error:
@@ -170,12 +170,11 @@ class NamedConstructor:
         return {"lower", "sensitivity"} <= self.options.keys()
 
     def required(self, release: bool) -> list[str]:
-        """Return the names of the required options. A release needs the whole claim."""
+        """Return the required options; a release needs the whole claim."""
         always = _CLAIM if release else ("sensitivity",)
         return [name for name, optional in self.options.items() if not optional or name in always]
 
     def check(self, given: Iterable[str], release: bool) -> None:
-        """Refuse options that the mechanism does not have, and a missing option."""
         given, required = list(given), self.required(release)
         for name in given:
             if name not in self.options:
@@ -220,7 +219,7 @@ def _constructors() -> Iterator[NamedConstructor]:
 
 
 def _is_constructor(function: Callable[..., Any]) -> bool:
-    """Return whether a function makes a mechanism, and whatever it requires is an option of the command."""
+    """Return whether a function makes a mechanism, and all its required arguments are options of the command."""
     signature = inspect.signature(function, eval_str=True)
     made, arguments = signature.return_annotation, signature.parameters.items()
     kinds = get_args(made) if isinstance(made, UnionType) else (made,)

@@ -103,8 +103,6 @@ def _show_all(context: click.Context, option: click.Parameter, wanted: bool) -> 
 
 
 class _Rare(click.Option):
-    """An option in a section of ``--help-all``."""
-
     def __init__(self, *args: Any, section: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.section = section
@@ -224,7 +222,6 @@ def plot_option(text: str) -> Decorator:
 
 
 def _check_picture(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
-    """Refuse, before the work, a picture that could not be written."""
     if target is not None and (target.suffix.lower() != ".png" or not target.parent.is_dir()):
         raise click.UsageError(f"--plot: {target} must be a .png in an existing folder")
     return target

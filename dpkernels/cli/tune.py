@@ -82,7 +82,7 @@ class Tuned:
         return "\n".join([*aligned(rows), *refused, *covers, "", f"best: {best.family}", best.python])
 
     def plot(self, target: Path) -> None:
-        """Draw the objective along every search into a PNG; a mechanism without free parameters is a dashed line."""
+        """Draw the objective along every search; a mechanism without free parameters is a dashed line."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
@@ -141,7 +141,7 @@ def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return which groups of families the options are for."""
+    """Return the groups of families that the options are for."""
     bounded = bool({"lower", "upper", "shuffle"} & given.keys()) or "reports" in needs
     required = _SHUFFLED if "shuffle" in given else _BOUNDED if bounded else _PURE
     allowed = {*required, *needs, *(() if bounded else ("delta",))}
@@ -156,7 +156,7 @@ def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[st
 
 
 def _search(families: list[Family], aim: Objective) -> tuple[list[Result], list[tuple[str, str]]]:
-    """Results, best first, and families that have none, with the reason."""
+    """Return the results, best first, and the families that have none, with the reason."""
     results, refused = [], []
     for family in families:
         click.echo(f"tuning {family.name}", err=True)

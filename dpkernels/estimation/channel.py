@@ -159,7 +159,7 @@ class TableChannel(Channel):
         self._set_reports(exact, np.concatenate([_reports_of(_stretched(table)) for _, table in parts]), decimals)
 
     def _placed_parts(self) -> Iterator[tuple[float, Table, np.ndarray]]:
-        """Yield every part with the places of its reports among the written ones."""
+        """Yield every part with the indices of its reports among the written ones."""
         ends = np.cumsum([table.codes for _, table in self.parts])[:-1]
         for (weight, table), places in zip(self.parts, np.split(self._places, ends), strict=True):
             yield weight, table, places
@@ -346,7 +346,7 @@ def _inputs_of(table: Table) -> np.ndarray:
 
 
 def _integrals_of(table: Table, x: np.ndarray) -> np.ndarray:
-    """Return (codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
+    """Return (codes, len(x)) the integrals of P(code | u) over u from the first row up to x."""
     f, whole, first, second = _rows_at(table, x)
     inputs = _inputs_of(table)
     sums = whole + f * first + f**2 / 2 * (second - first)
@@ -385,7 +385,6 @@ def _rows_at(table: Table, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
-    """Return (rows,) the mean of weights of codes for every row."""
     if isinstance(table, RowTable):
         return table.weights @ weights / 2.0**table.bits
     window, base = (part / 2.0**table.bits for part in (table.window, table.base))

@@ -197,7 +197,6 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
 
 
 def _least_squares(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
-    """Return the least squares solution without the constraint x >= 0."""
     d = G.shape[1]
     return _solved(G, (r[:d] + G.T @ r[d:])[:, None], None if total is None else np.array([[total]]))[:, 0]
 

@@ -430,8 +430,6 @@ def _within(name: str, values: Any, low: float, high: float, *, open_ends: bool 
 
 
 def _each(arguments: np.ndarray, interval: Callable[..., tuple[float, float]]) -> Callable[[float], Interval]:
-    """Return the function that computes the interval of every argument at a confidence."""
-
     def intervals(confidence: float) -> Interval:
         found = [interval(one, confidence) for one in arguments.flat]
         low, high = np.array(found, float).reshape(-1, 2).T

@@ -137,13 +137,9 @@ def models_of(channel: Channel, bins: int, named: tuple[float, ...], grid: float
 class ReportModels:
     """The models of one channel.
 
-    Attributes:
-        groups: the first report of every group of neighbouring reports that are counted together.
-        edges: (d + 1,) ends of the cells.
-        cells: (m, d) P(group of reports | cell).
-        places: (k,) of atoms.
-        atoms: (m, k) P(group of reports | place).
-        named: (k,) at which places every model has an atom.
+    Groups of neighbouring reports are counted together, from the first report in ``groups`` on. ``edges`` are (d + 1,)
+    ends of the cells, and ``cells`` (m, d) P(group | cell). ``places`` are (k,) of atoms, ``atoms`` (m, k) P(group |
+    place), and ``named`` (k,) at which of them every model has an atom.
     """
 
     def __init__(self, channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> None:
@@ -168,7 +164,6 @@ class ReportModels:
         return MODELS[model](self, counts)
 
     def choose(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> str:
-        """Return the model among these with the greatest likelihood of held-out reports."""
         if counts.sum() < _FEWEST_FOR_FOLDS:
             return "splines"
         folds = _folds(counts, seed)

@@ -106,12 +106,9 @@ class ProfileLikelihood:
 
 
 class Dictionary(abc.ABC):
-    """The components of possible distributions.
+    """The components of possible distributions: (m, d) columns P(group of reports | component), and (m,) counts.
 
-    Attributes:
-        columns: (m, d) P(group of reports | component).
-        counts: (m,) of the groups of reports.
-        places: (k,) increasing, from the smallest to the largest possible input, at which quantiles are evaluated.
+    Quantiles are evaluated at (k,) increasing places, from the smallest to the largest possible input.
     """
 
     is_discrete = False  # whether inputs are at the places only
@@ -123,7 +120,6 @@ class Dictionary(abc.ABC):
 
     @cached_property
     def fit(self) -> Fit:
-        """Return the maximum likelihood masses, certified."""
         return most_likely(self.columns, self.counts)
 
     @cached_property

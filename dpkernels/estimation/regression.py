@@ -44,15 +44,14 @@ def _product_bias_bound(first: CentredColumn, second: CentredColumn) -> float:
 
 
 def covariance(a: Real, b: Real) -> Moment:
-    """Return the covariance of the values behind two columns.
+    """Return the covariance of the values behind two columns, in the product of the data's units.
+
+    Its standard error assumes rows drawn from a population.
 
     Args:
         a: a column: ``(reports, mechanism)`` with a mechanism as for ``estimate`` (or the ``channel`` of a ``Counts``,
             for additive noise with its bounds), or numbers that were not perturbed.
         b: another column of the same rows, perturbed independently.
-
-    Returns:
-        The estimate, in the product of the data's units. Its standard error assumes rows drawn from a population.
 
     Raises:
         ValueError, TypeError, CertificateError: as for ``estimate``; or the columns have different lengths.

@@ -142,7 +142,6 @@ def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
         return table.total - at_most(code - 1)
 
     def is_likely(n: int, weight: Callable[[int], int]) -> bool:
-        """Return whether grain n, at the released value 0, has a tail probability above the bound."""
         q, f = divmod(n, M)
         up = (f << 32) // M  # of 2^32 words, those that put it on position q + 1
         return (_WORD - up) * weight(-q) + up * weight(-q - 1) > bound
@@ -155,8 +154,6 @@ def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """One released number, with its noise."""
-
     y: Fraction
     table: NoiseTable
     rounding: float  # a bound on the distance of the number from the exact multiple of the cell
@@ -506,7 +503,6 @@ class GridNoise:
         return GridNoise(step, int(index[0]), p, self.room + step * (0.5 + _ROUNDING), self.slack)
 
     def __add__(self, other: GridNoise) -> GridNoise:
-        """Return the distribution of the sum of two independent noises."""
         step = max(min(self.step, other.step), (self.width + other.width) / _MOST_POINTS)
         a, b = self.on_grid(step), other.on_grid(step)
         p = np.maximum(signal.fftconvolve(a.p, b.p), 0.0)

@@ -8,16 +8,15 @@ every example, adds them up, adds Gaussian noise and divides by the expected bat
 * The noise is drawn from a table of integers with a verified certificate, with the words of ChaCha20.
 * An example whose gradient is not finite, or has a norm of 10^30 or more, contributes 0.
 
-**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let
-``u = C / (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where
-``s = min(1/u, (1 - 2^-20) (K - sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and
-rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at
-most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
-float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
-that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
-B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of
-sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
-are at most K apart.
+**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let ``u = C
+/ (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where ``s = min(1/u, (1 - 2^-20) (K -
+sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and rounding moves every coordinate by
+at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at most 2^31 squares, which is off by
+a factor within 1 +- 2^-22 in any order of summation; g, s and their product are float32 numbers, off by factors within
+1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so that s is a normal number, and integers
+below 2^24 are exact in float32. The sum of at most B examples is at most B K < 2^31 in every coordinate, which is
+checked when it is traced. So one example more or less changes the vector of sums by at most K units in the l2 norm, and
+the certificate of the noise is for exactly this.
 
 **Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``. Noise of real numbers
 is narrower by the share ``PrivateNoise.rounding_cost``, because K units stand for a norm of C.
@@ -26,10 +25,10 @@ is narrower by the share ``PrivateNoise.rounding_cost``, because K units stand f
 steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
 be computed from a state. That of later steps can, so keep the state as secret as the data. If two runs continue from
 one checkpoint with different batches, both have the same noise, and their difference discloses the data. Give one of
-them a new key with ``renew_key``. The same holds if a step is repeated from one state with another batch. In
-one process every call of ``init`` begins a run with a key of its own, which is derived from the key and from the number
-of the call. ``init`` cannot be compiled, because a compiled one would begin every run with the same key. Another
-process needs another key.
+them a new key with ``renew_key``. The same holds if a step is repeated from one state with another batch. In one
+process every call of ``init`` begins a run with a key of its own, which is derived from the key and from the number of
+the call. ``init`` cannot be compiled, because a compiled one would begin every run with the same key. Another process
+needs another key.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ class PrivateNoise:
 
     @property
     def unit(self) -> float:
-        """Return u, what gradients are rounded to multiples of."""
+        """Return u, the unit of which rounded gradients are multiples."""
         return self.l2_norm_clip / (self.sensitivity - math.sqrt(self.dimensions) / 2)
 
     @property
     def rounding_cost(self) -> float:
-        """Return by what part the noise is wider than for real numbers."""
+        """Return the share by which the noise is wider than for real numbers."""
         return self.unit * self.sensitivity / self.l2_norm_clip - 1
 
     @property
@@ -146,14 +145,14 @@ def private_aggregate(
         noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
         key: a ChaCha20 key, such as ``dpkernels.os_key()``, for this transformation alone. The first ``init`` begins a
             run with it, and every further one with a key that is derived from it.
-        expected_batch_size: what the sum is divided by, by default the number of rows of all micro-batches. For
-            Poisson batches give the sampling rate times the number of examples, since the size of a batch is private.
+        expected_batch_size: the divisor of the sum, by default the number of rows of all micro-batches. For Poisson
+            batches give the sampling rate times the number of examples, since the size of a batch is private.
         micro_batches: the number of updates that make one release. Updates in between are zeros.
         axis_name: the axis of ``shard_map``, or a tuple of all axes, that the examples are split over.
 
     Returns:
         A transformation whose state is a ``PrivateAggregateState``. Its ``init`` certifies the noise, which takes some
-        seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
+            seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
 
     Raises:
         ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``update``
@@ -227,7 +226,7 @@ def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState
 
 
 def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
-    """Refuse to run in ``shard_map``, or ``pmap``, over an axis that is not named."""
+    """Refuse to run in ``shard_map`` or ``pmap`` over an axis that is not named."""
     mesh, named = jax.sharding.get_abstract_mesh(), (axis_name,) if isinstance(axis_name, str) else axis_name or ()
     if missing := [name for name in mesh.manual_axes if mesh.shape[name] > 1 and name not in named]:
         raise ValueError(
@@ -237,7 +236,7 @@ def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
 
 
 def _key_words(key: Array) -> Array:
-    """Return the words of a key; every key that is not one ChaCha20 key is an error."""
+    """Return the words of one ChaCha20 key; any other key is an error."""
     secure = dpk.key_from_bytes(bytes(32))
     if getattr(key, "dtype", None) != secure.dtype or key.shape:
         raise TypeError("key: must be one ChaCha20 key, such as dpkernels.os_key()")
@@ -245,7 +244,6 @@ def _key_words(key: Array) -> Array:
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return the delta of Gaussian noise at distance mu."""
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
 
 
@@ -266,7 +264,6 @@ def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
 
 
 def _rows(leaves: list[Any], noise: PrivateNoise) -> int:
-    """Return the number of examples, which is the first axis of every leaf."""
     shapes = [jnp.shape(leaf) for leaf in leaves]
     if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes) or not shapes[0][0]:
         raise ValueError(f"updates: have shapes {shapes}; the first axis of every leaf must hold the same examples")
@@ -318,7 +315,6 @@ def _release(kind: Any, noise: PrivateNoise, factor: float, types: list[Any], wo
 
 
 def _nothing(types: list[Any], words: Array, sums: Any) -> Any:
-    """Return zeros, and the words as they are."""
     leaves, tree = jax.tree.flatten(sums)
     zeros = [jnp.zeros(leaf.shape, kept) for leaf, kept in zip(leaves, types, strict=True)]
     return jax.tree.unflatten(tree, zeros), words

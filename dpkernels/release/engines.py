@@ -81,7 +81,6 @@ class DeviceRelease:
         return reports
 
     def on_device(self, x: Any, start: int) -> Array:
-        """Return reports that stay on the devices."""
         skip = start % BLOCK_VALUES
         spare = padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
         xp = np if isinstance(x, np.ndarray) else jnp
@@ -220,7 +219,7 @@ def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int],
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    """Return the threads of all releases of this process; they outlive a call."""
+    """Return the threads of all releases of this process."""
     return ThreadPoolExecutor(_WORKERS, thread_name_prefix="dpkernels")
 
 

@@ -100,7 +100,6 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
 
 
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
-    """Return reports as (n, d)."""
     if isinstance(mechanism, Multivariate):
         check_shape(mechanism, reports.shape)
         return reports.reshape(-1, mechanism.dimensions)

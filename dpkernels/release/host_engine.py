@@ -103,7 +103,6 @@ class HostRelease:
 
 @lru_cache(maxsize=1024)
 def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
-    """Count the calls for one program."""
     return itertools.count()
 
 

@@ -39,7 +39,6 @@ class InputError(ValueError):
         super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("; clip=True clips" if clips else ""))
 
     def named(self, place: str) -> InputError:
-        """Return the same error with another description of the value's place."""
         return InputError(self.row, self.coordinate, self.value, self.clips, self.reason, place)
 
 
@@ -69,7 +68,6 @@ class Bounds:
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
-        """Return the bounds of a mechanism or of an exact sampler."""
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]

@@ -288,7 +288,7 @@ def _perturb_ray_dataset(
 
 
 def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
-    """Return whether each row has a missing value, of rows that are not all missing."""
+    """Return whether each row has a missing value; refuse rows that are all missing."""
     if isinstance(x, int | float):
         raise TypeError("missing: is for arrays and columns; x is one number")
     gone = containers.is_missing(x)

@@ -3,9 +3,8 @@
 Ray Data has no row numbers, and recomputes a block when the machine that held it is lost. Fresh noise would be a second
 report about the same people. The same noise for different values would disclose the difference of the values. Therefore
 the dataset is computed once, its rows are numbered in the order of its blocks, and a keyed hash of every block's values
-is stored. A task receives a block, the number of its first row, and that hash. If a block is recomputed with the same
-values, its reports are the same. If the values differ, because the pipeline is random or its source has changed, the
-task fails.
+is stored. A task receives a block, the number of its first row, and that hash. If the values differ, because the
+pipeline is random or its source has changed, the task fails; otherwise the reports are the same.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
 
     ``mechanisms`` are mechanisms of single values by column name. The whole dataset is computed once and kept in Ray's
     object store, as are its reports. The key is generated here and known only to this process and its tasks. It cannot
-    be an argument, since the order of blocks is not reproducible. The result is materialised, of the same blocks. A
-    block that is lost is computed again, to the same bits; reading it fails if the pipeline no longer makes the same
-    values.
+    be an argument, since the order of blocks is not reproducible.
     """
     import ray
     import ray.cloudpickle as pickle

@@ -40,11 +40,10 @@ class LocalEngine:
     threads: int = min(CORES, _MOST_THREADS)
 
     def ready(self) -> AbstractContextManager[None]:
-        """Return an empty context: threads need no preparation."""
         return nullcontext()
 
     def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
-        """Yield the results of the task for the parts, in the order in which they are done."""
+        """Yield the results of the task for the parts as they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
         try:
@@ -76,7 +75,7 @@ class RayEngine:
     retries: int = 10  # how often a part is tried again
 
     def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
-        """Yield the results as threads do; OSError if a part failed more often than it may be tried."""
+        """Yield the results as threads do; OSError if a part failed as often as it may be tried."""
         import ray
         import ray.cloudpickle as pickle
 
@@ -133,7 +132,7 @@ class RayEngine:
                 _restore(stop)
 
     def _check_resources(self, found: Mapping[str, float]) -> None:
-        """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever."""
+        """Refuse resources that a cluster of our own, which does not grow, will never have: tasks would hang."""
         for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
             if amount > found.get(name, 0):
                 problem = f"a task needs {amount:g} {name}, this machine has {found.get(name, 0):g}"
@@ -158,13 +157,11 @@ def _watched(socket: str) -> Iterator[None]:
 
 
 def _restore(handler: Any) -> None:
-    """Ray sets a handler of its own."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 def _answer(ray: Any, one: Any, part: Part) -> Any:
-    """Return what a task returned; OSError if it failed as often as it was tried."""
     try:
         return ray.get(one)
     except ray.exceptions.RayError as error:

@@ -61,7 +61,6 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
 
 
 def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
-    """Return what the sidecar of a folder holds, and the layout of the files."""
     try:
         with place.child(SIDECAR).read() as file:
             form: dict[str, Any] = parse_json(file.read().decode())

@@ -57,7 +57,7 @@ class LocalFolder:
             yield
 
     def part(self, name: str, like: Path | None) -> AbstractContextManager[BufferedIOBase]:
-        """Yield a new file that gets its name, whole and at once, when all went well."""
+        """Yield a new file that gets its name at once when it is complete."""
         return replaced(self.staging / name, like=like)
 
     def sizes(self) -> dict[str, int]:
@@ -74,7 +74,7 @@ class LocalFolder:
         return not self.visible and not os.path.lexists(self.staging)
 
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
-        """Put the sidecar: from now on it is a release, of the files of these names."""
+        """Write the sidecar, which makes the folder a release of the files of these names."""
         with naming(self.target), replaced(self.staging / SIDECAR, like=self.staging / names[0]) as file:
             file.write(sidecar.encode())
         for name in self.sizes().keys() - {*names, SIDECAR}:
@@ -149,12 +149,11 @@ class StoreFolder:
         self.target.system.delete_file(self.target.child(name).path)
 
     def _note(self) -> str:
-        """Return the number of the run whose note is there."""
         with self.target.child(NOTE).read() as file:
             return file.read().decode().split()[-1]
 
     def _clear(self) -> None:
-        """Remove what a run that was killed has left, after making sure that all is of such a run."""
+        """Remove the files of a killed run, after checking that all files are of such a run."""
         names = list(self.sizes())
         strange = [name for name in names if not _OURS.fullmatch(name)]
         if strange or (names and NOTE not in names):

@@ -48,13 +48,12 @@ class Part:
 
     @contextmanager
     def opened(self, layout: Layout) -> Iterator[Source]:
-        """Open the part as a file; ValueError if that has changed since it was planned."""
+        """Open the part as a file; ValueError if the file has changed since it was planned."""
         self.check_unchanged()
         with _source(self.file, layout, self.groups) as source:
             yield source
 
     def check_unchanged(self) -> None:
-        """Refuse a file that is another by now."""
         try:
             now = self.file.stamp()
         except FileNotFoundError:
@@ -63,7 +62,7 @@ class Part:
             raise ValueError(f"{self.file}: has changed since the release was planned, so it cannot be released")
 
     def check_whole(self, read: int) -> None:
-        """Refuse a part of which another number of rows was read, or a file that is another by now."""
+        """Refuse a part that did not have the planned number of rows, or whose file has changed."""
         with independent_of_reports():
             if read != self.rows:
                 raise ValueError(f"{self.file}: has {read} rows in a part that was planned with {self.rows}")
@@ -83,7 +82,7 @@ class _PlannedFile:
 
     @classmethod
     def of(cls, file: Place, layout: Layout) -> _PlannedFile:
-        """Read a footer or header, or the rows of a delimited file, to count them."""
+        """Read a footer or header, or all rows of a delimited file to count them."""
         stamp = file.stamp()
         with _source(file, layout) as source:
             pieces: list[tuple[tuple[int, int] | None, int]]
@@ -99,7 +98,6 @@ class _PlannedFile:
         return cls(file, stamp, schema, source.values_per_row, [piece for piece in pieces if piece[1]])
 
     def check_like(self, first: _PlannedFile) -> None:
-        """Refuse a file that is not like the first of a dataset."""
         both = f"{first.file} and {self.file}"
         if first.values_per_row != self.values_per_row:
             counts = f"{first.values_per_row} and {self.values_per_row}"
@@ -151,7 +149,7 @@ def _source(file: Place, layout: Layout, groups: tuple[int, int] | None = None) 
 
 
 def _joined(groups: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int] | None, int]]:
-    """Join consecutive row groups (rows, bytes) of about ``PART_BYTES``: return the range of each, and its rows."""
+    """Join consecutive row groups (rows, bytes) to about ``PART_BYTES``; return each part's range and rows."""
     joined = list[tuple[tuple[int, int] | None, int]]()
     begin = rows = size = 0
     for at, (some, more) in enumerate(groups):

@@ -1,10 +1,9 @@
 """End a Ray cluster of this machine with its driver: a script of its own process, ``ray_watch.py SESSION``.
 
-Ray ends most of a cluster when the driver is killed. Its agents are left over: they wait a minute for the cluster that
-is gone. This process waits for the end of its standard input, which comes when the driver ends, however that ends. A
-driver that has shut its cluster down writes a byte before.
-
-It imports the standard library alone, and works where there is ``/proc``.
+Ray ends most of a cluster when the driver is killed, but its agents wait a minute for the cluster that is gone. This
+process waits for the end of its standard input, which comes when the driver ends, however that ends. A driver that has
+shut its cluster down writes a byte before. The script imports the standard library alone, and works where there is
+``/proc``.
 """
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ class DatasetPlan(Plan):
         output.finish(sidecar, [one.name for one in written])
 
     def _all(self, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
-        """Return the results for all parts, in their order."""
         long = sum(part.rows for part in self.parts) >= LONG_ROWS
         job = Job(self.spec, len(self.parts), self.folder)
         with (
@@ -105,7 +104,7 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
 
 
 def _refuse(request: Request) -> None:
-    """Refuse what is for single files."""
+    """Refuse options that are for single files."""
     dash = "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
     for wrong, problem in (
         (str(request.target) == str(DASH), dash),

@@ -70,15 +70,14 @@ class Region:
         return cls(block[:size], line, size, ends[: np.searchsorted(ends, size)], feeds), block[size:]
 
     def after(self, at: int) -> int:
-        """Return where the record ends that has this position."""
+        """Return the end of the record at this position."""
         return int(self.feeds[np.searchsorted(self.feeds, at)]) + 1
 
     def line_of(self, at: int) -> int:
-        """Return the file's line of a position."""
         return self.line + self.text.count(LF, 0, at)
 
     def check_grammar(self, layout: Layout) -> None:
-        """Refuse records that are not of the grammar, and name the first offence of a kind."""
+        """Refuse records that break the grammar, and name the first offence of a kind."""
         if (offence := next(self._offences(layout), None)) is not None:
             at, problem = offence
             raise ValueError(f"line {self.line_of(int(at))}: {problem}")
@@ -116,7 +115,7 @@ def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> lis
 
 
 def _unended(rest: bytes, line: int, layout: Layout) -> ValueError:
-    """Return what is wrong with bytes from the beginning of a record on that no line end outside quotes ends."""
+    """Return the error of bytes that begin a record which has no line end outside quotes."""
     text = np.frombuffer(rest + b"\n\n", np.uint8)
     quotes = np.flatnonzero(text == QUOTE)
     offences = _quote_offences(text, quotes, layout)
@@ -188,7 +187,7 @@ class Lines:
     last: np.ndarray  # where the content of each ends, before its line end
 
     def only(self, rows: np.ndarray) -> Lines:
-        """Return those whose mask is true; a line end goes with the record before it."""
+        """Return the records whose mask is true; a line end goes with the record before it."""
         begin = int(self.first[0]) if len(rows) else 0
         left = buffers.binary(self.text, np.append(self.first, self.text.size)).filter(buffers.array(rows))
         begins, lengths = begin + buffers.offsets(left)[:-1], (self.last - self.first)[rows]
@@ -196,7 +195,7 @@ class Lines:
         return Lines(pa.py_buffer(text), begins, begins + lengths)
 
     def contents(self) -> pa.Array:
-        """Return the records without line ends and blank lines between them."""
+        """Return the records without line ends and blank lines."""
         return _parts(self.text, self.first, self.last)
 
 
@@ -233,7 +232,7 @@ def _floats(texts: pa.Array) -> np.ndarray | None:
 
 
 def _first_that_is_none(texts: pa.Array) -> int:
-    """Return the row of the first text that is not a number, by halves."""
+    """Return the row of the first text that is not a number, by bisection."""
     low, high = 0, len(texts)
     while high - low > 1:
         middle = (low + high) // 2
@@ -282,7 +281,7 @@ class DelimitedFile(Source):
                 start += len(piece)
 
     def _body(self) -> Iterator[Region]:
-        """Yield all after the header in whole records."""
+        """Yield the records after the header."""
         if self.path == STANDARD_INPUT and self._stream is None:
             raise ValueError("can be read only once")
         regions, self._stream = self._stream or self._regions(), None
@@ -442,7 +441,6 @@ class _LineSink:
 
 
 def _check_kind(block: bytes, done: int) -> None:
-    """Refuse what is not text in UTF-8 or the like."""
     for mark, problem in _OTHER_KINDS.items():
         if not done and block.startswith(mark):
             raise ValueError(problem)

@@ -26,7 +26,7 @@ class Numbers:
 
     @classmethod
     def of(cls, values: np.ndarray, missing: np.ndarray | None = None) -> Numbers:
-        """Floats that are not numbers are missing, besides those marked as missing."""
+        """Return a column in which NaN is missing, too."""
         if values.dtype.kind == "f" and values.size and np.isnan(values.min()):
             missing = np.isnan(values) | (False if missing is None else missing)
         return cls(values, missing if missing is not None and missing.any() else None)

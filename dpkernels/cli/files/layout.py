@@ -29,11 +29,9 @@ class Layout:
 
     @property
     def suffix(self) -> str:
-        """The end of an output's name."""
         return f".{self.kind}{'.gz' if self.pack else ''}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON form: how the output is read."""
         return {"kind": self.kind, "delimiter": self.delimiter, "multiline": self.multiline, "unpack": self.pack}
 
     @classmethod

@@ -61,7 +61,6 @@ def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups
 
 
 def _chunks(footer: FileMetaData) -> Iterator[Any]:
-    """Yield every column of every row group."""
     for group in map(footer.row_group, range(footer.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
@@ -176,7 +175,7 @@ class ParquetFile(Source):
                 yield GroupPart(table.take(buffers.array(order[at:upto])), upto == end)
 
     def _decoded(self, table: pa.Table) -> pa.Table:
-        """Return a table without dictionaries, which hold values of omitted rows, in the order of the file."""
+        """Return a table, in the order of the file, without dictionaries, which hold values of omitted rows."""
         for at, field in enumerate(table.schema):
             if pa.types.is_dictionary(field.type):
                 values = field.with_type(field.type.value_type)
@@ -212,7 +211,7 @@ class ParquetFile(Source):
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Arrow's errors about a file's contents do not say which file. A store's may pass, and are the system's."""
+        """Name the file in Arrow's errors about its contents; other errors of a store stay operating system errors."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:
@@ -228,7 +227,7 @@ class ParquetFile(Source):
 
 
 class _ParquetSink:
-    """Gathers a row group, and writes it when it is whole, or too large to be held, in the manner of another file."""
+    """Gathers a row group, and writes it like another file when it is complete, or too large to be held."""
 
     def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
         self._file, self._like = file, like
@@ -247,7 +246,7 @@ class _ParquetSink:
             pa.default_memory_pool().release_unused()
 
     def close(self, whole: bool) -> None:
-        """Write the footer of a whole file; else keep the writer's destructor from writing to a file that is closed."""
+        """Write the footer of a complete file; else keep the writer's destructor from writing to a closed file."""
         if self._writer is not None and whole:
             self._writer.close()
         elif self._writer is not None:
@@ -255,7 +254,6 @@ class _ParquetSink:
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
-    """Return whether a type or one inside it is a dictionary's."""
     return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
 
 

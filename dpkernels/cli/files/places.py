@@ -74,7 +74,7 @@ def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], .
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether a name on the way is a folder, refused where that cannot be known."""
+    """Return whether a name on the way is a folder; refuse it where that cannot be known."""
     what = kind(path)
     if what not in (FOLDER, GONE, *_KINDS.values()):
         raise click.UsageError(f"IN: {shown(str(path))} {what}; remove it, because the pattern may match files in it")
@@ -94,7 +94,7 @@ class Place:
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """Return what an argument names; click.UsageError for an URI that Arrow does not know, or with keys in it."""
+        """Return the place of an argument; click.UsageError for an URI that Arrow does not know, or with keys in it."""
         if "://" not in text:
             return cls(str(Path(text).absolute()))
         if _SECRETS.search(unquote(text)):
@@ -114,19 +114,18 @@ class Place:
 
     @property
     def local(self) -> Path | None:
-        """Its path on this machine, if it is there."""
         return None if self.uri else Path(self.path)
 
     @property
     def system(self) -> Any:
-        """Its file system; machines that are given the place open their own."""
+        """Return its file system; every machine that gets the place opens its own."""
         return _system(self.uri)
 
     def child(self, name: str) -> Place:
         return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
 
     def opened(self) -> Any:
-        """Return the file, for reading anywhere in it."""
+        """Return the file, open for random access."""
         return self.system.open_input_file(self.path)
 
     def read(self) -> Any:
@@ -134,11 +133,10 @@ class Place:
         return self.system.open_input_stream(self.path, compression=None)
 
     def write(self) -> Any:
-        """Return a new file, of the bytes that it is given."""
         return self.system.open_output_stream(self.path, compression=None)
 
     def stamp(self) -> tuple[int, int, str]:
-        """Return size, time of modification in ns, and ETag where there are any: another stamp, another file."""
+        """Return size, time of modification in ns, and ETag, if it has these; another stamp means another file."""
         found = self.system.get_file_info(self.path)
         if found.type != fs.FileType.File:
             raise FileNotFoundError(2, "No such file", str(self))
@@ -150,7 +148,7 @@ class Place:
 
     @contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """Yield the file, or a copy of it without a name, which goes with the process however that ends."""
+        """Yield the file, or a copy of it without a name, which disappears with the process however that ends."""
         if self.local is not None:
             yield self.local
             return
@@ -197,7 +195,6 @@ def find(text: str) -> FoundFiles:
 
 
 def _inside(place: Place, text: str) -> FoundFiles:
-    """Return a file, or the files of a folder."""
     info = place.system.get_file_info(place.path)
     if info.type == fs.FileType.File:
         return FoundFiles([place])
@@ -221,7 +218,6 @@ def _inside(place: Place, text: str) -> FoundFiles:
 
 
 def _expanded(pattern: str) -> FoundFiles:
-    """Return the files of this machine that match a pattern."""
     parts = Path(pattern).parts
     plain = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     found, folders = list[Place](), list[str]()

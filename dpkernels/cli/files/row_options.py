@@ -31,7 +31,7 @@ class RowOptions:
         return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
 
     def notices(self) -> list[str]:
-        """Return the facts about rows that a reader of the output learns, in sentences."""
+        """Return sentences on what the output reveals about rows."""
         lines = []
         if self.missing == "keep":
             lines.append("missing values are kept: which values are missing is NOT protected")
@@ -45,17 +45,16 @@ class RowOptions:
         return lines
 
     def check_size(self, path: Path) -> None:
-        """Refuse early what is too large to be shuffled."""
+        """Refuse early a file that is too large to be shuffled."""
         if self.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
             raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
 
     def check_held(self, size: int) -> None:
-        """Refuse rows that are too large to be shuffled."""
         if size > MOST_SHUFFLED_BYTES:
             raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
 
     def rounded(self, reports: np.ndarray) -> np.ndarray:
-        """Return reports with few decimals; those too large to have any are as they were."""
+        """Return reports rounded to the decimals; those too large to have decimals stay as they are."""
         if self.decimals is None:
             return reports
         with np.errstate(over="ignore", invalid="ignore"):

@@ -81,7 +81,7 @@ def _check_free(target: Path, force: bool) -> None:
 
 
 class _ClaimedOutput(abc.ABC):
-    """A name that is claimed, and new files that ``commit`` puts in place; else they are deleted."""
+    """A claimed name, and new files that ``commit`` puts in place; otherwise they are deleted."""
 
     place: object  # how errors call the output while it is written
     _file: BufferedIOBase  # the output
@@ -115,11 +115,11 @@ class _ClaimedOutput(abc.ABC):
 
     @property
     def path(self) -> Path:
-        """The path to write to: the open file itself, which cannot be exchanged, whatever becomes of its name."""
+        """Return the path to write to: that of the open file, which cannot be exchanged even if its name can."""
         return path_of(self._file)
 
     def digest(self) -> tuple[str, int]:
-        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        """Return the SHA-256 of what was written, in hexadecimal, and its number of bytes."""
         return sha256_and_size(self._file)
 
     @abc.abstractmethod
@@ -194,7 +194,7 @@ class StandardOutput(_ClaimedOutput):
         return not self._visible
 
     def commit(self, sidecar: str) -> None:
-        """Write the output, and name its sidecar, which is on the disk by then, once it has all been taken."""
+        """Write the output, and when it is complete name its sidecar, which is already on the disk."""
         with staged(self._named) as new:
             with naming(self._named):
                 new.file.write(sidecar.encode())
@@ -267,7 +267,7 @@ def _is_double(sidecar: Path) -> bool:
 
 
 def _text(sidecar: Path) -> str | None:
-    """Return all of a file, such that writing it gives the same bytes, whatever they are."""
+    """Return the text of a file such that writing it gives the same bytes, whatever they are."""
     try:
         return sidecar.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:

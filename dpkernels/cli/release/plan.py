@@ -62,7 +62,6 @@ class Request:
         return ReleaseSpec(columns, self.clip, layout, rows, tuple(source.names), source.values_per_row, copied)
 
     def _names(self, source: Source) -> Sequence[str | None]:
-        """Return the names of the perturbed columns of a file."""
         if not source.names:
             if self.columns:
                 raise click.UsageError(f"--column: {self.columns[0]!r}; {source.path} is one array and has no columns")
@@ -127,7 +126,6 @@ class Plan(abc.ABC):
         return release
 
     def _release(self, values: int, not_kept: Sequence[str] = (), ledger_charge: LedgerCharge | None = None) -> Release:
-        """Return a release with this number of values in each column."""
         return Release(self.spec, values // self.spec.values_per_row, tuple(not_kept), ledger_charge)
 
 
@@ -185,7 +183,6 @@ class FilePlan(Plan):
 
     @contextmanager
     def _shown(self, wanted: bool | None) -> Iterator[Callable[[], Any]]:
-        """Show a bar for the share of the input that has been read."""
         with bar(1.0, wanted, wanted is None and self.source.path.stat().st_size >= _LONG_BYTES) as moved:
             yield lambda: moved(completed=self.source.fraction)
 

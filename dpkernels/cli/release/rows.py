@@ -52,7 +52,7 @@ def check_some_rows(name: object, read: int, left: int) -> None:
 
 
 def _complete(spec: ReleaseSpec, columns: Iterable[Numbers]) -> np.ndarray | None:
-    """Return the rows that are not dropped, because no column has a missing value there; None for all."""
+    """Return the mask of the rows that are kept where rows with a missing value are dropped; None for all."""
     masks = [column.missing for column in columns if column.missing is not None]
     return ~np.logical_or.reduce(masks) if masks and spec.row_options.missing == "drop" else None
 

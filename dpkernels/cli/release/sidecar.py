@@ -161,7 +161,7 @@ class Release:
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
-        """The guarantee of a row."""
+        """Return the guarantee of a row."""
         return of_a_row([column.guarantee for column in self.spec.columns], self.spec.values_per_row)
 
 

@@ -99,7 +99,7 @@ def advice(release: Release) -> list[str]:
 
 
 def _rounded_up(margin: float) -> str:
-    """Return four digits, rounded up, so that the interval is not smaller than its probability says."""
+    """Return four digits, rounded up, so that the interval has at least its probability."""
     return rounded(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
 
 

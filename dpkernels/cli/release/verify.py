@@ -89,7 +89,6 @@ def _rounding_in_steps(certificate: Any, dtype: np.dtype, slack: float) -> float
 
 
 def _grid(certificate: Any) -> tuple[float, float, float]:
-    """Return the lowest and the highest report of a table, and the step between reports."""
     guarantee(certificate)  # refuses vectors
     return float(certificate.lowest), float(certificate.highest), float(certificate.table.step)
 
@@ -111,7 +110,6 @@ class VerifiedColumn:
 
 
 def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the files of a release, each with its JSON in the sidecar."""
     written = form["output"]
     if "parts" not in written:
         return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
@@ -125,7 +123,6 @@ def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any
 
 
 def _check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
-    """Refuse a statement of a sidecar that differs from the fact."""
     if type(stated) is not type(found) or stated != found:
         texts = [
             value if isinstance(value, str) and len(value) <= _LONGEST else brief(value) for value in (stated, found)
@@ -190,7 +187,6 @@ def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Pat
 
 
 def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
-    """Return the number of rows, and the columns that ``_check_file`` returns."""
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
@@ -274,7 +270,7 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
 
 
 def _check_parameters(parameters: dict[str, float], own: StatedGuarantee) -> None:
-    """Refuse a claim beside a certificate that is not that of its tables, in both parts of a mixture."""
+    """Refuse a claim beside a certificate that differs from that of its tables, in both parts of a mixture."""
     for word, found in own.stated.items():
         own_names = (word, f"first.{word}", f"second.{word}")
         claimed = {value for name, value in parameters.items() if name in own_names}
@@ -301,7 +297,7 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
 
 
 def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> None:
-    """Refuse totals, or a charge of them, that are not those of the columns."""
+    """Refuse totals, or a charge of them, that differ from those of the columns."""
     values = form["values_per_row"]
     found = of_a_row(guarantees, values)
     for word in ("epsilon", "delta", "neighbouring"):
@@ -324,7 +320,6 @@ class MechanismCertificate:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> MechanismCertificate:
-        """Certify a mechanism; CertificateError if its integers do not have the guarantee."""
         return cls(*build_exact_sampler(name, options)[:2])
 
     def to_dict(self) -> dict[str, Any]:
