@@ -57,11 +57,7 @@ def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None
     points. It does not check that both guarantees have the same neighbours (``Guarantee.neighbouring``) and
     sensitivities: the caller must do this.
 
-    Args:
-        first: a guarantee.
-        second: another guarantee.
-        epsilon: increasing values of eps. The default is 9 points from 0 to the eps at which both deltas are at most
-            1e-9, or to 50.
+    By default ``epsilon`` is 9 points from 0 to the eps at which both deltas are at most 1e-9, or to 50.
 
     Raises:
         ValueError: epsilon is empty, not increasing, or has negative entries.

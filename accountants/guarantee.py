@@ -74,13 +74,9 @@ class ComposableGuarantee(abc.ABC):
         """Return (lower, upper) bounds of eps at delta in (0, 1)."""
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval (lower, upper) for delta at an epsilon, or for epsilon at a delta.
+        """Return a rigorous interval (lower, upper) for delta at an epsilon >= 0, or for epsilon at a delta in (0, 1).
 
         The interval includes truncation, quadrature and rounding errors.
-
-        Args:
-            epsilon: eps >= 0; then the interval is for delta.
-            delta: in (0, 1); then the interval is for epsilon.
 
         Raises:
             ValueError: not exactly one argument is given, or it is out of range; or there is no bracket, as for a
@@ -98,10 +94,9 @@ class ComposableGuarantee(abc.ABC):
     def repeat(self, count: Real) -> Guarantee:
         """Return the guarantee of the same reports repeated ``count`` times.
 
-        Args:
-            count: a positive integer. A JAX number need not be an integer, so that values have a derivative in it: the
-                derivative in the power of the transform of the loss distribution. The derivative is meaningful where
-                the sum of losses is smooth; with few different losses the values jump from count to count.
+        A JAX number need not be an integer, so that values have a derivative in it: the derivative in the power of the
+        transform of the loss distribution. The derivative is meaningful where the sum of losses is smooth; with few
+        different losses the values jump from count to count.
 
         Raises:
             TypeError: count is not an integer.
@@ -139,8 +134,8 @@ class Guarantee(ComposableGuarantee):
     def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
         """Return the guarantee if every report uses a Poisson sample of its own, with this rate.
 
-        Neighbouring datasets differ by one record. The sensitivity of additive noise is the most that one record, if
-        it is in the sample, adds to the true value or subtracts from it.
+        Neighbouring datasets differ by one record. The sensitivity of additive noise is the most that one record, if it
+        is in the sample, adds to the true value or subtracts from it.
 
         Args:
             rate: the sampling rate, in (0, 1].
@@ -149,7 +144,7 @@ class Guarantee(ComposableGuarantee):
                 change by twice the sensitivity; see ``dominating_pairs.replaced``.
 
         Raises:
-            ValueError: the rate is not in (0, 1]; reports are on samples already; or adjacency is "replace" and the
+            ValueError: the rate is out of range; reports are on samples already; or adjacency is "replace" and the
                 noise, table or densities are not symmetric.
         """
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0)
@@ -317,9 +312,7 @@ class Guarantee(ComposableGuarantee):
     def plot(self, path: Path | str, *, epsilon: float | None = None) -> None:
         """Plot the privacy profile and the trade-off curve side by side into a PNG file.
 
-        Args:
-            path: the file to write.
-            epsilon: the largest eps shown; by default the eps at which delta is 1e-9.
+        The largest eps shown is ``epsilon``, by default the eps at which delta is 1e-9.
         """
         from matplotlib.figure import Figure
 

@@ -56,10 +56,7 @@ def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: An
 
 
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
-    """Return delta at eps of Laplace noise of scale b on every count (Lemma 6.2).
-
-    It is ``pure_delta`` of D0 counts that are each (Dinf/b)-DP. The true delta of Laplace noise is lower.
-    """
+    """Return an upper bound of delta at eps of Laplace noise of scale b on each count, (Dinf/b)-DP (Lemma 6.2)."""
     checks.positive("linf_sensitivity", linf_sensitivity)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     return pure_delta(linf_sensitivity * inverse("scale", scale), k, epsilon)
@@ -292,10 +289,7 @@ def _claimed(noise: str, scale: float, delta: float) -> Additive:
 
 @dataclass(frozen=True)
 class KnownTopK:
-    """Top-k of a known domain: indices of the items in the order of discovery, their counts, and the privacy cost.
-
-    ``counts`` are not increasing and not negative; ``noisy`` are the noisy counts before order and sign were imposed.
-    """
+    """Top-k of a known domain: items in the order of discovery, counts that do not increase, and the privacy cost."""
 
     items: np.ndarray
     counts: np.ndarray
@@ -305,10 +299,7 @@ class KnownTopK:
 
 @dataclass(frozen=True)
 class UnknownTopK:
-    """Top-k of an unknown domain: items by falling noisy count, these counts, and the privacy cost.
-
-    All counts are above the threshold. Ties are in the order of their items' repr.
-    """
+    """Top-k of an unknown domain: items by falling noisy count (ties by repr), and the privacy cost."""
 
     items: tuple[Any, ...]
     counts: np.ndarray

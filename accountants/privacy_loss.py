@@ -1,7 +1,7 @@
 """Privacy loss distributions: atoms and smooth pieces of the loss log p/q, and their algebra.
 
-The algebra is written once, for NumPy and JAX numbers. Values are computed from outcomes: ``nodes`` turns smooth pieces
-into outcomes by quadrature. Rigorous bounds are computed from the pieces themselves (``composition.bounds``).
+Values are computed from outcomes: ``nodes`` turns smooth pieces into outcomes by quadrature. Rigorous bounds are
+computed from the pieces themselves (``composition.bounds``).
 """
 
 from __future__ import annotations
@@ -200,10 +200,7 @@ class PrivacyLossDistribution:
         return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
 
     def padded(self) -> PrivacyLossDistribution:
-        """Return outcomes followed by some of no mass: a number of outcomes for which sums compile quickly.
-
-        From plain numbers all others of no mass are removed.
-        """
+        """Return outcomes followed by as many of no mass as make sums compile quickly."""
         xp, columns = namespace(self.p), (self.p, self.q, self.loss, self.width)
         if xp is np:
             some = (self.p != 0) | (self.q != 0)

@@ -27,12 +27,11 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
     Args:
         mechanism: a mechanism of dpkernels.
         epsilon: eps >= 0, any shape; broadcasts with array parameters.
-        sensitivity: D of an additive mechanism; the default is the sensitivity of its claim. Bounded mechanisms take
-            none.
+        sensitivity: D of an additive mechanism; the default is that of its claim. Bounded mechanisms take none.
 
     Returns:
         delta in the shape of epsilon: a float for a number, otherwise a NumPy float64 array. If any argument holds a
-        JAX array, a JAX array in the caller's precision, differentiable.
+            JAX array, a JAX array in the caller's precision, differentiable.
 
     Raises:
         TypeError: the mechanism is unknown.
@@ -49,24 +48,21 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
 
 
 def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
-    """Return the smallest eps >= 0 for which the mechanism is (eps, delta)-DP.
+    """Return the smallest eps >= 0 for which the mechanism is (eps, delta)-DP; inf where no eps is sufficient.
 
     The result is conservative: the computed profile at this eps is at most delta. For delta = 0 it is the pure level,
     that is the largest loss, which is inf for Gaussian or truncated noise; for bounded mechanisms see ``pure_epsilon``.
-    Derivatives are implicit:  d eps = (d delta - d profile(eps)) / profile'(eps).
+    Its shape is that of delta, its type that of ``accountants.delta``. Derivatives are implicit:  d eps = (d delta - d
+    profile(eps)) / profile'(eps).
 
     Args:
         mechanism: a mechanism of dpkernels.
         delta: in [0, 1), any shape.
-        sensitivity: D of an additive mechanism; the default is the sensitivity of its claim. Bounded mechanisms take
-            none.
-
-    Returns:
-        eps in the shape of delta, of the type that ``accountants.delta`` returns; inf where no eps is sufficient.
+        sensitivity: D of an additive mechanism; the default is that of its claim. Bounded mechanisms take none.
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: delta is outside [0, 1); the mechanism or the sensitivity is an array; or a case of
+        ValueError: delta is out of range; the mechanism or the sensitivity is an array; or a case of
             ``accountants.delta``.
     """
     checks.below_one("delta", delta)

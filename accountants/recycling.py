@@ -123,11 +123,11 @@ def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
 
 
 class Subsampled(NamedTuple):
-    """A recycled report on a sample of rate p.
+    """A recycled report on a sample of rate p, as tuned and accounted by ``subsampled_recycling``.
 
     The mechanism adds the noise to the rescaled estimate from the sample; its claim holds on the sample.
-    ``sampling_noise`` is the standard deviation of the estimate without the noise, and ``acceptance`` is P(|report -
-    true value on the whole data| <= theta).
+    ``sampling_noise`` is the standard deviation of that estimate, and ``acceptance`` the probability that the report is
+    within theta of the true value on the whole data.
     """
 
     mechanism: Additive
@@ -185,7 +185,7 @@ def subsampled_recycling(
             ``published.recycling.published_sensitivity``.
 
     Raises:
-        ValueError: rate is not in (delta, 1]; the budget on the sample is not in [0.01, 20] and (0, 1); theta is not
+        ValueError: rate is out of range; the budget on the sample is not in [0.01, 20] and (0, 1); theta is not
             positive; the sensitivity on the sample is not in [1e-100, 1e100]; or no q makes the kernel private enough.
     """
     inner_epsilon, inner_delta = on_sample(epsilon, delta, rate)

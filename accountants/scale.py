@@ -76,11 +76,7 @@ def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Rea
 def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Return additive noise of this shape, with the smallest scale that (eps, delta) allows, and its claim.
 
-    Args:
-        noise: the shape, a distribution of any scale, such as ``Laplace(1.0)``.
-        epsilon: eps, in [1e-6, 20].
-        delta: in (0, 1).
-        sensitivity: D, in data units.
+    The shape is a distribution of any scale, such as ``Laplace(1.0)``; the sensitivity D is in data units.
 
     Raises:
         ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], one of

@@ -30,7 +30,7 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
         ln(1 + p (e^eps - 1)) and p delta, which are at most epsilon and delta.
 
     Raises:
-        ValueError: epsilon is negative, delta is not in [0, 1], or rate is not in (0, 1].
+        ValueError: an argument is out of range.
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
@@ -50,7 +50,7 @@ def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
         ln(1 + (e^eps - 1)/p) and delta/p.
 
     Raises:
-        ValueError: epsilon is negative, delta is not in [0, 1], or rate is not in (0, 1] or not above delta.
+        ValueError: an argument is out of range.
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)

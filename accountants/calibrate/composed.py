@@ -57,17 +57,13 @@ def composed_scale(
         noise: the distribution of Z.
         epsilon: eps of all releases, positive.
         delta: delta of all releases, in (0, 1).
-        sensitivity: D, in the unit of c Z.
-        count: the number of releases.
-        rate: the rate of the Poisson sample of each release.
+        sensitivity: D, in the unit of c Z, in [1e-100, 1e100].
+        count: the number of releases, an integer in 1..2^40.
+        rate: the rate of the Poisson sample of each release, in (0, 1].
         adjacency: the neighbours of samples; see ``Guarantee.subsample``.
 
-    Returns:
-        c, as ``noise_scale_factor`` returns it.
-
     Raises:
-        ValueError: epsilon is not positive, delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], count is not
-            in 1..2^40, rate is not in (0, 1], or a case of ``noise_scale_factor``.
+        ValueError: an argument is out of range, or a case of ``noise_scale_factor``, which computes c.
         TypeError: count is not an integer, or the distribution is of an unknown type.
     """
     check_target(epsilon, delta, sensitivity)
@@ -90,14 +86,9 @@ def composed(
 ) -> Additive:
     """Return noise of this shape with the smallest scale that (eps, delta) of ``count`` releases together allows.
 
-    The arguments are those of ``composed_scale``; sensitivity is in data units.
-
-    Returns:
-        The mechanism. Its claim, which a release verifies, is for one release on all the data (or on the sample): its
-        own eps at delta / count, if that is at most 20. JAX numbers give no claim.
-
-    Raises:
-        ValueError: see ``composed_scale``.
+    Arguments and errors are those of ``composed_scale``; sensitivity is in data units. The mechanism's claim, which a
+    release verifies, is for one release on all the data (or on the sample): its own eps at delta / count, if that is at
+    most 20. JAX numbers give no claim.
 
     Example:
         >>> from dpkernels.distributions.gaussian import Gaussian
@@ -124,14 +115,10 @@ def with_own_claim(made: Additive, delta: Real) -> Additive:
 def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
     """Return the factor by which all noise must be scaled so that all releases together are (eps, delta)-DP.
 
-    Neighbours are those of the guarantee. Plain numbers are rounded conservatively, in the time of about eight
+    Neighbours are those of the guarantee ``made``, of additive noise, such as
+    ``guarantee(m).subsample(rate).repeat(n)``. Plain numbers are rounded conservatively, in the time of about eight
     evaluations of delta and two of the bracket. JAX numbers are precise to 1e-9, and differentiable in every parameter;
     NaN means that no factor was found.
-
-    Args:
-        made: the guarantee of additive noise, such as ``guarantee(m).subsample(rate).repeat(n)``.
-        epsilon: eps, positive.
-        delta: in (0, 1).
 
     Raises:
         ValueError: epsilon is not positive, delta is not in (0, 1), or releases on samples meet delta without noise.
@@ -188,26 +175,24 @@ def composed_budget(
     initial_guess: float | None = None,
     **arguments: Any,
 ) -> Mechanism:
-    """Return the mechanism of the largest eps0 such that ``count`` releases are (eps, delta)-DP together.
+    """Return the mechanism of the largest eps0 in [0.01, 20] such that ``count`` releases are (eps, delta)-DP together.
+
+    Plain numbers are rounded conservatively by the bracket; JAX numbers are those of the precise value, NaN if eps0 =
+    0.01 is infeasible.
 
     Args:
         constructor: makes the mechanism, such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with
             ``epsilon=eps0`` and the arguments. The delta of its mechanism must grow with eps0.
         epsilon: eps of all releases, positive.
         delta: delta of all releases, in (0, 1).
-        count: the number of releases.
-        rate: the rate of the Poisson sample of each release.
+        count: the number of releases, an integer in 1..2^40.
+        rate: the rate of the Poisson sample of each release, in (0, 1].
         adjacency: neighbours of samples; see ``Guarantee.subsample``.
         initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is lowered only as far as it requires.
         **arguments: the constructor's other arguments, such as lower and upper.
 
-    Returns:
-        The mechanism; its ``epsilon`` is eps0, in [0.01, 20]. Plain numbers are rounded conservatively by the bracket;
-        JAX numbers are those of the precise value, NaN if eps0 = 0.01 is infeasible.
-
     Raises:
-        ValueError: epsilon or initial_guess is not positive, delta is not in (0, 1), count is not in 1..2^40, rate is
-            not in (0, 1], or eps0 = 0.01 exceeds the target, with the delta that it has.
+        ValueError: an argument is out of range, or eps0 = 0.01 exceeds the target, with the delta that it has.
         TypeError: count is not an integer.
     """
     check_target(epsilon, delta)
@@ -352,7 +337,6 @@ def conservative_parameter(
     """Return the least plain t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
 
     Their delta falls with t. If the precise root is known to be t = 0, it is solved for only if the bracket disagrees.
-    A ``ConvergenceError`` says that no t was found.
     """
 
     @cache

@@ -28,16 +28,14 @@ __all__ = ["bounded", "discrete_gaussian", "discrete_laplace"]
 def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Any) -> Mechanism:
     """Return a bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.
 
-    A mechanism that is exactly eps0-DP is (eps, delta)-DP for smaller eps, so that eps0 may exceed eps.
+    A mechanism that is exactly eps0-DP is (eps, delta)-DP for smaller eps, so that eps0, its ``epsilon``, may exceed
+    eps.
 
     Args:
         constructor: such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the arguments.
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
         **arguments: the constructor's other arguments, such as lower and upper.
-
-    Returns:
-        The mechanism; its ``epsilon`` is eps0.
 
     Raises:
         ValueError: epsilon or delta is out of range.

@@ -76,10 +76,7 @@ def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilo
 
 
 def _summed_pieces(kernel: Any, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType) -> tuple[Any, Any]:
-    """Sum pieces between the steps of w(x) and w(x - D); in each the loss exceeds eps up to a cut.
-
-    The integrand is 0 at a cut, so the cut needs no derivative. This compiles faster than the general profile.
-    """
+    """Sum pieces between the steps of w(x) and w(x - D): each up to a cut, where the integrand is 0."""
     near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
     steps = xp.stack([-theta, near, far, D + theta])
     left, right = xp.append(-xp.inf, steps), xp.append(steps, xp.inf)
@@ -126,10 +123,7 @@ def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) 
 
 
 def shape_shift(kernel: Distribution, theta: Any, u: Any, epsilon: Any, delta: Any, most: Any) -> Any:
-    """Return the largest shift, up to ``most``, over which noise of this shape is (eps, delta)-DP.
-
-    Noise scaled by c is (eps, delta)-DP over a shift scaled by c, so one root gives the scale for any shift.
-    """
+    """Return the largest shift, up to ``most``, over which noise of this shape is (eps, delta)-DP."""
     return root(_shift_excess, (kernel, theta, u, epsilon, delta), 0.0, most)
 
 
@@ -139,14 +133,11 @@ def _shift_excess(shift: Any, given: tuple[Distribution, Real, Real, Real, Real]
 
 
 def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
-    """Return the largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
+    """Return the largest q in [0, 1) at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
 
     delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
-    theta. The feasible q still form one interval, whose upper end has the largest acceptance. The tolerated error theta
-    and the sensitivity D are in the kernel's unit.
-
-    Returns:
-        q in [0, 1), whose computed delta(eps) is at most delta; NaN if no q is feasible.
+    theta. The feasible q still form one interval, whose upper end has the largest acceptance; NaN if there are none.
+    The computed delta(eps) is at most delta. The tolerated error theta and the sensitivity D are in the kernel's unit.
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
@@ -168,11 +159,8 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
 def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return the first c from below at which c times the kernel, recycled beyond theta with q, is (eps, delta)-DP.
 
-    For q < 1 there is one: the mass of a wide kernel within theta is small, recycled or not. The tolerated error theta
-    and the sensitivity D are in the unit of c times the kernel's.
-
-    Returns:
-        c, whose computed delta(eps) is at most delta.
+    For q < 1 there is one: the mass of a wide kernel within theta is small, recycled or not. Its computed delta(eps) is
+    at most delta. The tolerated error theta and the sensitivity D are in the unit of c times the kernel's.
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
@@ -226,7 +214,7 @@ def _rejection(log_scale: Any, given: tuple[Distribution, Real, Real, Real]) -> 
 def budget_recycled(
     kernel: Distribution | type, *, theta: Any, epsilon: Real, delta: Real, sensitivity: Any = 1.0, q: Any = None
 ) -> Additive:
-    """Return budget-recycled noise (Jiang 2024), accounted exactly.
+    """Return budget-recycled noise (Jiang 2024), accounted exactly; ``noise.acceptance`` is P(|Z| <= theta).
 
     Args:
         kernel: a distribution, which is kept and gets the largest q; or a type with one parameter, ``Gaussian`` or
@@ -234,15 +222,12 @@ def budget_recycled(
         theta: the tolerated error, positive, in data units.
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
-        sensitivity: D, in data units.
+        sensitivity: D, in data units, in [1e-100, 1e100].
         q: the probability of a redraw, in [0, 1), for a type of kernel.
 
-    Returns:
-        The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
-
     Raises:
-        ValueError: an argument is out of range, sensitivity is not in [1e-100, 1e100], no q makes the kernel private
-            enough, with the scale that it needs, or q is given together with a distribution.
+        ValueError: an argument is out of range, no q makes the kernel private enough, with the scale that it needs, or
+            q is given together with a distribution.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)

@@ -27,7 +27,7 @@ _RTOL, _LEAST_LOG = 1e-12, 700.0
 
 
 def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: int, **arguments: Any) -> Any:
-    """Return the mechanism with the largest eps0 for which n shuffled reports are (eps, delta)-DP.
+    """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports are (eps, delta)-DP.
 
     Neighbours differ in one person's input. The shuffler is trusted, and n counts honest reports; see
     ``accountants.shuffle``. For plain numbers the upper end of the rigorous bracket, for the integers that a release
@@ -40,9 +40,6 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
         delta: the central delta, in (0, 1).
         n: the number of honest reports.
         **arguments: the constructor's other arguments, such as lower and upper.
-
-    Returns:
-        The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
 
     Raises:
         NotPrivateError: no mechanism was proven to meet the target.

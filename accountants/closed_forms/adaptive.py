@@ -212,10 +212,7 @@ def _read(grid: _Grid, upper: Any, epsilon: Any) -> Any:
 
 
 def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Return a lower bound by extending chords of both sides, by convexity.
-
-    Beyond its near end, a chord from a lower bound there to an upper bound at its far end stays below the function.
-    """
+    """Return a lower bound by convexity: beyond a lower bound, a chord from it to an upper bound stays below."""
     i, y, beyond = _between(grid, lower, epsilon)
     left = lower[i] + y * np.exp(grid.h) * (lower[i] - upper[i - 1])
     right = lower[i + 1] + (1 - y) * np.exp(-grid.h) * (lower[i + 1] - upper[i + 2])

@@ -33,16 +33,13 @@ def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add
     | one record replaced, perhaps by one of another part | 2 max eps_i | max delta_i (1 + e^eps_i) |
 
     Where a record is replaced within part i, that part's guarantee is used twice: delta_i (1 + e^eps_i) at 2 eps_i
-    (group privacy). Where it moves from part i to part j, one record of each changes: the smaller
-    1 - (1 - delta_i)(1 - delta_j) at eps_i + eps_j. Remark 2 claims the first row without naming the neighbours.
+    (group privacy). Where it moves from part i to part j, one record of each changes: the smaller 1 - (1 - delta_i)(1 -
+    delta_j) at eps_i + eps_j. Remark 2 claims the first row without naming the neighbours.
 
     Args:
         epsilons: eps_i >= 0, one or several.
         deltas: delta_i in [0, 1]; one for each, or one for all.
         adjacency: "add_remove" or "replace".
-
-    Returns:
-        eps and delta, of all parts together.
 
     Raises:
         ValueError: no part, epsilons negative or infinite, deltas not in [0, 1], an unknown adjacency.

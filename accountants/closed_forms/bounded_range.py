@@ -34,15 +34,14 @@ _NODES, _WEIGHTS = GAUSS_LEGENDRE
 def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) -> Real:
     """Return the optimal delta at eps of m <= 4000 eps0-BR and n eps0-DP mechanisms, non-adaptive, in time m^2.
 
-    Cesar & Rogers 2021, Theorem 3. With integers l >= 0, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0), q_t = (1
-    - e^(t - eps0))/(1 - E), I ~ Bin(m, 1 - q_t), J ~ Bin(n, 1/(1 + e^eps0)), W = I + 2J:
+    Cesar & Rogers 2021, Theorem 3. With integers l >= 0, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0),
+    q_t = (1 - e^(t - eps0))/(1 - E), I ~ Bin(m, 1 - q_t), J ~ Bin(n, 1/(1 + e^eps0)), W = I + 2J:
 
         delta = max over l of  sum over w <= l of  P(W = w) (1 - e^(t_l - (l + 1 - w) eps0))
 
     m = 0 is ``pure_delta`` (their Theorem 1), and n = 0 is Dong, Durfee & Rogers 2019 (their Theorem 2). The total loss
     is m t + n eps0 - W eps0, so that every t gives a delta that some mechanisms have; t_l is where it is stationary.
-    Derivatives are those at the best t held fixed (envelope theorem). Adaptive choices can be worse:
-    ``adaptive.adaptive_delta``.
+    Derivatives are those at the best t held fixed (envelope theorem). Adaptive choices can be worse.
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
     return _each(_mixed_delta, epsilon0, bounded_range, pure, epsilon)
@@ -67,8 +66,8 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
         D = t + ln [(1 - E^alpha)/(alpha (1 - E))]/(alpha - 1)
           = g(alpha eps0) - g((alpha - 1) eps0) + [g(alpha eps0) - g(eps0)]/(alpha - 1),   g(z) = ln sinh(z/2)/(z/2)
 
-    (Cesar & Rogers 2021). It is evaluated in mean slopes of g, which are positive and without cancellation. Limits: KL,
-    y - 1 - ln y with y = eps0/(1 - E), at alpha = 1; eps0 at infinity; alpha eps0^2/8, which it stays below, as eps0 ->
+    (Cesar & Rogers 2021). It is evaluated in mean slopes of g, which are positive and without cancellation. Limits:
+    KL, y - 1 - ln y with y = eps0/(1 - E), at alpha = 1; eps0 at infinity; alpha eps0^2/8, an upper bound, as eps0 ->
     0.
     """
     checks.within("order", order, 1.0, np.inf)
@@ -111,10 +110,7 @@ def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) ->
 
 
 def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
-    """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0.
-
-    The gap is eps0 - t, which t may have lost to rounding.
-    """
+    """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0 = -gap."""
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
     t, gap = xp.expand_dims(t, -1), xp.expand_dims(gap, -1)

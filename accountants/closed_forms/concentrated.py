@@ -21,10 +21,7 @@ from dpkernels.solve import bisect
 
 
 def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
-    """Return rho = D^2 / (2 s^2) of Gaussian noise on values or vectors with l2 sensitivity D.
-
-    Discrete Gaussian noise on integers has the same (Canonne, Kamath & Steinke 2020).
-    """
+    """Return rho = D^2 / (2 s^2) of Gaussian noise, discrete or not, on values or vectors with l2 sensitivity D."""
     checks.positive("sigma", sigma)
     checks.sensitivity(sensitivity)
     return (np.asarray(sensitivity, float) / sigma) ** 2 / 2
@@ -38,8 +35,8 @@ def bounded_range_rho(epsilon: Real) -> Real:
 def pure_rho(epsilon: Real) -> Real:
     """Return rho = eps tanh(eps/2) of an eps-DP mechanism, at most eps^2 / 2; attained by randomised response.
 
-    The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over 1/4..(alpha -
-    1/2)^2, divided by alpha - 1; that function is concave, so the slope is largest as alpha -> 1.
+    The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over the interval
+    1/4..(alpha - 1/2)^2, divided by alpha - 1; that function is concave, so the slope is largest as alpha -> 1.
     """
     eps = _budget(epsilon)
     return eps * np.tanh(eps / 2)
@@ -66,11 +63,10 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
 
 
 def best_delta(rho: Real, epsilon: Real) -> Real:
-    """Return delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
+    """Return delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12); rounded up.
 
-        ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
-
-    It is rounded upwards.
+    The bound is  ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 -
+    1/alpha).
     """
     rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
     some = np.where(rho > 0, rho, 1.0)

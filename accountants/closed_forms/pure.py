@@ -139,10 +139,7 @@ def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
 
 
 def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
-    """Return B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step).
-
-    C(s + 1) = C(s) + (1 - e^-step) B(s).
-    """
+    """Return B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step)."""
     xp = namespace(mass, step)
     B = decayed(mass, step)
     steps = -xp.expm1(-xp.expand_dims(step, -1)) * xp.cumsum(B, -1)
@@ -176,10 +173,7 @@ def _entry(values: Any, s: Any) -> Any:
 
 
 def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: Any, scale: Any) -> Any:
-    """Return eps moved up until the profile at(eps, parameters) is at most delta; the move has no derivative.
-
-    The first step is a few floats of eps and scale, and steps grow fourfold.
-    """
+    """Return eps moved up, in growing steps, until the profile is at most delta; the move has no derivative."""
     xp = namespace(epsilon)
     parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))
 

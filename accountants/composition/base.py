@@ -38,11 +38,10 @@ class ComposedProfile(abc.ABC):
     def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
-        The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root is replaced by one
-        to the middle of the bracket, or by one twice as far if there is no upper end yet. If Newton's steps are still
-        not done after some steps, every other one is replaced so. ``noise`` is the relative error of delta. The result
-        is (eps, value and slope of log delta next to it, whether eps or the value is accurate to rounding, the
-        evaluation there).
+        The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root, and later every
+        other step, goes to the middle of the bracket, or twice as far if there is no upper end yet. ``noise`` is the
+        relative error of delta. The result is (eps, value and slope of log delta next to it, whether eps or the value
+        is accurate to rounding, the evaluation there).
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps

@@ -98,9 +98,9 @@ def below(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at most that of the cells: groups around grid points, with at least their loss.
 
     Mass p of a half cell at k h that stays adds its gain p - e^(k h) q to the group at k. Mass that joins the group at
-    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. The upper half of each cell moves first. A cell
-    moves up what the levels of both of its groups allow. After a few rounds the groups are nearly in balance. The mean
-    of e^(-l), the first quantity on which a composition's lower tail depends, is then kept.
+    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. A cell, its upper half first, moves up what the
+    levels of both of its groups allow. After a few rounds the groups are nearly in balance. The mean of e^(-l), the
+    first quantity on which a composition's lower tail depends, is then kept.
     """
     gain, cost = cells.gain, np.maximum(cells.p * np.expm1(step) - cells.gain * np.exp(step), 0.0)
     moved, most = np.zeros_like(cells.p), gain.sum(1)
@@ -124,10 +124,7 @@ def _shares(price: np.ndarray, budget: np.ndarray) -> np.ndarray:
 
 
 def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
-    """Return a pair whose profile is at least that of each of several: the maximum on one grid, and chords between.
-
-    Chords are in e^eps.
-    """
+    """Return a pair whose profile is at least each of several: their maximum on one grid, between chords in e^eps."""
     first = min(part.first for part in several)
     size = max(part.first + len(part.mass) for part in several) - first + 1
     profiles = []
@@ -210,10 +207,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds
 
 @dataclass(frozen=True)
 class _Tilted:
-    """Masses times e^(c l), scaled to sum to 1: g at the grid numbers k; ``log_scale`` is the log of their sum.
-
-    Relative errors of g and e^log_scale are a few units of the largest terms of their exponents.
-    """
+    """Masses times e^(c l), scaled to sum to 1: g at the grid numbers k; ``log_scale`` is the log of their sum."""
 
     g: np.ndarray
     k: np.ndarray

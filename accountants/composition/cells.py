@@ -1,8 +1,8 @@
 """A privacy loss distribution on a grid: masses of half cells, from which rigorous bounds are computed.
 
 All numbers are NumPy float64. Smooth pieces are split into parts with a monotone loss, which can be cut where the loss
-is on the grid. All outcomes of a half cell are treated as one. Masses under p and q are integrals of smooth functions
-between points at which the loss is on the grid, exact up to rounding (docs/proofs/brackets.md).
+is on the grid. Masses under p and q are integrals of smooth functions between such points, exact up to rounding
+(docs/proofs/brackets.md).
 """
 
 from __future__ import annotations

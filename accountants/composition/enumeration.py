@@ -258,10 +258,7 @@ class JointOutcomes(NamedTuple):
 
 
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
-    """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables.
-
-    Counts must be known integers. A mirrored direction exchanges p and q.
-    """
+    """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
     tables, size = [], 1
     for one in releases:
         pair, known = _table(one), checks.concrete(one.count)

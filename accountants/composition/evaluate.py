@@ -131,10 +131,7 @@ def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
 
 
 def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
-    """Return the loss above which losses count as partly infinite, for an eps; see ``capped``.
-
-    All other losses add up to at least the sum of the least ones. On samples no grid holds these and larger losses.
-    """
+    """Return the loss above which losses count as partly infinite: eps minus the least that all others add up to."""
     least = sum(part.count * namespace(epsilon).maximum(part.largest_loss(-1), 0.0) for part in parts)
     return without_derivative(epsilon + least + 1e-9)
 
@@ -241,10 +238,7 @@ def _evaluate_direction(
 
 
 def _delta_of_one_release(parts: RepeatedLosses, epsilon: Any) -> Any:
-    """Return delta of the worst single release, which that of all releases cannot be below.
-
-    It detects an eps from losses so large that the FFT does not resolve them.
-    """
+    """Return delta of the worst single release, which that of all releases cannot be below."""
     xp = namespace(epsilon)
     every: list[Any] = [part.losses for part in parts if part.losses is not None]
     return xp.stack([(one.p * -xp.expm1(xp.minimum(epsilon - one.loss, 0.0))).sum(-1) for one in every]).max()
@@ -346,10 +340,7 @@ def _may_be_three(parts: RepeatedLosses) -> bool:
 
 
 def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
-    """Return the computed value where it is needed, else the other value; JAX arrays only.
-
-    Under vmap, lax.cond computes both sides for all values, while a loop makes no iteration for those that need none.
-    """
+    """Return the computed value where it is needed, by a loop, as lax.cond under vmap computes both sides for all."""
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
 

@@ -155,8 +155,8 @@ class ComposedPLD(ComposedProfile):
     def gradient(self, evaluation: _Evaluation) -> tuple[RepeatedLosses, Any]:
         """Return the derivatives of delta, a homogeneous polynomial of the masses.
 
-        The derivative in the mass of the loss l is n times delta of one release less at eps - l. The derivative in l is
-        n p times minus the slope of that. All of them are one correlation, interpolated between grid points.
+        That in the mass of the loss l is n times delta of one release less at eps - l; that in l is n p times minus the
+        slope of it. All are one correlation, interpolated between grid points.
         """
         jnp = jax.numpy
         value, slope = evaluation.sums

@@ -63,10 +63,7 @@ class GridInterpolation:
         return add_at(size, self.index, both * interpolation(self.above)[..., None]).T
 
     def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
-        """Return the values of a function on the grid at all outcomes, and its derivative in the step.
-
-        For lumped outcomes the function is the sum of both arguments.
-        """
+        """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
         around = namespace(grid).stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
         value, slope = (interpolation(self.above, rows) * around for rows in (COEFFICIENTS, _DERIVATIVE))
         return value.sum(0), slope.sum(0)
@@ -92,10 +89,7 @@ def taylor_shift(s: Any) -> tuple[Any, Any]:
 def share_on_grid(
     nodes: PrivacyLossDistribution, c: Any, log_scale: Any, offset: Any, step: Any, size: int, count: Any = 1
 ) -> GridInterpolation:
-    """Return tilted masses distributed over the grid points offset + k step, entry k modulo ``size``.
-
-    Atoms are lumped if sums of ``count`` of them are near the grid, where their mass is not smooth.
-    """
+    """Return tilted masses on grid points offset + k step, entry k modulo ``size``; atoms near the grid are lumped."""
     xp = namespace(nodes.loss, step)
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
@@ -112,10 +106,7 @@ def share_on_grid(
 
 
 def heaviest_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, others: int = 1) -> tuple[Any, Any, Any]:
-    """Return the loss of the heaviest atom, the distances of the ``others`` next heaviest, and their tilted masses.
-
-    Where there are fewer atoms, distances and masses are 0.
-    """
+    """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and tilted masses."""
     (log_p, loss), is_atom = nodes.finite, nodes.width == 0
     xp = namespace(log_p)
     if xp is np and is_atom.any():  # Most outcomes are no atoms.
@@ -153,10 +144,9 @@ def sample_on_grid(
     """Return outcomes whose loss density is smooth on the grid: (a grid point, the step, the cap).
 
     With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
-    divergence. Inside each piece the outcomes are therefore samples of the loss density at the grid points, which
-    integrate smooth functions up to rounding. Smooth transitions lead to the quadrature ``nodes`` at the ends of the
-    piece, where losses on samples are crowded. Losses above the cap are gathered into an atom, as by ``capped``, part
-    by part.
+    divergence. So outcomes inside each piece are samples of the loss density at the grid points. Smooth transitions
+    lead to the quadrature ``nodes`` at the ends of the piece, where losses on samples are crowded. Losses above the cap
+    are gathered into an atom, as by ``capped``, part by part.
     """
     xp = namespace(c)
     grid, (log_p, loss) = without_derivative((grid, nodes.finite))
@@ -219,10 +209,9 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen:
 def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> Any:
     """Return a step of at least ``least`` that divides the distance of two atoms, by an even number if possible.
 
-    A third atom in the middle, such as one without loss between two opposite atoms, is then on the grid. Atoms beside
-    the grid are rounded at the kink of the hockey-stick divergence. So of the steps that are up to a quarter wider, the
-    one is taken for which the other atoms are nearest to the grid. If the distance is smaller than ``least``, the step
-    is ``least``. For the distances and masses see ``heaviest_atoms``; ``count`` of these atoms are added up.
+    A third atom in the middle is then on the grid. Of the steps that are up to a quarter wider, the one is taken for
+    which the other atoms are nearest to the grid. If the distance is smaller than ``least``, the step is ``least``. For
+    the distances and masses see ``heaviest_atoms``; ``count`` of these atoms are added up.
     """
     xp = namespace(least, distances)
     least, gap = without_derivative(least), xp.abs(distances[0])
@@ -238,10 +227,7 @@ def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> A
 
 
 def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
-    """Return outcomes whose profile is the maximum of several profiles, by connecting their dots on a grid.
-
-    It is never below that maximum, and exceeds it by about the square of a step. A single profile is returned as it is.
-    """
+    """Return outcomes whose profile is at least the maximum of several, and above by about the square of a step."""
     if len(several) == 1:
         return several[0]
     whole = join(several)

@@ -57,10 +57,7 @@ class SelfComposed:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether (p, q) and (q, p) have one profile, so that one neighbour direction is enough.
-
-        Noise and windows on all the data are symmetric, and so are replaced records.
-        """
+        """Return whether (p, q) and (q, p) have one profile, so that one neighbour direction is enough."""
         if self.sampling_rate is not None:
             return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)

@@ -103,10 +103,7 @@ class AdditivePair(DominatingPair):
 
 
 def additive_pair(noise: Distribution, shift: Real) -> AdditivePair:
-    """Return the pair of additive noise and its shift, with the number of staircase periods that it needs.
-
-    Only the ratio of noise and shift matters. An error says that a staircase has too many steps within the shift.
-    """
+    """Return the pair of noise and its shift, of any unit, with the number of staircase periods that it needs."""
     xp = namespace(shift)
     noise, shift = noise.rescale(1.0, xp.abs(shift)), xp.where(shift < 0, -1.0, 1.0)[()]
     return AdditivePair(noise, shift, _periods(noise))
@@ -132,10 +129,7 @@ def _periods(noise: Distribution) -> int:
 
 
 class NoiseFormulas:
-    """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points.
-
-    f is the density of ``noise``, ``source`` the noise without weights, and D the shift.
-    """
+    """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points."""
 
     # Whether the computed hockey-stick divergence is an upper bound.
     rounds_up: ClassVar[bool] = False
@@ -170,10 +164,7 @@ class NoiseFormulas:
         return left, right, weight_p, weight_q, known, xp.where(known, _log(weight_p) - _log(weight_q), 0.0)
 
     def hockey_stick(self) -> Curve:
-        """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps], each between the roots of l = eps.
-
-        The integrand is 0 at a root, so the root needs no derivative.
-        """
+        """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative."""
         source, D = self.source, self.D
         left, right, weight_p, weight_q, known, change = self._cuts()
         low, high = _finite_ends(left, right)
@@ -200,10 +191,7 @@ class NoiseFormulas:
         return at
 
     def _gap_by_quadrature(self, start: Any, end: Any, level: Any) -> tuple[Any, Any]:
-        """Return where the integral of f (1 - e^(level - loss)) is exact to rounding by quadrature, and its value.
-
-        The difference of two masses would lose its digits where the loss varies little, as next to its maximum.
-        """
+        """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""
         source, xp = self.source, namespace(start, level)
         change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * self.D, self.D)]
         short = (xp.abs(change[0]) <= _SMOOTH) & (xp.abs(change[1]) <= _SMOOTH)
@@ -618,8 +606,7 @@ def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistributi
 
     Its positive losses are those of the pair where the pair's profile is larger, and those of the mirror elsewhere.
     Where the profiles cross it has an atom: the mass above the crossing of the pair that is larger below, minus that of
-    the pair that is larger above. Staircases may cross at every step and are not supported. The result is NaN if there
-    are more crossings than are kept.
+    the other. Staircases are not supported. The result is NaN if there are more crossings than are kept.
     """
     y, own = _crossings(without_derivative(pair))
     xp = namespace(y)

@@ -1,7 +1,4 @@
-"""Dominating pairs: two distributions of a report under neighbouring inputs, and the privacy profile of several pairs.
-
-The profile is the pointwise maximum of the pairs' hockey-stick divergences, on NumPy and JAX arrays.
-"""
+"""Dominating pairs: two distributions of a report under neighbouring inputs, and the profile of several pairs."""
 
 from __future__ import annotations
 
@@ -71,10 +68,7 @@ class DominatingPair(abc.ABC):
 @pytree
 @dataclass(frozen=True)
 class Mixed(DominatingPair):
-    """The pair ``first`` with probability w, else ``second``, where a report shows which of them was used.
-
-    Both have the same two inputs. The profile is delta = w delta_1 + (1 - w) delta_2.
-    """
+    """The pair ``first`` with probability w, else ``second``, as reports show: delta = w delta_1 + (1 - w) delta_2."""
 
     weight: Any
     first: Any
@@ -174,10 +168,7 @@ def is_whole(item: Any) -> bool:
 
 
 def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
-    """Return the pointwise maximum of the pairs' hockey-stick divergences, as a function of eps, rounded upwards.
-
-    An eps beyond the cap is evaluated at the cap.
-    """
+    """Return the maximum of the pairs' hockey-stick divergences as a function of eps up to the cap, rounded upwards."""
     sticks = [upper(pair) for pair in pairs]
 
     def at(epsilon: Any) -> Any:

@@ -157,10 +157,7 @@ class Densities(DominatingPair):
     may_be_asymmetric: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
-        """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once.
-
-        The integrand is 0 at the sign change, which therefore needs no derivative.
-        """
+        """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once."""
         xp = namespace(self.nodes.p)
         mass_p, mass_q, loss = (
             floating(xp.asarray(each)).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss)

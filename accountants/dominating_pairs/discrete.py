@@ -27,11 +27,7 @@ from dpkernels.pytrees import pytree
 @partial(pytree, static=("moved", "near"))
 @dataclass(frozen=True)
 class Atoms(DominatingPair):
-    """Two distributions on the same finite set of reports, as 1-D arrays of probabilities.
-
-    For even noise on a lattice, q is p shifted by ``moved`` points. For other distributions ``near`` is as in
-    ``DominatingPair``.
-    """
+    """Two distributions on the same finite set of reports; for even noise on a lattice q is p, ``moved`` points on."""
 
     p: Any
     q: Any
@@ -89,22 +85,17 @@ def _tolerance(dtype: np.dtype) -> float:
 
 
 def weights(p: Any, q: Any) -> Atoms:
-    """Return the pair of two distributions on the same finite set of reports.
+    """Return the pair of two distributions on the same finite set of reports; JAX arrays stay differentiable.
 
-    A neighbour may have either distribution, and delta is the larger one of both directions.
-
-    In a composition all reports have p under one input and q under the other. If a neighbour may have p in one report
-    and q in the next, as where values move in opposite directions, a pair that is not symmetric is not covered.
+    A neighbour may have either distribution, and delta is the larger one of both directions. In a composition all
+    reports have p under one input and q under the other. If a neighbour may have p in one report and q in the next, as
+    where values move in opposite directions, a pair that is not symmetric is not covered.
 
     With ``subsample``, q is the distribution without the record. With replaced records, p and q are the distributions
     of the two records that are easiest to distinguish.
 
-    Args:
-        p: probabilities under one input, a 1-D array; JAX arrays stay differentiable.
-        q: probabilities under the other input.
-
     Raises:
-        ValueError: p and q are not two arrays of one length with entries in [0, 1] that add up to 1.
+        ValueError: p and q are not two 1-D arrays of one length with entries in [0, 1] that add up to 1.
         TypeError: p or q has entries that are not numbers.
     """
     p, q = (mass if isinstance(mass, jax.Array) else np.asarray(mass) for mass in (p, q))
@@ -252,10 +243,7 @@ def _largest(p: Any, cells: int, t: Any) -> Any:
 
 
 def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
-    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions.
-
-    It raises a ValueError for noise on vectors, and for a sensitivity above the certificate's.
-    """
+    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions."""
     certificate = form.certificate
     if not isinstance(certificate, NoiseCertificate):
         raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")

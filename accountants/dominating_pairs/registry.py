@@ -1,7 +1,5 @@
 """The dominating pairs of mechanisms: the distributions of a report under the worst two neighbouring inputs.
 
-The privacy profile of a mechanism is the pointwise maximum of the hockey-stick divergences of its dominating pairs,
-
     delta(eps) = max over pairs of  integral max(0, p(y) - e^eps q(y)) dy,    eps >= 0.
 
 Where a pair and its mirror (q and p exchanged) have the same profile, only one of them is listed. Proofs:

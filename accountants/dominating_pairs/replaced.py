@@ -81,10 +81,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 
 def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
-    """Return the symmetric dominating pair of one release on a Poisson sample with one record replaced.
-
-    ``pair`` is that of the release on all the data, for one of two records; the rate is in (0, 1].
-    """
+    """Return the symmetric pair of one release on a Poisson sample with one record replaced, from that on all data."""
     if isinstance(pair, AdditivePair):
         return ReplacedNoise(pair, rate)
     if isinstance(pair, Atoms) and pair.moved is not None:
@@ -110,10 +107,7 @@ def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
 @pytree
 @dataclass(frozen=True)
 class ReplacedBounded(DominatingPair):
-    """The pair of one release of a bounded mechanism; its profile is that of an added record.
-
-    ``pair`` is that of the release on all the data, for one of two records.
-    """
+    """The pair of one release of a bounded mechanism, from that on all data; its profile is that of an added record."""
 
     pair: Any
     rate: Any

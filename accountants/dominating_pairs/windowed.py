@@ -284,10 +284,7 @@ def _inside(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _turns(pieces: Side, cells: int, most: int) -> Real:
-    """Return the turning points of the loss in each piece, increasing, in shape (most, pieces); NaN if there are more.
-
-    The right end of the piece fills up the rest.
-    """
+    """Return the turning points of the loss in each piece, and its right end, (most, pieces); NaN if there are more."""
     left, right = jax.lax.stop_gradient(_inside(pieces.left, pieces.right))
     grid = left + (right - left) * jnp.linspace(0, 1, cells + 1, dtype=left.dtype)[:, None]
     rising = _rate(pieces, grid) > 0
@@ -335,8 +332,7 @@ def _drops(side: Side, runs: _Runs) -> Real:
 def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
     """Return the share of a run, from its top, on which the loss is above eps: a root, bracketed by the table.
 
-    The integrand is 0 there, so the first derivative of delta does not need that of the share; JAX numbers have it for
-    the second derivative.
+    The first derivative of delta does not need that of the share, as the integrand is 0 there; the second one does.
     """
     xp = namespace(eps, drops, run.top)
     frozen, level = without_derivative((run, eps))

@@ -180,10 +180,10 @@ def to_dp_event(
 ) -> dp_accounting.DpEvent:
     """Return the event that has the meaning of a guarantee, for an accountant with this relation.
 
-    Gaussian and Laplace noise, on all the data or on Poisson samples, has an event; so have randomised response and
-    the pairs that ``from_dp_event`` makes of discrete Laplace noise. The noise multiplier of a guarantee on all the
-    data is its standard deviation over its sensitivity. With records replaced, neighbours of such a guarantee are two
-    norms apart, so that its multiplier doubles.
+    Gaussian and Laplace noise, on all the data or on Poisson samples, has an event; so have randomised response and the
+    pairs that ``from_dp_event`` makes of discrete Laplace noise. The noise multiplier of a guarantee on all the data is
+    its standard deviation over its sensitivity. With records replaced, neighbours are two norms apart, so that it
+    doubles.
 
     Raises:
         ValueError: no event means the same under this relation. The error names the mechanism.

@@ -89,8 +89,7 @@ class TrainingRun:
     def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
         """Return an eps with delta(eps) + slack(eps) <= delta, next to the smallest one.
 
-        The slack rises with eps, so eps is found from below: what the slack leaves of delta at one value gives the
-        next. A value that is at least what its own rest of delta requires is a solution.
+        The slack rises with eps, so eps is found from below: what it leaves of delta at one value gives the next.
         """
         eps = epsilon_at(delta)
         while self.slack and eps < math.inf:

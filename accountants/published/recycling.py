@@ -155,13 +155,9 @@ def published_composition(
     sum_j C(T,j) W^j (1-W)^(T-j) delta_T(eps - j Lq): T independent kernel losses, and a binomial number of recycling
     losses Lq = -ln(1 - q). The losses of one report are not independent.
 
-    Args:
-        kernel_profile: delta_T, of T kernel reports composed; for a Gaussian kernel
-            ``lambda eps: additive_profile(kernel, sqrt(T) * D, eps)``. It is called with an array.
-        weight: W, from ``published_weight``.
-        q: probability of a redraw, in [0, 1).
-        count: T.
-        epsilon: eps of all reports.
+    ``kernel_profile`` is delta_T, of T kernel reports composed, a function of arrays; for a Gaussian kernel ``lambda
+    eps: additive_profile(kernel, sqrt(T) * D, eps)``. The weight W is ``published_weight``, q in [0, 1) the probability
+    of a redraw, and ``count`` is T.
     """
     from scipy.stats import binom
 

@@ -32,10 +32,9 @@ _BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that 
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The result of a published search, in the natural direction of the objective.
+    """The result of a published search; ``rounds`` has the best value after each round.
 
-    ``evaluations`` is how often the objective, or for recycling the privacy profile, was computed. ``rounds`` has the
-    best value after each round.
+    ``evaluations`` is how often the objective, or for recycling the privacy profile, was computed.
     """
 
     source: str
@@ -50,10 +49,9 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
     The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
-    point of the round before. L follows from total probability 1. Points are feasible where k + y <= 1 and k <= y
-    (e^eps - 1); with the quartic base t = (y + k) e^-eps. The source compares ``variance_at`` the middle. The search
-    ends after the round that reaches ``stop_at``, V_t of Algorithm 2; the authors' released code has no such end, and
-    runs all three.
+    point of the round before. L follows from total probability 1. Points are feasible where k + y <= 1 and
+    k <= y (e^eps - 1); with the quartic base t = (y + k) e^-eps. The source compares ``variance_at`` the middle. The
+    search ends after the round that reaches ``stop_at``, V_t of Algorithm 2; the authors' released code runs all three.
     """
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
@@ -127,10 +125,7 @@ _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 
 
 def recycled_search(family: Any, objective: Any) -> Enumerated:
-    """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``.
-
-    The objective must be an acceptance at the family's theta.
-    """
+    """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``."""
     _check_acceptance(family, objective)
     best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
     made = Additive(best, family.sensitivity, family.epsilon, family.delta)
@@ -142,9 +137,8 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
     has the budget that ``accountants.subsampling.on_sample`` allows on the sample. The errors of Algorithm 2 remain.
-    The acceptance that is compared, at the family's theta, is the true one of noise and sampling error together, by
-    quadrature. The source's is the reciprocal of its eq. (13), ``published_acceptance_rate``, which can be several
-    times larger.
+    The acceptance that is compared is the true one of noise and sampling error together, by quadrature. The source's is
+    the reciprocal of its eq. (13), which can be several times larger.
     """
     _check_acceptance(family, objective)
     found: list[tuple[float, float, Any, int]] = []
@@ -203,9 +197,9 @@ def published_eta(epsilon: Real) -> Real:
     """Return Ma 2021's eta of Theorem 4 (eq. 19), sound and not the optimum.
 
     eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps. It minimises (eta^3 + E - 1)/(eta - 1)^2,
-    the variance in the middle with eps and the window's probability q both held. Normalisation ties q to eta, q = E/(E
-    + eta - 1), so that the variance has the factor E + eta - 1 as well: **not the optimum**. The worst-case variance at
-    eta_0 is 21 % above the least at eps = 0.5 and 15 % at eps = 2 (``python -m benchmarks.literature``).
+    the variance in the middle with eps and the window's probability q both held. Normalisation ties q to eta,
+    q = E/(E + eta - 1), so that the variance has the factor E + eta - 1 as well: **not the optimum**. The worst-case
+    variance at eta_0 is 21 % above the least at eps = 0.5 and 15 % at eps = 2 (``python -m benchmarks.literature``).
     """
     checks.epsilon(epsilon)
     xp = namespace(epsilon)

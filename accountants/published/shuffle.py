@@ -31,10 +31,7 @@ def published_closed_form(level: float, n: int, delta: float) -> float:
 
 
 def published_clones(level: float, n: int, epsilon: float) -> float:
-    """Return delta at eps by the numerical bound of Feldman, McMillan & Talwar 2021; sound.
-
-    Others are clones with probability e^-eps0.
-    """
+    """Return delta at eps by the numerical bound of Feldman, McMillan & Talwar 2021, with e^-eps0 clones; sound."""
     return _hidden(n, math.exp(level), 1 / (1 + math.exp(level)), math.exp(-level), epsilon)
 
 

@@ -83,10 +83,7 @@ class Blanket:
 
     @property
     def thinned(self) -> Blanket:
-        """Return at most ``_MOST`` outcomes whose sums of losses have almost the same mean, variance and skewness.
-
-        Each group of neighbouring outcomes becomes two: their mean plus and minus their deviation along q - p.
-        """
+        """Return at most ``_MOST`` outcomes: of each group its mean plus and minus its deviation along q - p."""
         if len(self.mass) <= _MOST:
             return self
         mass, p, q = self.mass, self.p, self.q
@@ -296,9 +293,7 @@ def _density(m: Windowed, v: Any, middle: Any) -> Any:
 
 
 def _quadrature(m: Windowed) -> tuple[Any, Any]:
-    """Return nodes on [-1, 1] between the knots of the distributions, and weights; in NumPy also for the middle input.
-
-    Under JAX, knots of two distributions that coincide would have the derivatives of either.
+    """Return nodes on [-1, 1] between the knots of the distributions, in NumPy for the middle input too, and weights.
     """
     reach, bends = 1 - m.width / 2, m.width * m.window.kinks
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
@@ -332,10 +327,7 @@ def _(form: ExactWindow) -> WorstInputs:
 
 
 def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:
-    """Return the proof's bound without its last step: only the mass that all inputs share is subtracted.
-
-    It applies to t >= gamma (1 - e^eps), and to the complement below.
-    """
+    """Return the proof's bound without its last step, at t >= gamma (1 - e^eps) and at the complement below."""
     gamma = ends.least.sum()
     far, near = ends.first - E * ends.least, E * ends.second - ends.least
 

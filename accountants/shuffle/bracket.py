@@ -131,10 +131,7 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
 
 
 def _lowered(part: LossSum, step: float, count: int) -> Masses:
-    """Return a distribution on the grid whose f(t) = E(L - t)_+ is a convex polygon nowhere above.
-
-    At each grid point f falls by the largest excess of its chords in the two cells beside (docs/proofs/shuffle.md).
-    """
+    """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
     place = (part.value - part.slack) / step - _MOVED
     k, first, size = _cells(place)
     mass = part.mass * (1 - _MASS * part.reports - _UNIT * len(part.value))
@@ -233,10 +230,7 @@ def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
 
 
 def conservative_epsilon(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:
-    """Return an eps at which a bound of delta is at most the target (side 1), or at least the target (side -1).
-
-    ``slope`` is an estimate of d log delta/d eps at ``start``.
-    """
+    """Return an eps, near ``start``, at which a bound of delta is at most (side 1) or at least (side -1) the target."""
 
     def missing(eps: float) -> float:
         value = delta_at(max(eps, 0.0))

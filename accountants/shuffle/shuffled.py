@@ -52,7 +52,7 @@ class Shuffled(ComposableGuarantee):
         return NEIGHBOURING
 
     def delta(self, epsilon: Any) -> Any:
-        """Return the least delta at eps that the blanket proves, whatever the inputs of the others.
+        """Return the least delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
         The value is an estimate; use ``bracket`` for rigorous bounds:
 
@@ -66,16 +66,12 @@ class Shuffled(ComposableGuarantee):
         integers and tables of that kind the result is the upper end of the bracket, over all pairs. For float
         mechanisms and JAX values of that kind it is that of the likely worst pairs.
 
-        Args:
-            epsilon: eps >= 0, any shape.
-
         Returns:
             A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
-            eps, n and every parameter of the mechanism, always by the integral. For few reports of few outcomes the
-            integral is inaccurate (flat windows, eps0 4: 2 % too small at n = 3, 0.3 % at 100, 1e-7 at 10,000): use it
-            for gradients, not for guarantees.
-            A derivative in a parameter has a larger relative error (flat windows, eps0 2: 1e-2 at n = 100, 1e-5 at
-            1,000, 1e-8 at 10,000).
+                eps, n and every parameter of the mechanism, always by the integral. For few reports of few outcomes the
+                integral is inaccurate (flat windows, eps0 4: 2 % too small at n = 3, 0.3 % at 100, 1e-7 at 10,000): use
+                it for gradients, not for guarantees. A derivative in a parameter has a larger relative error (flat
+                windows, eps0 2: 1e-2 at n = 100, 1e-5 at 1,000, 1e-8 at 10,000).
 
         Raises:
             ValueError: epsilon is out of range, or JAX values have 32 bits.
@@ -138,11 +134,9 @@ class Shuffled(ComposableGuarantee):
         """Return a guarantee to compose with others: one pair that dominates, by connecting points of the profile.
 
         Its neighbours are datasets of equal size that differ in one record. It composes with samples of replaced
-        records, not with those of added or removed ones. It cannot be subsampled itself.
-
-        Args:
-            rigorous: whether the points are upper ends of the bracket, which takes some seconds. Otherwise they are
-                estimates plus 2e-5 of them, and the result is not a guarantee.
+        records, not with those of added or removed ones. It cannot be subsampled itself. If ``rigorous``, the points
+        are upper ends of the bracket, which takes some seconds. Otherwise they are estimates plus 2e-5 of them, and the
+        result is not a guarantee.
 
         Raises:
             ValueError: rigorous is true and there is no ``bracket``.

@@ -97,10 +97,7 @@ class LogBetween(_Interval):
 @_domain
 @dataclass(frozen=True)
 class Ordered(Domain):
-    """Vectors 0 < x_1 < ... < x_n, each gap x_i - x_(i-1) in ``LogBetween(low, high)``.
-
-    The bounds keep a search from places where x has no effect.
-    """
+    """Vectors 0 < x_1 < ... < x_n with gaps x_i - x_(i-1) in ``LogBetween(low, high)``, so that x has an effect."""
 
     count: int
     low: Any

@@ -271,8 +271,7 @@ def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers:
 def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objective, Any]:
     """Return the same search without data units, and the factor from its values to those in data units.
 
-    The input interval is [-1, 1], or the sensitivity 1. A user-defined function gets mechanisms in data units, so for
-    it the search is unchanged. A point of the search is the same member of both families.
+    A user-defined function gets mechanisms in data units, so for it the search is unchanged.
     """
     found = None if objective.power is None else family.on_unit()
     if found is None:

@@ -30,12 +30,11 @@ _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal
 
 
 class Found(NamedTuple):
-    """The result of a search.
+    """The result of a search: the best unconstrained point z, (n,), and its value in the natural direction.
 
-    ``z`` is the best unconstrained point, of shape (n,), and ``value`` its objective in the natural direction; inf or
-    -inf if no start was feasible. ``path`` and ``path_values`` are where the winning start was after each of ``turns``
-    turns, and its objective. ``evaluations`` counts those with gradient over all starts. ``spent`` is what a release
-    may spend at z.
+    The value is inf or -inf if no start was feasible. ``path`` and ``path_values`` are the winning start's after each
+    of ``turns`` turns. ``evaluations`` counts those with gradient over all starts. ``spent`` is what a release may
+    spend at z.
     """
 
     z: Any
@@ -61,10 +60,7 @@ class _Start(NamedTuple):
 
 
 def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tuple[Real, Real]:
-    """Return (sign * objective, infinite where no member meets the budget; what is spent) at z.
-
-    ``spent`` is what a member nearby spends, or 0; see ``Family.spent``.
-    """
+    """Return (sign * objective, what is spent) at z; the first is infinite where no member meets the budget."""
     member = family.build_near(domains.values(family.domains, z), spent)
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
     numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
@@ -188,8 +184,7 @@ def _turn(
 ) -> tuple[_Start, RealArray]:
     """Return (the state after one trial, whether there is more to do).
 
-    The trial is the point where the search begins, or the end of a step. If that is infeasible, or leads up where only
-    steps down are taken, the step is shortened.
+    The step is shortened if the trial is infeasible, or leads up where only steps down are taken.
     """
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))

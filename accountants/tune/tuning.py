@@ -173,15 +173,9 @@ def many(
 ) -> Many:
     """Return the best members at many budgets, in one compiled call.
 
-    Args:
-        family: a family of arrays that broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
-        objective: see ``best``.
-        starts: see ``best``; but no search is repeated.
-        turns: see ``best``.
-        optimizer: see ``best``.
-
-    Returns:
-        Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
+    The arrays of the family, such as ``piecewise(epsilon=np.array(...), ...)``, broadcast to one shape, that of the
+    results. These are not certified one by one: build a mechanism for release with ``best``, which has the other
+    arguments, too; here no search is repeated.
 
     Raises:
         ValueError: starts or turns is not in 1..100000, the arrays do not broadcast, or no member is feasible at some

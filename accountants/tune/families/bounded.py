@@ -94,8 +94,8 @@ def composite(
         condition: "pointwise" (exact) or "sup_inf" (sufficient, the source's).
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20], lower is not below upper, an unknown name, or a shape that is not
-            symmetric and positive.
+        ValueError: epsilon is out of range, lower is not below upper, an unknown name, or a shape that is not symmetric
+            and positive.
     """
     checks.one_of("condition", condition, CONDITIONS)
     shape: Any = {"window": named.window_of(window), "base": named.base_of(base), "condition": condition}

@@ -124,11 +124,11 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
 
     Args:
         query: "count", "sum" or "average", whose error of sampling counts; None for none.
-        spread: standard deviation of the records; for counts the share that is counted.
-        size: the number of records.
+        spread: standard deviation of the records, positive; for counts the share that is counted.
+        size: the number of records, in [1, 1e300].
 
     Raises:
-        ValueError: spread not positive, size not in [1, 1e300], an unknown query.
+        ValueError: an argument is out of range, or an unknown query.
     """
     checks.positive("spread", spread)
     checks.within("size", size, 1.0, 1e300)
@@ -275,14 +275,13 @@ def composed(
 
     Args:
         family: the family of one report, bounded or additive. Not ``sampled_recycled``; use ``free_rate`` instead.
-        count: T, up to 10^6.
-        epsilon: eps of all reports.
+        count: T, in 1..10^6.
+        epsilon: eps of all reports, in [0.01, 20].
         delta: delta of all reports, in (0, 1).
-        rate: the rate of the Poisson sample of each report; ``free_rate`` to tune it too.
+        rate: the rate of the Poisson sample of each report, in [1e-9, 1]; ``free_rate`` to tune it too.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), count is not in 1..10^6, or rate is not in
-            [1e-9, 1].
+        ValueError: an argument is out of range.
         TypeError: the family is not supported.
     """
     if not isinstance(checked(family), ComposableFamily):

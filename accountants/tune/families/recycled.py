@@ -117,10 +117,7 @@ class Recycled(Scaled):
         return -namespace(member.noise.outside).log(member.noise.outside)
 
     def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
-        """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release.
-
-        The width is rounded, not q: delta varies more with it.
-        """
+        """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
         loss = spent or target.largest_budget(free, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
@@ -324,8 +321,7 @@ def sampled_recycled(
             ``published.recycling.published_sensitivity``, is unsound for rescaled estimates.
 
     Raises:
-        ValueError: an argument is out of range, or the kernel or query is unknown; see ``budget_recycled`` and
-            ``free_rate``.
+        ValueError: see ``budget_recycled`` and ``free_rate``.
     """
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
