@@ -108,10 +108,8 @@ class Lattice(Noise):
 class DiscreteLaplace(Lattice):
     """The discrete Laplace distribution, P(Z = k step) proportional to exp(-|k| step / b), truncated at the reach.
 
-    Attributes:
-        scale: b, in [1e-140, 1e140].
-        step: the distance of grid points.
-        reach: the largest k, below 2^19; by default where probabilities fall below 2^-66.
+    The scale b is in [1e-140, 1e140]. The reach, the largest k, is below 2^19; by default probabilities beyond it are
+    below 2^-66.
     """
 
     lengths = ("scale", "step")
@@ -127,10 +125,8 @@ class DiscreteLaplace(Lattice):
 class DiscreteGaussian(Lattice):
     """The discrete Gaussian, P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne et al. 2020).
 
-    Attributes:
-        sigma: s, in [1e-140, 1e140].
-        step: the distance of grid points.
-        reach: the largest k, below 2^19; by default where probabilities fall below 2^-66.
+    Sigma, s, is in [1e-140, 1e140]. The reach, the largest k, is below 2^19; by default probabilities beyond it are
+    below 2^-66.
     """
 
     lengths = ("sigma", "step")

@@ -17,11 +17,7 @@ _ROOT = math.sqrt(2 * math.pi)
 @pytree
 @dataclass(frozen=True)
 class Gaussian(Symmetric):
-    """The Gaussian distribution, f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)).
-
-    Attributes:
-        sigma: s, in [1e-140, 1e140].
-    """
+    """The Gaussian distribution, f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)), with sigma s in [1e-140, 1e140]."""
 
     lengths: ClassVar[tuple[str, ...]] = ("sigma",)
 

@@ -15,11 +15,7 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Laplace(PiecewiseExponential):
-    """The Laplace distribution, f(z) = exp(-|z| / b) / (2 b).
-
-    Attributes:
-        scale: b, in [1e-140, 1e140].
-    """
+    """The Laplace distribution, f(z) = exp(-|z| / b) / (2 b), with the scale b in [1e-140, 1e140]."""
 
     scale: Real
 

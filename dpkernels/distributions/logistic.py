@@ -15,13 +15,10 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Logistic(Symmetric):
-    """The logistic distribution, f(z) = e^(-z/b) / (b (1 + e^(-z/b))^2).
+    """The logistic distribution, f(z) = e^(-z/b) / (b (1 + e^(-z/b))^2), with the scale b in [1e-140, 1e140].
 
     It is smooth near 0 and has the tails of Laplace noise. The privacy loss of a shift D is below D/b, so the noise is
     pure (D/b)-DP.
-
-    Attributes:
-        scale: b, in [1e-140, 1e140].
     """
 
     scale: Any

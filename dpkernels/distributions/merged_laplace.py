@@ -21,13 +21,10 @@ from dpkernels.pytrees import pytree
 class MergedLaplace(PiecewiseExponential):
     """A distribution whose log density is continuous and piecewise linear in |z|, with slope -r_i on [c_(i-1), c_i).
 
-    With c_0 = 0, c_n = infinity, w_i = c_i - c_(i-1), F_1 = 1 and F_(i+1) = F_i exp(-r_i w_i), the density is
+    The rates r_1..r_n are in [0, 1e300], the last positive; the breaks c_1..c_(n-1) are positive and increasing. With
+    c_0 = 0, c_n = infinity, w_i = c_i - c_(i-1), F_1 = 1 and F_(i+1) = F_i exp(-r_i w_i), the density is
     f(z) = F_i/Z exp(-r_i (|z| - c_(i-1))), where Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The published appendix has a
     sign error in the third column of its table C.
-
-    Attributes:
-        rates: r_1..r_n in [0, 1e300], the last positive.
-        breaks: c_1..c_(n-1), positive and increasing.
     """
 
     rates: tuple[Any, ...]

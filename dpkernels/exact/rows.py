@@ -153,11 +153,7 @@ class RowTable(BoundedTable):
 
 
 class RowCertificate(BoundedCertificate, kind="rows"):
-    """Verified facts about one row table; see ``BoundedCertificate``.
-
-    Attributes:
-        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
-    """
+    """Verified facts about one row table. The sensitivity is None if any two inputs are neighbours."""
 
     facts = (*BoundedCertificate.facts, "sensitivity", "cells")
     parts: ClassVar[Mapping[str, str]] = {"row_table": "table"}

@@ -144,17 +144,15 @@ class Mechanism(abc.ABC):
     def sample(self, key: Array, x: Real, method: str = "mixture") -> Array:
         """Draw float reports for inputs ``x`` of any shape, for simulation and training, not for release.
 
-        The function is compiled once per shape and dtype. It is differentiable in x and in every parameter by implicit
-        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018). The derivative is NaN at an atom.
+        Reports have the shape of x, and are NaN where x is not in ``input_interval``. The function is compiled once per
+        shape and dtype. It is differentiable in x and in every parameter by implicit reparameterisation,
+        dy = -dF(y|x)/pdf(y|x) (Figurnov 2018). The derivative is NaN at an atom.
 
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
             x: inputs. Float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
-
-        Returns:
-            Reports of the shape of x, and NaN where x is not in ``input_interval``.
         """
         check_key(key)
         checks.one_of("method", method, METHODS)
@@ -237,10 +235,8 @@ class Bounded(Local):
         return self.worst_excess(1.0)
 
     def worst_excess(self, rate: Real) -> Real:
-        """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs, ``worst_variance`` at 1.
-
-        By default the variance is affine in (x - middle)^2, so that the maximum is at the middle or at an end.
-        """
+        """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs, ``worst_variance`` at 1."""
+        # By default the variance is affine in (x - middle)^2, so the maximum is at the middle or at an end.
         middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
         end = rate * self.variance(self.upper) + (rate - 1) * half**2
         return namespace(middle, end).maximum(middle, end)

@@ -106,8 +106,7 @@ def piecewise_triangle(
     """Return the type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
     Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1). For wide windows
-    (m > 4/3), which cover the middle for every input, ``composite("triangle")`` may choose a larger one, because the
-    pointwise condition allows more.
+    (m > 4/3), which cover the middle for every input, ``composite("triangle")`` may choose a larger one.
     """
     given: dict[str, Any] = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
     return composite("triangle", width=_width(eta), condition="sup_inf", **given)

@@ -16,11 +16,8 @@ from dpkernels.pytrees import pytree
 class TwoPoint(Bounded):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
-    Its worst-case variance is the smallest of the closed forms for eps up to 0.61. Source: Wang 2019, section III.
-
-    Attributes:
-        lower, upper: smallest and largest valid input.
-        epsilon: the pure-DP budget, in [0.01, 20].
+    R is the width of the input interval from ``lower`` to ``upper``, and epsilon the pure-DP budget, in [0.01, 20]. The
+    worst-case variance is the smallest of the closed forms for eps up to 0.61. Source: Wang 2019, section III.
     """
 
     lower: Real

@@ -28,10 +28,7 @@ def key_from_bytes(secret: bytes) -> Array:
     """Return the typed ChaCha20 key with these 32 bytes, to repeat a release after a crash.
 
     The bytes make it possible to remove the noise. Keep them as secret as the data, and destroy them with the data.
-
-    Raises:
-        TypeError: not bytes.
-        ValueError: not 32 bytes.
+    Anything but bytes is a TypeError, and another number of them a ValueError.
     """
     if not isinstance(secret, bytes | bytearray | memoryview):  # The value is a secret: the error does not show it.
         raise TypeError(f"secret: is a {type(secret).__name__}; a key is made of 32 bytes, such as os.urandom(32)")
@@ -43,9 +40,7 @@ def key_from_bytes(secret: bytes) -> Array:
 def simulation_key(seed: int) -> Array:
     """Return a typed Threefry key from an integer in 0..2^32 - 1: reproducible, guessable, for simulation only.
 
-    Raises:
-        TypeError: not an integer.
-        ValueError: seed not in 0..2^32 - 1; JAX would drop the higher bits.
+    A seed that is no integer is a TypeError, and one out of range a ValueError, since JAX would drop the higher bits.
     """
     checks.whole("seed", seed, 0, (1 << 32) - 1)
     return jax.random.key(seed, impl="threefry2x32")

@@ -64,6 +64,7 @@ def _threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
     """Apply Threefry-2x32 with 20 rounds (Salmon et al. 2011) to a key of 2 words and a counter (x0, x1), uint32."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x0, x1 = x0 + schedule[0], x1 + schedule[1]
+    # Unrolled, so that XLA fuses the rounds with their consumer; jax lowers its own with rolled loops on the CPU.
     for group in range(5):
         for by in _ROTATIONS[group % 2]:
             x0 = x0 + x1

@@ -20,25 +20,18 @@ class Shape(abc.ABC):
 
     A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, except those named in
     ``class X(Window, static=("field",))``.
-
-    Attributes:
-        ends: the interval.
-        name: the name of a shape without fields, for constructors and the command; None if it has none.
-        steepness: s with |f^(8)| <= s^8 f between kinks, which bounds the quadrature error of rigorous brackets
-            (docs/proofs/brackets.md); 0 for polynomials of degree at most 7; None if no bound is known.
-        is_flat: the density is 1 on the whole interval.
-        is_linear: the density is linear between kinks. The privacy profile then has a closed form.
-        is_table: the density has many kinks, and at most one turning point between them.
-        is_smooth: a window rises to its middle without kinks; a base has none anywhere. Newton's method then inverts
-            the mechanism's cdf, which is bisected for other shapes.
     """
 
-    name: ClassVar[str | None] = None
+    name: ClassVar[str | None] = None  # Of a shape without fields, for constructors and the command.
     ends: ClassVar[tuple[float, float]]
+    # s with |f^(8)| <= s^8 f between kinks, which bounds the quadrature error of rigorous brackets
+    # (docs/proofs/brackets.md); 0 for polynomials of degree at most 7; None if no bound is known.
     steepness: ClassVar[float | None] = None
-    is_flat: ClassVar[bool] = False
-    is_linear: ClassVar[bool] = False
-    is_table: ClassVar[bool] = False
+    is_flat: ClassVar[bool] = False  # 1 on the whole interval.
+    is_linear: ClassVar[bool] = False  # Linear between kinks: the privacy profile then has a closed form.
+    is_table: ClassVar[bool] = False  # It has many kinks, and at most one turning point between them.
+    # A window rises to its middle without kinks; a base has none anywhere. Newton's method then inverts the mechanism's
+    # cdf, which is bisected for other shapes.
     is_smooth: ClassVar[bool] = False
     _kinds: ClassVar[list[type[Shape]]] = []
 
@@ -54,11 +47,9 @@ class Shape(abc.ABC):
 
     @property
     def falls(self) -> bool:
-        """Return whether the density never rises away from its middle.
-
-        If the window and the base both fall, the ends of the input interval are the worst pair of inputs. False is
-        conservative: the accounting then uses the mechanism's epsilon alone.
-        """
+        """Return whether the density never rises away from its middle."""
+        # Conservative: the accounting then uses the mechanism's epsilon alone. If the window and the base both fall, the
+        # ends of the input interval are the worst pair of inputs.
         return False
 
     def check(self) -> None:  # noqa: B027
@@ -144,11 +135,7 @@ class Constant(Base):
 
 @dataclass(frozen=True)
 class Quartic(Base):
-    """The quartic base B2, g(v) = 1 - (1 - r) v^4, with r = t / y the height at the edge.
-
-    Attributes:
-        edge: r, in [1e-9, 1].
-    """
+    """The quartic base B2, g(v) = 1 - (1 - r) v^4, with r = t / y the height at the edge, in [1e-9, 1]."""
 
     falls = is_smooth = True
     steepness = 0.0

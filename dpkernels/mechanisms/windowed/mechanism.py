@@ -1,13 +1,4 @@
-"""Windowed mechanisms: a window that follows the input, on a base that does not.
-
-On the scaled output interval [-1, 1] the density at v, given the scaled input c, is
-
-    p(v | c) = y g(v) + k h((v - a(c)) / m),    a(c) = c / S1 - m / 2,
-
-with g a base (peak 1, even), h a window (peak 1, symmetric on [0, 1]), m the width, k the height, y the level
-that makes the total 1. Zhang 2024 calls the family composite mechanisms (A1..A3 on B1, B2); Ma 2021's piecewise
-types I and II and Wang 2019's Piecewise Mechanism are windows on the constant base.
-"""
+"""Windowed mechanisms: a window that follows the input, on a base that does not."""
 
 from __future__ import annotations
 
@@ -33,14 +24,20 @@ _STEPS = 3  # Newton's steps that invert half a window in float32.
 @pytree
 @dataclass(frozen=True)
 class Windowed(Bounded):
-    """A window on a base. The module states the formula.
+    """A window that follows the input, on a base that does not.
+
+    On the scaled output interval [-1, 1] the density at v, given the scaled input c, is
+
+        p(v | c) = y g(v) + k h((v - a(c)) / m),    a(c) = c / S1 - m / 2,
+
+    with k the height, and y the level that makes the total 1. Zhang 2024 calls the family composite mechanisms (A1..A3
+    on B1, B2). Ma 2021's piecewise types I and II and Wang 2019's Piecewise Mechanism are windows on the constant base.
 
     Attributes:
-        window: the window h.
-        base: the base g.
-        width: m in [1e-100, 2), the window's width where the output interval is [-1, 1].
-        relative_height: k / y above 0, the window's peak over the base's. It is stored instead of k because y cannot be
-            recovered from k when the base's mass is small.
+        window: the window h, of peak 1 and symmetric on [0, 1].
+        base: the base g, of peak 1 and even.
+        width: m in [1e-100, 2), the window's width.
+        relative_height: k / y above 0, the window's peak over the base's.
         lower, upper: smallest and largest valid input.
         epsilon: the budget that the parameters are for, in [0.01, 20]; ``accountants.epsilon`` has the realised one.
     """
@@ -48,7 +45,7 @@ class Windowed(Bounded):
     window: Window
     base: Base
     width: Any
-    relative_height: Any
+    relative_height: Any  # Stored instead of k, since y cannot be recovered from k when the base's mass is small.
     lower: Real
     upper: Real
     epsilon: Any
@@ -137,8 +134,7 @@ class Windowed(Bounded):
     def _invert_half(self, outside: Any, u: Any, mass: Any, half: Any, start: Any) -> tuple[Any, Any]:
         """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
 
-        z in [0, 1/2] has ``mass`` between the window's start, at the distance ``start``, and z, with the base; z = 1/2
-        has ``half``.
+        With the base, ``mass`` is from the window's start, at the distance ``start``, to z, and ``half`` to z = 1/2.
         """
         xp, m, window, base = namespace(u, self.width), self.width, self.window, self.base
         S1, S2 = self.window_mass, self.base_mass
@@ -233,12 +229,11 @@ _EDGES = 9  # That are scanned, evenly in the logarithm.
 
 
 def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
-    """Return the largest ratio k / y of window to base height that is eps-DP, or NaN for JAX values if there is none.
+    """Return the largest ratio k / y of window to base height that is eps-DP; if none, NaN for JAX, or a ValueError.
 
     ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
     floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
-    the density's supremum over its infimum, (1 + k/y) / min g <= e^eps. Plain numbers without a positive height are a
-    ValueError.
+    the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
     """
     xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
     if condition == "sup_inf":
