@@ -48,8 +48,8 @@ class Shape(abc.ABC):
     @property
     def falls(self) -> bool:
         """Return whether the density never rises away from its middle."""
-        # Conservative: the accounting then uses the mechanism's epsilon alone. If the window and the base both fall, the
-        # ends of the input interval are the worst pair of inputs.
+        # Conservative: the accounting then uses the mechanism's epsilon alone. If the window and the base both fall,
+        # the ends of the input interval are the worst pair of inputs.
         return False
 
     def check(self) -> None:  # noqa: B027
