@@ -84,7 +84,7 @@ def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = Fa
 
 
 def positive(name: str, value: Real) -> None:
-    """Refuse what is not positive and finite."""
+    """Refuse a number that is not positive and finite."""
     within(name, value, 0.0, np.inf, open_ends=True)
 
 
@@ -94,7 +94,7 @@ def width(name: str, value: Real) -> None:
 
 
 def below_one(name: str, value: Real) -> None:
-    """Refuse what is not in [0, 1)."""
+    """Refuse a number that is not in [0, 1)."""
     within(name, value, 0.0, float(np.nextafter(1.0, 0.0)), span="[0, 1)")
 
 

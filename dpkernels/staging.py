@@ -133,7 +133,7 @@ class Swept:
 
 
 def sweep(target: Path) -> list[Swept]:
-    """Remove what killed processes have left of a target, whose name must be claimed: then no such file is in use."""
+    """Remove the files that killed processes have left of a target, whose name must be claimed: none is in use."""
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.(part(-journal)?|parts)")
     with os.scandir(target.parent) as entries:
         left = [Path(entry) for entry in entries if ours.fullmatch(entry.name) and not entry.is_symlink()]
@@ -159,7 +159,7 @@ def _remove_folder(folder: Path) -> Swept:
 
 
 def path_of(file: BufferedIOBase) -> Path:
-    """Return a path to an open file, whatever becomes of its name."""
+    """Return a path to an open file that stays valid if its name changes."""
     return Path(f"/dev/fd/{file.fileno()}")
 
 

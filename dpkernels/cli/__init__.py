@@ -81,14 +81,14 @@ def _is_of_stdout(error: OSError) -> bool:
 
 
 def _occupy_closed_streams() -> None:
-    """A file opened later must not become the standard stream that a library writes to."""
+    """Open closed standard streams, so that no file opened later becomes the stream that a library writes to."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
 
 
 def _fail(error: BaseException, message: str, code: int = 1) -> int:
-    # What the failure left behind, where something did. Not a note of the error: libraries add notes too.
+    # The files that the failure left behind. They are not a note of the error, since libraries add notes too.
     left = getattr(error, "left_behind", "")
     _say(f"error: {message}" + (f" {left}" if left else ""))
     return code

@@ -42,12 +42,12 @@ _SHUFFLED_COVERS = (
     "one report of each of n people, with certified integers, shuffled. Does not cover other reports of these people, "
     "data that come with a report (its time, its address), a dishonest shuffler, or side channels."
 )
-# Where the profile is printed if the options do not say.
+# The points at which the profile is printed by default.
 _DELTAS = (1e-5, 1e-6, 1e-9)
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
-_EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # where it has none
+_EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # of a mechanism without a claim
 
-# Rows of a table, which begin with where it is read; null is infinite.
+# Rows of a table, whose first entry is the argument; null is infinite.
 Rows = list[dict[str, float | None]]
 
 
@@ -73,7 +73,7 @@ class Account:
         return cls(name, made, options, epsilons, deltas)
 
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
-        # One by one: a number is compiled for once, an array for each of its lengths.
+        # One by one, because a program for arrays is compiled for each of their lengths.
         return np.array([accountants.delta(self.mechanism, float(epsilon)) for epsilon in epsilons])
 
     @cached_property
@@ -94,7 +94,7 @@ class Account:
 
     @property
     def neighbours(self) -> str:
-        """The inputs that are neighbouring, in words."""
+        """Return which inputs are neighbouring, in words."""
         if self.is_additive:
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
         interval = "[{}, {}]".format(*map(shortest, self.mechanism.input_interval))
@@ -104,7 +104,7 @@ class Account:
 
     @property
     def description(self) -> str:
-        """The mechanism, its options, and the parameters of its noise."""
+        """Return the mechanism, its options, and the parameters of its noise, in words."""
         noise = noise_of(self.mechanism)
         options = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in self.options.items())
         return f"{self.name} ({options})" + (f"; noise of {noise}" if noise else "")
@@ -121,7 +121,7 @@ class Account:
 
     @cached_property
     def certified(self) -> str | None:
-        """The guarantee that the integers of a release realise, in words; None without a claim."""
+        """Return the guarantee of a release's integers, in words; None without a claim."""
         if not self.claim:
             return None
         try:
@@ -320,7 +320,7 @@ def _figure(account: Account, epsilons: np.ndarray) -> Any:
 
     figure = Figure(figsize=(8, 5.5), dpi=150)
     axes = figure.subplots()
-    # Below the floor the curve leaves the picture: a delta of 0 has no place on a log scale.
+    # A delta of 0 has no place on a log scale, so the curve leaves the picture below the floor.
     deltas = np.maximum(account.delta(epsilons), _FLOOR / 10)
     axes.plot(epsilons, deltas, linewidth=2, label="realised delta, the least that is enough")
     if account.claim:

@@ -156,7 +156,7 @@ def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> An
         if len(curve[0]) > _FEWER + 1:
             axes.plot(*curve, label=name, **look)
         else:
-            # Between the points that were computed a monotone cubic in logarithms.
+            # The points are joined by a monotone cubic in logarithms.
             between = np.geomspace(curve[0][0], curve[0][-1], 200)
             smooth = np.exp(PchipInterpolator(*np.log(curve))(np.log(between)))
             axes.plot(between, smooth, label=name, **look)

@@ -99,7 +99,7 @@ class Wanted:
     by: str | None  # a column that was copied as it is, whose cells are groups
     mechanism: str
     epsilon: float
-    channel: Channel  # what the mechanism makes of inputs
+    channel: Channel  # of the mechanism
     keep: bool  # whether the release kept missing values
     clip: bool  # whether the release clipped values outside the interval
 
@@ -271,7 +271,7 @@ _SMOOTH_GROUPS = (
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """The quantities to estimate, and what is known of the values."""
+    """The quantities to estimate, and the assumptions about the values."""
 
     quantiles: tuple[float, ...] | None  # None for the usual ones, of groups that have enough reports
     histogram: int | None  # the number of bins
@@ -291,7 +291,7 @@ class EstimateOptions:
 
 
 class EstimateRow(NamedTuple):
-    """What one group's reports say."""
+    """The estimates of one group."""
 
     form: dict[str, Any]  # in JSON: the group, its reports, and every estimate with its interval or why there is none
     made: Estimate | None  # None if there are no reports
@@ -386,7 +386,7 @@ def check_panels(found: Read) -> None:
 
 
 def estimates(found: Read, asked: EstimateOptions) -> Estimates:
-    """Estimate from counted reports; an error if no group has enough of them for what was asked."""
+    """Estimate from counted reports; it is an error if no group has enough of them for the options."""
     rows = [_row(group, counts, asked) for group, counts in found.groups.items()]
     if all(row.error is not None for row in rows):
         by, message = found.wanted.by, str(rows[0].error)
@@ -398,7 +398,7 @@ def estimates(found: Read, asked: EstimateOptions) -> Estimates:
 def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateRow:
     """Return every estimate of one group that its reports allow.
 
-    The standard deviation and the default quantiles are printed where the reports tell them; no other may fail.
+    The standard deviation and the default quantiles are left out if there are too few reports; no other may fail.
     """
     form: dict[str, Any] = {"group": group, "reports": int(counts.total), "distribution": None}
     if not counts.total:

@@ -44,13 +44,13 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def stop_if_asked() -> None:
-    """Raise what a request to stop should have raised already."""
+    """Raise KeyboardInterrupt if a request to stop has been kept."""
     if _state.asked:
         raise KeyboardInterrupt
 
 
 def finished() -> None:
-    """Note that what was asked for is done: requests to stop come too late from here on."""
+    """Note that the work is done: requests to stop come too late from here on."""
     _state.asked, _state.finished = 0, True
 
 
@@ -124,7 +124,7 @@ def _handled(handlers: dict[Any, Any], last: bool = False) -> Iterator[None]:
 
 @contextmanager
 def independent_of_reports() -> Iterator[None]:
-    """Mark errors of steps that would fail in the same way whatever the reports are: reading and checking the input."""
+    """Mark errors of steps that do not depend on the reports: reading and checking the input."""
     try:
         yield
     except Exception as error:

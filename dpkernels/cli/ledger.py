@@ -106,7 +106,7 @@ def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> 
 
 @dataclass(frozen=True)
 class LedgerCharge:
-    """A charge that was made to a ledger, and what the ledger stated just after it."""
+    """A charge that was made to a ledger, and the ledger's statement just after it."""
 
     path: Path
     after: Statement

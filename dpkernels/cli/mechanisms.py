@@ -40,7 +40,7 @@ from dpkernels.mechanisms.optimal.search import optimal
 
 Constructor = Callable[..., Mechanism]
 
-# A release states these itself: they have no default.
+# A release must state these: they have no default.
 _CLAIM = ("epsilon", "delta", "sensitivity")
 # Where a constructor requires one of these and it is not given, ``accountants.calibrate`` finds it for the claim.
 _SCALES = ("sigma", "scale")
@@ -199,8 +199,8 @@ _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
 def _constructors() -> Iterator[NamedConstructor]:
-    """Yield every mechanism: the exceptions, then whatever else the package has."""
-    # What a constructor calls an objective is another one than that of a choice.
+    """Yield every mechanism: the exceptions, then the other constructors of the package."""
+    # The ``objective`` of a constructor differs from that of a choice.
     special = [
         *(NamedConstructor(name, made, "objective") for name, made in MECHANISMS.items()),
         *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
@@ -236,7 +236,7 @@ def _title(name: str) -> str:
 
 
 def listing() -> list[str]:
-    """Return every mechanism with what a release needs and what else it may have."""
+    """Return every mechanism with the options that a release requires, and the others."""
     heading = ["mechanism", "required", "optional"]
     notes = [
         "closed-form, balanced and auto choose a mechanism by the budget:",

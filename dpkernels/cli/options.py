@@ -125,7 +125,7 @@ def together(*decorators: Decorator) -> Decorator:
 # Type, metavar and help by name, in the order in which help shows them.
 Options = dict[str, tuple[type | click.ParamType, str | None, str]]
 
-# What most mechanisms have.
+# The options of most mechanisms.
 _USUAL: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
     "delta": (float, "D", "Delta of each value, in (0, 1) (additive)."),

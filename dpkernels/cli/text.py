@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with every column as wide as its widest cell."""
+    """Return lines with every column as wide as its widest cell."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
@@ -24,5 +24,5 @@ def listed(names: Sequence[str], most: int = 12) -> str:
 
 
 def as_text(form: object) -> str:
-    """JSON for a person to read too."""
+    """Return JSON that people can read, too."""
     return json.dumps(form, indent=2)

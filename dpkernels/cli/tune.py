@@ -26,7 +26,7 @@ _PURE = ("epsilon", "sensitivity")
 _ADDITIVE = (*_PURE, "delta")
 _SHUFFLED = (*_BOUNDED, "delta", "shuffle")
 
-# What each objective needs, how it is made, and its unit; variance is the worst input's.
+# The options, the constructor and the unit of each objective; the variance is that of the worst input.
 OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[..., Objective], str]] = {
     "variance": ((), lambda: tune.worst_variance, "squared data units"),
     "variance-at": (("at",), tune.variance_at, "squared data units"),
@@ -93,7 +93,7 @@ class Tuned:
                 axes.plot(result.path["objective"], marker="o", markersize=3, linestyle=("-", ":")[number % 2], **look)
             else:
                 axes.axhline(result.value, linestyle="--", linewidth=1, **look)
-        # Far starts are cut off: what is of interest is the way to the end.
+        # Distant starts are cut off, because the last steps of a search are of interest.
         ends = [result.value for result in self.results]
         if self.unit == "a probability":
             axes.set(ylim=(0.0, 1.0), ylabel=self.objective)
@@ -131,7 +131,7 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
 
 def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
     """Return the families that take these options; for shuffled reports the bounded ones."""
-    # Square waves are biased: of use for the distribution only.
+    # Square waves are biased, and therefore useful for the distribution only.
     biased = (tune.square_wave,) if "reports" in given else ()
     if names != _SHUFFLED:
         return [one(**{name: given[name] for name in names}) for one in (*_FAMILIES[names], *biased)]

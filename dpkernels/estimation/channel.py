@@ -107,7 +107,7 @@ class Channel(abc.ABC):
         """Return the largest variance, and the largest distance from the mean, of (m,) weights given any one input."""
         weights = weights - weights.mean()  # Far from 0, squares would have no digits left for the variance.
         (_, first), (_, second) = self.means(weights), self.means(weights**2)
-        # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
+        # Between these inputs both means are linear, so the variance exceeds its ends by at most (change of mean)^2/4.
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
 

@@ -93,7 +93,7 @@ class Moment:
         return self._cut(self._centre - half, self._centre + half)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
-        """Return (low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
+        """Return a wider (low, high) that holds at every n, from the range and the largest variance of a report.
 
         Raises:
             ValueError: this number has none; mean, variance and standard deviation have one.

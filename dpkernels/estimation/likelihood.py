@@ -34,7 +34,7 @@ _WEIGHT = 1e3
 _SHORTEST = 1e-9
 # Shares below this are rounding errors of 0.
 _ZERO = 1e-14
-# Smoothing stops when a step moves less than this share of the total, or after so many steps.
+# Smoothing stops when a step moves less than this share of the total, or after this number of steps.
 _SMOOTH, _MOST_SMOOTHING_STEPS = 1e-5, 5000
 
 

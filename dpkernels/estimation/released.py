@@ -401,7 +401,7 @@ def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -
 
 
 def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
-    """Return the table of additive noise, and what true values are multiples of."""
+    """Return the table of additive noise, and the number of which true values are multiples, if it is known."""
     certificate = source
     if not isinstance(source, AdditiveCertificate):
         form = exact_sampler(source)
@@ -519,7 +519,7 @@ _ZERO = GridNoise(1.0, 0, np.ones(1))
 
 @lru_cache(maxsize=256)
 def sum_of(table: NoiseTable, count: int) -> GridNoise:
-    """Return the sum of so many independent draws from a table, in cells."""
+    """Return the sum of ``count`` independent draws from a table, in cells."""
     if count == 1:
         return GridNoise(1.0, table.first, table.weights / 2.0**table.bits)
     half = sum_of(table, count // 2)

@@ -60,7 +60,7 @@ _PROFILE_ERROR = 1e-15
 
 @dataclass(frozen=True)
 class PrivateNoise:
-    """The noise of every step: what the certificate proves and what it costs.
+    """The noise of every step, with its certificate and its cost.
 
     Attributes:
         l2_norm_clip: C, the norm that gradients are clipped to.

@@ -187,7 +187,7 @@ def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int],
     reported, tasks = 0, list[Future[None]]()
 
     def stop() -> None:
-        deque(pieces, maxlen=0)  # Nobody is handed a further piece.
+        deque(pieces, maxlen=0)  # No further piece is started.
 
     def work(report: Callable[[], Any] = lambda: None) -> None:
         for first, end in pieces:

@@ -66,13 +66,13 @@ _STORE_BYTES = 80 << 20  # of the object store of a cluster of our own, Ray's le
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Tasks on a cluster, and what each of them needs."""
+    """Tasks on a cluster, and the resources of each."""
 
     address: str = ""  # of a cluster; empty for one of this machine, that begins and ends with the release
     cpus: float = 1
     gpus: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
-    retries: int = 10  # how often a part is tried again
+    retries: int = 10  # of one part
 
     def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results as threads do; OSError if a part failed as often as it may be tried."""
@@ -111,7 +111,7 @@ class RayEngine:
         if ray.is_initialized():
             yield
             return
-        # It reports to its makers what a cluster is used for, unless told not to.
+        # Ray sends usage statistics to its makers unless this is off.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
         if not self.address:  # else Ray leaves a token in the home folder, which opens later clusters to its readers
@@ -166,7 +166,7 @@ def _answer(ray: Any, one: Any, part: Part) -> Any:
         return ray.get(one)
     except ray.exceptions.RayError as error:
         problem = getattr(error, "cause", None) or error
-        # Ray's own messages have many lines, which end with advice.
+        # Ray's own messages have many lines; the first one has the problem.
         text = str(problem).strip().partition("\n")[0]
         raise OSError(f"{part.file}, part {part.number}: {type(problem).__name__}: {text}") from None
 

@@ -40,7 +40,7 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
 
 @dataclass(frozen=True)
 class Count:
-    """What is counted in every part; the same for all. The versions are the driver's."""
+    """A description of what is counted, the same for every part. The versions are the driver's."""
 
     wanted: Wanted
     layout: Layout
@@ -49,7 +49,7 @@ class Count:
 
 
 def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
-    """Count one part; with the first of a file, check that the file is the one that was released."""
+    """Count one part; for the first part of a file, check that the file is the released one."""
     with part.opened(job.layout) as source:
         found = tallied(source, job.wanted, part.row)
     if part.row == 0:

@@ -93,7 +93,7 @@ class StoreFolder:
     """The same in a store of objects, where a put is atomic and there are no renames."""
 
     target: Place  # OUT
-    # Of the run, in the names of its parts: what an earlier run's workers may still put has other names.
+    # The run's number is in the names of its parts, since workers of an earlier run may still put theirs.
     number: str = ""
 
     def named(self, number: int, parts: int, suffix: str) -> str:

@@ -196,7 +196,7 @@ class Done:
     not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
 
 
-# A function that engines run, of a part, the release's key and what is the same for all parts, such as a ``Job``.
+# A function that engines run, of what is the same for all parts (such as a ``Job``), the release's key and a part.
 Task = Callable[[Any, Secret | None, Any], Any]
 
 

@@ -31,7 +31,7 @@ def left_over(session: str) -> Iterator[int]:
 
 
 def end(session: str) -> None:
-    """Kill what is left of a session."""
+    """Kill the remaining processes of a session."""
     for _ in range(_TRIES):
         time.sleep(_GRACE_SECONDS)
         found = list(left_over(session))

@@ -47,7 +47,7 @@ class Region:
 
     text: bytes
     line: int  # the file's line on which they begin
-    size: int  # how many of the bytes are in the file: all, or all but a line feed that its last record lacks
+    size: int  # the number of bytes in the file: all, or all but a line feed that its last record lacks
     ends: np.ndarray  # positions of the delimiters and line feeds outside quotes
     feeds: np.ndarray  # positions of these line feeds
 
@@ -101,7 +101,7 @@ class Region:
 
 
 def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> list[tuple[int, str]]:
-    """Return the first quotes that are neither around a cell nor doubled in a quoted one, and what is wrong with them.
+    """Return the first quotes that are neither around a cell nor doubled in a quoted one, each with the fault.
 
     The text begins with a record, and at least two bytes follow the last quote.
     """
@@ -396,7 +396,7 @@ class DelimitedFile(Source):
             if not self._layout.pack:
                 yield _LineSink(file, self._head)
                 return
-            # Neither the time nor the temporary name is anyone's business.
+            # The header contains neither the time nor the temporary name.
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
                 yield _LineSink(packed, self._head)
 

@@ -44,7 +44,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def fraction(self) -> float:
-        """The share of the file that has been read."""
+        """Return the share of the file that has been read."""
 
     @abc.abstractmethod
     def pieces(self, columns: Sequence[str | None]) -> Generator[Any, None, None]:
@@ -56,7 +56,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def labels(self, piece: Any, name: str) -> Any:
-        """Return the cells of a column as an Arrow array, whatever they are; ValueError for an array."""
+        """Return the cells of a column as an Arrow array of any type; ValueError for an array."""
 
     @abc.abstractmethod
     def replaced(self, piece: Any, reports: dict[str | None, Numbers]) -> Any:
@@ -83,7 +83,7 @@ class Source(abc.ABC):
         """Return how an error names a row of a piece whose first row is ``start``."""
 
     def not_kept(self, output: Path) -> list[str]:
-        """Return what of the input, besides the replaced columns, a finished output does not have."""
+        """Return the properties of the input, besides the replaced columns, that a finished output does not have."""
         return []
 
 

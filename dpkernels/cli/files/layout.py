@@ -13,7 +13,7 @@ from dpkernels.bounded_json import brief
 FORMATS = ("csv", "tsv", "npy", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
-# Standard input or output, as arguments; what comes in has a name that can be asked for its size and access.
+# Standard input or output, as arguments; the input's name gives access to its size and permissions.
 DASH, STANDARD_INPUT = Path("-"), Path("/dev/stdin")
 
 

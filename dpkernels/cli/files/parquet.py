@@ -34,7 +34,7 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
 
 
 def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
-    """Return what of some row groups of a file another file does not have, the types of replaced columns apart."""
+    """Return the properties of some row groups that another file does not have, without types of replaced columns."""
     found = []
     for at in range(min(old.num_columns, new.num_columns)):
         column, now = old.schema.column(at), new.schema.column(at)
@@ -126,12 +126,12 @@ class ParquetFile(Source):
 
     def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
         self._replaced = {str(name) for name in columns}
-        # Stored widths, so an estimate; it bounds what is read at once from a table of long texts.
+        # An estimate from stored widths, which bounds the memory that a table of long texts takes.
         width = max(1, sum(size for _, size in self.groups) // max(1, self._rows))
         rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
         with self._opened() as file:
             for at, (left, _) in zip(self._group_numbers, self.groups, strict=True):
-                # Threads would each keep memory, and are no faster beside the work on the piece before.
+                # Threads would each keep memory, and are no faster, since the piece before is worked on meanwhile.
                 for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
                     left -= len(batch)
                     self._done += len(batch)
@@ -158,7 +158,7 @@ class ParquetFile(Source):
             else:  # what was null is null, and what was no number is none
                 values = np.where(missing, report.values.dtype.type(np.nan), report.values)
                 column = buffers.array(values, _nulls(table.column(at)))
-            # Metadata of the column may be about its values.
+            # Metadata of the column may disclose its values.
             field = table.schema.field(at).with_type(column.type).with_metadata(None)
             table = table.set_column(at, field, column)
         return replace(piece, table=table)
@@ -242,7 +242,7 @@ class _ParquetSink:
             group, self._held = pa.concat_tables(self._held), []
             if len(group):
                 self._writer.write_table(group, row_group_size=len(group))
-            # Else the allocator keeps what the pages took: 60 MiB.
+            # Otherwise the allocator keeps the memory of the pages, 60 MiB.
             pa.default_memory_pool().release_unused()
 
     def close(self, whole: bool) -> None:

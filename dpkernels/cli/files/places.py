@@ -31,7 +31,7 @@ _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "is a device")
 
 
 def kind(path: Path) -> str:
-    """Return what a name is, in words: ``FILE`` and ``FOLDER`` also for links that lead to one."""
+    """Return the kind of file that a name is, in words: ``FILE`` and ``FOLDER`` also for links that lead to one."""
     try:
         return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "is not a file")
     except (FileNotFoundError, NotADirectoryError):

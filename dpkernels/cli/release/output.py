@@ -92,9 +92,9 @@ class _ClaimedOutput(abc.ABC):
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
-        """Claim the name, clear what a killed run has left, and make the new files.
+        """Claim the name, remove the files of a killed run, and make the new files.
 
-        A click.UsageError says that the output exists by now and is not to be replaced.
+        A click.UsageError says that the output exists and is not to be replaced.
         """
         # An interrupt between a file and the note that it must go would leave the file.
         with uninterrupted(), ExitStack() as held:
@@ -232,9 +232,9 @@ def settle(target: Path) -> None:
 
 
 def own_sidecar(target: Path, text: str) -> str | None:
-    """Return the text of the sidecar that is the target's own, of the text beside it, of one release or double.
+    """Return the sidecar that is the target's own, from the text of the one beside it, which may be double.
 
-    Of a double one it is the new release's or the old one's, by the target's hash. None where the target is neither,
+    A double one holds the new release's and the old one's; the target's hash decides. None where the target is neither,
     that is, where there was no sidecar before and the new output is not in place.
     """
     if not text.startswith(_REPLACING):

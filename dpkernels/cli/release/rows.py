@@ -27,7 +27,7 @@ def check_values(
 ) -> tuple[int, int]:
     """Read a file from a row on and refuse what a release would refuse; ``show`` is called after every piece.
 
-    It returns how many rows (of an array: values) there are, and how many the output would have.
+    It returns the number of rows (of an array: values), and the number that the output would have.
     """
     bounds = [Bounds.of(column.sampler, spec.clip) for column in spec.columns]
     start, rows = row, 0
@@ -66,9 +66,9 @@ def _with_numbers(
     start: int,
     use: Callable[[np.ndarray], T],
 ) -> tuple[Numbers, T | None]:
-    """Return a column of a piece whose first row is ``start``, and what ``use`` makes of its values; None of none.
+    """Return a column of a piece whose first row is ``start``, and the result of ``use`` for its values, or None.
 
-    A ValueError of a value that cannot be perturbed names its column, its place and what would help.
+    A ValueError of a value that cannot be perturbed names its column, its place and a remedy.
     """
     first = 0
     try:
@@ -100,11 +100,11 @@ _NOT_FINITE = "; every value must be a finite number, or missing with --missing 
 
 
 def label(name: str | None) -> str:
-    """Return what an error about a column begins with."""
+    """Return the beginning of an error about a column."""
     return "" if name is None else f"column {name!r}: "
 
 
-# What is folded into a release's key, once, where there is no column's name: those are folded from hashes.
+# Numbers that are folded into a release's key where there is no column's name, whose hash would be folded in.
 _ARRAY, _ROW_ORDER = 0, 1
 
 

@@ -136,11 +136,11 @@ class Column:
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """What is known of a release before a value is read."""
+    """A release that is specified before a value is read."""
 
     columns: tuple[Column, ...]  # the perturbed columns with their mechanisms
     clip: bool  # clip values outside the interval
-    layout: Layout  # how the files are written
+    layout: Layout  # of the files
     row_options: RowOptions  # the treatment of rows besides noise
     names: tuple[str, ...] = ()  # all columns of each file, perturbed or not, in their order; empty for an array
     values_per_row: int = 1  # the number of values that a row holds in each perturbed column

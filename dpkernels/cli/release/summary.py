@@ -26,10 +26,10 @@ Places = tuple[Path | str, Path | str] | None  # of output and certificates; Non
 
 
 def summary_lines(release: Release, places: Places, left: str = "") -> list[str]:
-    """Return the summary for people; ``left`` is what a ledger would have left."""
+    """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
     own, columns, row_options = release.guarantee, release.spec.columns, release.spec.row_options
     found = aligned([_HEADING, *map(_cells, columns)])
-    # The parameters of noise may have been calibrated.
+    # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
     found += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
     budget, realised = shortest(own.epsilon), shortest(own.realised_epsilon)
@@ -85,7 +85,7 @@ def summary_dict(release: Release, places: Places) -> dict[str, Any]:
 
 
 def advice(release: Release) -> list[str]:
-    """Return what the released columns are good for, one line a column, and how values about one person compose."""
+    """Return, one line a column, the uses of the released columns, and how values about one person compose."""
     lines, values = [], release.rows * release.spec.values_per_row
     for column in release.spec.columns:
         name = title(column.name)

@@ -3,8 +3,8 @@
 A release is verified from its sidecar, and from its output where that is beside it. From the sidecar alone: every
 certificate, from its integers; the sums; that a mechanism of the name, made again with the options, has the table. With
 the output: its bytes, rows and columns, and that every number of a perturbed column is a report that the column's table
-can make. Anything else that a sidecar holds is printed as declared. A sidecar is not signed: whoever can write both
-files can declare what they like.
+can make. Anything else that a sidecar holds is printed as declared. A sidecar is not signed: a user who can write both
+files can declare anything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
 _MOST_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
 _VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout"}
-# The solver of the default parameters may stop at others elsewhere; two mechanisms differ by more.
+# On other machines the solver of the default parameters may stop at others; two mechanisms differ by more.
 _is_same = partial(math.isclose, rel_tol=1e-6)
 
 
