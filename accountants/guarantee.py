@@ -336,13 +336,11 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     Args:
         mechanism: a mechanism of dpkernels; an exact sampler, whose integers are then accounted; or a dominating pair,
             as ``weights``, ``randomised_response`` and ``densities`` make.
-        sensitivity: D of an additive mechanism; the default is the sensitivity of its claim. Other mechanisms take
-            none.
+        sensitivity: D of an additive mechanism; the default is that of its claim. Other mechanisms take none.
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: an additive mechanism has no sensitivity, or another mechanism is given one; or p or q of a pair is
-            not a probability distribution.
+        ValueError: the sensitivity is missing or not applicable; or p or q of a pair is not a probability distribution.
     """
     if isinstance(mechanism, DominatingPair):
         reject_sensitivity(sensitivity)

@@ -234,9 +234,9 @@ def known_domain(
     The guarantee that is computed for both scales is at most eps.
 
     Args:
-        k: the number of items.
-        epsilon: eps of all picks and counts.
-        delta: delta of all picks and counts.
+        k: the number of items, in 1..10^6.
+        epsilon: eps of all picks and counts, in [0.01, 20].
+        delta: delta of all picks and counts, in (0, 1).
         noise: "gaussian" or "laplace".
         discovery_epsilon: eps of each pick; the noise is the least that the rest of the budget allows. The default
             follows from ``share``.
@@ -244,8 +244,7 @@ def known_domain(
             1/(2 b^2)).
 
     Raises:
-        ValueError: k is not in 1..10^6, epsilon is not in [0.01, 20], delta or share is not in (0, 1), the name of the
-            noise is unknown, discovery_epsilon is not positive, or the picks alone exceed the budget.
+        ValueError: an argument is out of range, or the picks alone exceed the budget.
         TypeError: k is not an integer.
 
     Example:
@@ -324,18 +323,18 @@ def known_domain_top_k(
     who are counted twice are not covered either.
 
     Args:
-        counts: non-negative integers over a domain that is fixed beforehand, 1-D.
+        counts: integers in 0..2^53 - 1 over a domain that is fixed beforehand, 1-D.
         k: the number of items.
         noise: the noise on a count of sensitivity 1: Laplace or Gaussian, with the claim that ``perturb`` needs.
-        discovery_epsilon: eps of each pick: probability proportional to e^(eps count) among the remaining items.
-        delta: the delta of the guarantee.
+        discovery_epsilon: eps of each pick, in [1e-4, 20]: probability proportional to e^(eps count) among the
+            remaining items.
+        delta: the delta of the guarantee, in (0, 1).
         key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
         exact: release (True), or simulate the counts' noise by float kernels (False).
 
     Raises:
         TypeError: counts are not integers, or the noise has a distribution without a known charge.
-        ValueError: counts are negative, 2^53 or more, or not 1-D, k is not in 1..len(counts), discovery_epsilon is not
-            in [1e-4, 20], delta is not in (0, 1), or the claim of the noise is for a sensitivity below 1.
+        ValueError: an argument is out of range, or the claim of the noise is for a sensitivity below 1.
     """
     scores = _counts(counts)
     charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise))
@@ -380,21 +379,19 @@ def unknown_domain_top_k(
     replace one person, who changes at most D0 counts by at most Dinf each. The order of the mapping has no influence.
 
     Args:
-        counts: a non-negative integer for every item that occurs; zeros have the same effect as absence.
-        k: the most items to release; by default all.
+        counts: an integer in 0..2^53 - 1 for every item that occurs; zeros have the same effect as absence.
+        k: the most items to release, in 1..10^6; by default all.
         sigma: s of the noise before truncation.
         truncation_delta: the delta of one count in eq. 10, which sets T.
-        l0_sensitivity: D0.
-        linf_sensitivity: Dinf.
-        delta: the delta of the guarantee, more than D0 truncation_delta.
+        l0_sensitivity: D0, in 1..10^6.
+        linf_sensitivity: Dinf, positive.
+        delta: the delta of the guarantee, below 1 and more than D0 truncation_delta.
         key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
         exact: release (True), or simulate by float kernels (False).
 
     Raises:
         TypeError: counts are not integers.
-        ValueError: counts are negative, or 2^53 or more, k or l0_sensitivity is not in 1..10^6, sigma or
-            linf_sensitivity is not positive, or sigma so small that the loss of a count may exceed 20, truncation_delta
-            is not in (0, 1), or delta is not below 1 and above the leak of D0 counts.
+        ValueError: an argument is out of range, or sigma so small that the loss of a count may exceed 20.
     """
     k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)

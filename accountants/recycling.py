@@ -63,22 +63,18 @@ def profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsil
 
 
 def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> Real:
-    """Return P(|Z + S| <= theta) for noise Z and an independent sampling error S ~ N(0, s^2).
+    """Return P(|Z + S| <= theta) for noise Z, recycled or not, and an independent sampling error S ~ N(0, s^2).
 
-    Without S the formula is closed. With S, 16-point Gauss-Legendre quadrature integrates, over x = s t,
+    Without S the formula is closed. With S, in the unit of the noise, 16-point Gauss-Legendre quadrature integrates,
+    over x = s t,
 
         phi(t) P(-theta - x < Z <= theta - x)
 
     between the points at which the mass of the noise has a knot or changes fast. The result is accurate to about 1e-12
     for noise of one scale; for JAX arguments it is differentiable.
 
-    Args:
-        noise: any distribution, recycled or not.
-        theta: the tolerated error, positive.
-        sampling_noise: s >= 0, in the unit of the noise; a number.
-
     Raises:
-        ValueError: theta is not positive and finite, or sampling_noise is not in [0, 1e300].
+        ValueError: theta is not positive and finite, or sampling_noise is not a number in [0, 1e300].
     """
     checks.positive("theta", theta)
     checks.within("sampling_noise", sampling_noise, 0.0, 1e300)

@@ -19,15 +19,12 @@ from dpkernels.numerics import Real, namespace
 
 
 def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
-    """Return the budget on the whole data of a mechanism whose budget holds on a sample.
+    """Return ln(1 + p (e^eps - 1)) and p delta, the budget on the whole data of a mechanism that has this on a sample.
 
     Args:
         epsilon: eps on the sample, not negative; any shape.
         delta: delta on the sample, in [0, 1].
         rate: the sampling rate p, in (0, 1].
-
-    Returns:
-        ln(1 + p (e^eps - 1)) and p delta, which are at most epsilon and delta.
 
     Raises:
         ValueError: an argument is out of range.
@@ -39,15 +36,12 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
 
 
 def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
-    """Return the budget that a mechanism may spend on a sample of rate p: the inverse of ``amplified``.
+    """Return ln(1 + (e^eps - 1)/p) and delta/p, which a mechanism may spend on a sample: the inverse of ``amplified``.
 
     Args:
         epsilon: eps on the whole data, not negative; any shape.
         delta: delta on the whole data, in [0, p).
         rate: the sampling rate p, in (0, 1].
-
-    Returns:
-        ln(1 + (e^eps - 1)/p) and delta/p.
 
     Raises:
         ValueError: an argument is out of range.

@@ -105,15 +105,11 @@ def weights(p: Any, q: Any) -> Atoms:
 
 
 def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
-    """Return the dominating pair of (generalised) randomised response.
+    """Return the dominating pair of (generalised) randomised response on k >= 2 categories; epsilon may be traced.
 
     It reports the true category with probability e^eps/(e^eps + k - 1), and any other category with 1/(e^eps + k - 1).
     Neighbours are any two true categories x and x'. The reports x, the other k - 2 categories together, and x' have
     probabilities proportional to (e^eps, k - 2, 1) and (1, k - 2, e^eps).
-
-    Args:
-        epsilon: eps > 0 of one report; may be traced.
-        categories: k, at least 2.
 
     Raises:
         ValueError: epsilon is not positive and finite, or there are fewer than two categories.

@@ -21,13 +21,9 @@ def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> N
     """Compare ``noise.steepness`` with the derivatives of the density on random panels between knots.
 
     A bracket of composed noise is proven if |f'| <= s f and |f^(8)| <= s^8 f for the density f and the s that
-    ``noise.steepness(left, right)`` returns for a panel. Call this function in a test of a user-defined class. It
-    detects a bound that is too small at the points it samples; it does not prove the bound.
-
-    Args:
-        noise: a distribution whose ``log_prob`` also takes JAX arrays.
-        points: how many panels are sampled, from 10 to 10^6.
-        seed: the seed of the random panels.
+    ``noise.steepness(left, right)`` returns for a panel. Call this function in a test of a user-defined class, whose
+    ``log_prob`` must take JAX arrays, too. It detects a bound that is too small at the 10 to 10^6 ``points`` (panels)
+    that it samples; it does not prove the bound.
 
     Raises:
         ValueError: a derivative exceeds the bound; the message has the panel, the order and both numbers.

@@ -1,16 +1,8 @@
 """Budget recycling as published (Jiang 2024), to reproduce the source; mostly **not sound**.
 
 The published profile treats the kernel's loss and the recycling loss as independent. They are not: it is far too
-pessimistic for theta below about 2 sigma, and **unsound** above about 2.5 sigma. Acceptance at theta = 1,
-delta = 1e-5, Gaussian kernel (``python -m benchmarks.recycling`` computes both tables):
-
-| D | eps | kernel alone | published algorithms | exact, sigma and q tuned |
-|---|---|---|---|---|
-| 1 | 1 | 0.2113 | 0.2324 | 0.3994 |
-| 1 | 2 | 0.3840 | 0.4663 | 0.7664 |
-| 1 | 3 | 0.5279 | 0.7037 | 0.9129 |
-| 5 | 2 | 0.0799 | 0.1329 | 0.3530 |
-| 5 | 3 | 0.1144 | 0.2942 | 0.6476 |
+pessimistic for theta below about 2 sigma, and **unsound** above about 2.5 sigma. ``python -m benchmarks.recycling``
+compares acceptances and deltas.
 
 At eps 3, D = 1, theta = 5 and a Gaussian kernel for (2.7, 1e-5), Algorithm 1's q has 123 times the delta asked for.
 With Laplace kernels and theta = 1 Algorithm 2's choice has 2 to 4 times it at eps up to 4 and D up to 5, and 18 times
@@ -41,9 +33,8 @@ from dpkernels.solve import Function, minimum, root
 def published_weight(kernel: Distribution, theta: Real, sensitivity: Real) -> Real:
     """Return W = P(-theta <= N <= theta < N + D), part of the published profile, which is **not sound**.
 
-    A report within theta for one input is outside for its neighbour.
-
-    Jiang 2024, eq. 7, with tl = -theta, tu = theta and F the kernel's cdf:
+    A report within theta for one input is outside for its neighbour. Jiang 2024, eq. 7, with tl = -theta, tu = theta
+    and F the kernel's cdf:
 
         W = max(F(min(tl + D, tu)) - F(tl), F(tu + D) - F(max(tu, tl + D)))
 
@@ -77,10 +68,8 @@ def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, 
     """Return q of Jiang 2024, Algorithm 1: the largest whose ``published_profile`` is at most delta; **not sound**.
 
     **Unsound for theta above about 2.5 sigma**: with a Gaussian kernel calibrated for eps 2.7, D = 1 and theta = 5, it
-    returns q = 0.729 for (3, 1e-5), and the true delta is 1.23e-3. ``calibrate.recycling_rate`` is exact.
-
-    Returns:
-        q in [0, 1), from below; NaN where the kernel alone exceeds delta.
+    returns q = 0.729 for (3, 1e-5), and the true delta is 1.23e-3. ``calibrate.recycling_rate`` is exact. q is in [0,
+    1), from below; NaN where the kernel alone exceeds delta.
     """
     parameters = kernel, theta, epsilon, delta, sensitivity
     xp = namespace(*jax.tree.leaves(parameters))

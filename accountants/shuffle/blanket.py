@@ -293,8 +293,7 @@ def _density(m: Windowed, v: Any, middle: Any) -> Any:
 
 
 def _quadrature(m: Windowed) -> tuple[Any, Any]:
-    """Return nodes on [-1, 1] between the knots of the distributions, in NumPy for the middle input too, and weights.
-    """
+    """Return nodes on [-1, 1] between the distributions' knots (in NumPy also the middle input's), and weights."""
     reach, bends = 1 - m.width / 2, m.width * m.window.kinks
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
     knots = [fixed + 0 * reach, bends - reach, bends + reach, reach - bends]

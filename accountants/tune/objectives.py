@@ -150,9 +150,8 @@ def variance_at(x: Real) -> Objective:
 def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
     """Return the mean variance under a histogram of the inputs that are expected, uniform in each bin.
 
-    Args:
-        edges: of the bins, increasing, one more than weights; None for equal bins over the input interval.
-        weights: how much of the inputs each bin holds, not negative; scaled to total 1.
+    The weights are not negative, and scaled to total 1. The edges are one more; None for equal bins over the input
+    interval.
 
     Raises:
         ValueError: weights negative, not 1-D, or without a positive and finite total, edges not finite and increasing,
@@ -186,12 +185,10 @@ def absolute_error(x: Any = None) -> Objective:
 
 
 def acceptance(theta: Real, x: Any = None) -> Objective:
-    """Return P(|release - x| <= theta), which is maximised.
+    """Return P(|release - x| <= theta), which is maximised; x is by default the worst input.
 
-    Args:
-        theta: tolerated error, in data units. A family with budget recycling recycles beyond it too, unless it has a
-            theta of its own.
-        x: the input; by default the worst one.
+    The tolerated error theta is in data units. A family with budget recycling recycles beyond it too, unless it has a
+    theta of its own.
 
     Raises:
         ValueError: theta is not positive.

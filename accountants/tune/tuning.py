@@ -101,8 +101,8 @@ def best(
 ) -> Result:
     """Return the best member of a family, by a method of this package's own unless ``optimizer`` names another.
 
-    The exact accountant certifies the member. The default method is BFGS, written as an optax transformation but
-    not one of optax's own: ``python -m benchmarks.tuning`` compares it with ``optax.lbfgs`` and
+    The exact accountant certifies the member. The default method is BFGS, written as an optax transformation but not
+    one of optax's own: ``python -m benchmarks.tuning`` compares it with ``optax.lbfgs`` and
     ``scipy.optimize.minimize``.
 
     Args:
@@ -112,17 +112,14 @@ def best(
         method: "gradient"; or "enumeration", the source's own search of that family, for comparison.
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
-        starts: the number of starts, each at the best of some points; by default 2, each
-            of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed``
-            pure ones without a rate up to 12 points, and once more around what is found.
+        starts: the number of starts, each at the best of some points; by default 2, each of 3 points, with one free
+            number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed`` pure ones without a rate up to
+            12 points, and once more around what is found.
         turns: the most evaluations of each start of a compiled search.
-        optimizer: an optax transformation, such as ``optax.adam(0.05)``. Its steps are taken as they are, but for steps
-            to where no member is feasible, which are shortened; the best point of all is returned. It is compiled once
-            for each object: define it once. A line search of its own evaluates the objective more often than
+        optimizer: an optax transformation, such as ``optax.adam(0.05)``. Its steps are taken as they are, but steps to
+            where no member is feasible are shortened; the best point of all is returned. It is compiled once for each
+            object: define it once. A line search of its own evaluates the objective more often than
             ``Result.evaluations`` says.
-
-    Returns:
-        The mechanism with its parameters, value, path and certificate.
 
     Raises:
         ValueError: an unknown method, starts or turns not in 1..100000, a budget that the family refuses, no member is

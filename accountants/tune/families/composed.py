@@ -352,14 +352,10 @@ def _member(level: Any, given: tuple[Any, dict[str, Any]]) -> Any:
 def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> ShuffledFamily:
     """Return the family of n reports of one member that are (eps, delta)-DP together once shuffled.
 
-    The epsilon of a report is solved for, and the budget that the family holds is ignored. The member of least
-    worst-case variance also has the least worst-case variance of the mean of the n reports, which is that over n.
-
-    Args:
-        family: the family of one report, a bounded one such as ``piecewise``.
-        n: the number of honest reports. Neighbours differ in one person's input, and the shuffler is trusted.
-        epsilon: the central eps.
-        delta: the central delta, in (0, 1).
+    The epsilon of a report is solved for, and the budget that the family, a bounded one such as ``piecewise``, holds is
+    ignored. Neighbours differ in one person's input, the shuffler is trusted, and n counts honest reports. The member
+    of least worst-case variance also has the least worst-case variance of the mean of the n reports, which is that over
+    n.
 
     Raises:
         ValueError: an argument is out of range.
