@@ -516,10 +516,7 @@ class _ConvexNewton(_Differentiating):
 def minimum(
     function: Function, parameters: Any, low: Real, high: Real, *, enough: float = -np.inf, rtol: float = 1e-16
 ) -> Any:
-    """Return where a function with one minimum on [low, high] is lowest, by golden section; not differentiated.
-
-    The search stops at the first value of at most ``enough``, or within ``rtol`` of the interval's length.
-    """
+    """Return where a function with one minimum on [low, high] is lowest, by golden section; not differentiated."""
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
     parameters, low, high = promote(parameters, low, high)
     plain = namespace(low) is np
@@ -527,6 +524,7 @@ def minimum(
         parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
 
     def unfinished(state: tuple[Real, ...]) -> Any:
+        # Until a value is at most ``enough``, or the interval within ``rtol`` of its first length.
         return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
 
     def narrow(state: tuple[Real, ...]) -> tuple[Real, ...]:

@@ -18,18 +18,13 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Reweighted(Distribution):
-    """A distribution with the density of a kernel, reweighted outside an interval.
+    """A distribution with the density of a kernel K, reweighted outside an interval.
 
         f(z) = K(z) w(z) / Z,   w = 1 on [low, high], outside elsewhere,   Z = the weighted mass
 
-    Truncation has outside = 0, and no derivative in it. Budget recycling (Jiang 2024) redraws a kernel's value outside
-    [-theta, theta] with probability q: outside = 1 - q.
-
-    Attributes:
-        kernel: the distribution K.
-        low: lower end of the inside, finite and below 0.
-        high: upper end of the inside, finite and above 0.
-        outside: weight of the outside, in [0, 1].
+    The ends are finite, ``low`` below 0 and ``high`` above 0. The weight ``outside`` is in [0, 1]. Truncation has
+    outside = 0, and no derivative in it. Budget recycling (Jiang 2024) redraws a kernel's value outside [-theta, theta]
+    with probability q: outside = 1 - q.
     """
 
     kernel: Distribution

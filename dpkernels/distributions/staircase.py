@@ -22,12 +22,8 @@ class Staircase(Symmetric):
     """The staircase distribution, which is eps-DP for shifts up to D.
 
     With q = e^-eps, the density is a q^k on [k D, (k + gamma) D) and a q^(k+1) on [(k + gamma) D, (k + 1) D), where
-    a = (1 - q) / (2 D (gamma + q (1 - gamma))).
-
-    Attributes:
-        epsilon: eps, in [0.01, 20].
-        period: D, the sensitivity, in [1e-140, 1e140].
-        gamma: share of the high part of a period, in [0, 1]. 1/(1 + e^(eps/2)) minimises E|Z|.
+    a = (1 - q) / (2 D (gamma + q (1 - gamma))). Epsilon is in [0.01, 20], the period D, the sensitivity, in
+    [1e-140, 1e140], and gamma in [0, 1]; 1/(1 + e^(eps/2)) minimises E|Z|.
     """
 
     lengths: ClassVar[tuple[str, ...]] = ("period",)

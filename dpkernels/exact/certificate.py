@@ -302,9 +302,6 @@ class BoundedCertificate(Certificate):
     def of(cls, table: BoundedTable, epsilon: float, sensitivity: float | None = None) -> Self:
         """Verify all properties that a release relies on, and return the certificate.
 
-        With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart, see
-        docs/proofs/row_mixtures.md.
-
         Raises:
             CertificateError: a total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon, a
                 row's mean is not where the slope says, or an input has no row; the message says by how much.
@@ -312,6 +309,7 @@ class BoundedCertificate(Certificate):
         """
         checks.epsilon(epsilon)
         table.check()
+        # One random word rounds neighbours to rows at most so many apart, see docs/proofs/row_mixtures.md.
         cells = table.cells(sensitivity)
         ratio = certified_ratio(*table.extremes(cells), epsilon)
         check_means(table, Fraction(1) if cls.is_unbiased else table.slope)

@@ -357,10 +357,7 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
 
 
 def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
-    """Return the certificate of the narrowest table with its claim, from the first kind that has one.
-
-    A kind maps a stretch to the certificate of a table wider by that factor, or raises a CertificateError.
-    """
+    """Return the certificate of the narrowest table with its claim, from the first kind that has one."""
     for certified in kinds:
         with suppress(CertificateError):
             return certified(STRETCHES[0])

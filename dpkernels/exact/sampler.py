@@ -112,7 +112,6 @@ class BoundedSampler(ExactSampler):
 
     @property
     def fraction_bits(self) -> int:
-        """Return bits that round an input between rows."""
         return fraction_bits(self.table.shifts)
 
     @cached_property

@@ -29,9 +29,7 @@ class AdditiveVector:
     Attributes:
         coordinate: the noise, and the claim for a whole vector: (epsilon, delta) for vectors up to its sensitivity
             apart in the noise's own norm, l2 for Gaussian noise and l1 for all others.
-        sensitivity: D, the largest distance of neighbouring vectors in ``norm``.
-        dimensions: d.
-        norm: l1, l2 or linf.
+        sensitivity: D, the largest distance of neighbouring vectors in ``norm``, which is l1, l2 or linf.
         lattice: a number of which every value is a multiple (1.0 for counts), or None.
     """
 

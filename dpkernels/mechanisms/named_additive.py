@@ -77,19 +77,16 @@ def gaussian(
 def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:
     """Return Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
 
-    With l = D/eps and O = (e^eps - 1 + delta)/delta the nearer end at a and the further one at b, from 0, have
+    Epsilon is in [0.01, 20], delta in (0, 1), and D is the sensitivity. With l = D/eps and
+    O = (e^eps - 1 + delta)/delta the nearer end at a and the further one at b, from 0, have
 
         e^(-b/l) = 2 - O e^(-a/l),
 
     which is the source's A = l ln(2 + (1 - delta)/delta e^(-B/l) - e^(-(B - D)/l)/delta) where |A| >= |B|.
 
-    Args:
-        epsilon: eps, in [0.01, 20].
-        delta: in (0, 1).
-        sensitivity: D.
-        upper: B, above B_min = max(0, l ln(O/2)), and below -l ln(2 - O) where O < 2; by default
-            B* = l ln(1 + (e^eps - 1)/(2 delta)), the symmetric case. Below B* the further end is A, above it B.
-            Elsewhere than at B* the noise is biased. An infeasible B is a ``ValueError``, which states the interval.
+    ``upper`` is B, above B_min = max(0, l ln(O/2)), and below -l ln(2 - O) where O < 2. By default it is
+    B* = l ln(1 + (e^eps - 1)/(2 delta)), the symmetric case. Below B* the further end is A, above it B. Elsewhere than
+    at B* the noise is biased. An infeasible B is a ``ValueError``, which states the interval.
     """
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)

@@ -45,10 +45,7 @@ def _rotate(word: Array, by: int) -> Array:
 
 
 def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Array:
-    """Return ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3, as little-endian uint32 words of shape (n, 16).
-
-    The key has 8 uint32 words. The counter, of shape (n,), is word 12 of the state, the nonce words 13 to 15.
-    """
+    """Return ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3: little-endian uint32 words, shape (n, 16)."""
     head = [
         jnp.broadcast_to(words[:, None], (4, len(counter))) for words in (jnp.asarray(_CONSTANTS), key[:4], key[4:])
     ]

@@ -169,10 +169,10 @@ def _solution(problem: _Problem) -> optimal_cache.Arrays:
 
 
 def solved_again(mechanism: Optimal) -> Optimal | None:
-    """Solve a mechanism's program again and return the new mechanism; None if it was not read from the cache folder.
+    """Solve a mechanism's program again and return the new mechanism; None unless its solution is a cached file's.
 
     It is used if a cached table cannot be certified, since a table that passed the checks up to rounding may be too far
-    from a private one. Another budget, sensitivity or grid than the cached solution's gives None too.
+    from a private one.
     """
     solution = np.asarray(mechanism.probabilities).tobytes()
     problem = _READ.get(solution)
