@@ -56,10 +56,7 @@ class Staged:
 
 @contextmanager
 def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
-    """Yield a new temporary file for the target, removed at the end unless it has been placed.
-
-    The process's mask limits its mode.
-    """
+    """Yield a new temporary file, removed at the end unless it has been placed; the process's mask limits its mode."""
     path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.part")
     descriptor = os.open(path, _NEW | os.O_EXCL, mode)
     try:

@@ -112,11 +112,7 @@ class Charge(NamedTuple, Generic[Amounts]):
 class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
     """A charge was refused and not made; the query must not run.
 
-    Attributes:
-        budget: the whole budget.
-        spent: the sum of the earlier charges.
-        asked: the refused amounts.
-        where: the owner of the budget, for the message.
+    ``budget`` is the whole budget, ``spent`` the sum of the earlier charges, and ``asked`` the refused amounts.
     """
 
     def __init__(self, budget: Any, spent: Any, asked: Any, where: str = "") -> None:
@@ -183,8 +179,6 @@ class _Limited(_Charged[Amounts]):
 
 
 class _ByEpsilonDelta(_Charged[EpsilonDelta]):
-    """An object that is charged with (epsilon, delta)."""
-
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Charge[EpsilonDelta]:
         """Charge a query. Run the query only after this returns.
 

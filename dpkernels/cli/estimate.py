@@ -137,13 +137,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Read:
-    """Counted reports of a release; ``groups`` are sorted, and a group may have no report.
-
-    Groups are named by the cells of a column, with None for those that are null, or None where there is no such column.
-    """
+    """Counted reports of a release."""
 
     wanted: Wanted
-    groups: dict[str | None, Counts]
+    groups: dict[str | None, Counts]  # sorted; named by cells, None for null or without a column; may have no report
     missing: int  # rows without a report
 
     @classmethod

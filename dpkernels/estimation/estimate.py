@@ -119,10 +119,7 @@ class Estimate:
     - ``quantile``, ``cdf`` and ``count_between`` return a ``Functional``, of an array if the argument is one.
     - ``histogram`` returns a ``Histogram``.
 
-    Attributes:
-        reports: the ``Counts``.
-        lower: smallest possible input.
-        upper: largest possible input.
+    ``reports`` are the ``Counts``, and ``lower`` and ``upper`` the smallest and the largest possible input.
     """
 
     def __init__(
@@ -475,10 +472,7 @@ def _check_enough(n: int, name: str, needed: float) -> None:
 def save_plots(
     estimates: Mapping[str, Estimate], target: Path, confidence: float, *, bins: int | None = None, label: str = "value"
 ) -> None:
-    """Write the histogram beside the cdf of estimates, given by title, as a PNG with common scales.
-
-    A ValueError refuses what is not a ``.png`` in an existing folder, and more than 12 estimates.
-    """
+    """Write histogram and cdf of at most 12 estimates, by title, as a PNG with common scales in an existing folder."""
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")
     if len(estimates) > MOST_PANELS:

@@ -19,9 +19,7 @@ Interval = tuple[Any, Any]
 class TooFewReportsError(ValueError):
     """There are too few reports: the confidence interval would be as wide as the range of possible values.
 
-    Attributes:
-        reason: the first half of the message.
-        needed: the approximate number of reports that would be enough.
+    ``needed`` is the approximate number of reports that would be enough, and ``reason`` the first half of the message.
     """
 
     def __init__(self, reason: str, needed: float) -> None:
@@ -112,8 +110,7 @@ class Moment:
 class Functional:
     """An estimated number that depends on a distribution, or an array of them, with profile likelihood intervals.
 
-    Attributes:
-        value: the estimate, a float or an array.
+    ``value`` is the estimate, a float or an array.
     """
 
     value: Any

@@ -189,8 +189,7 @@ class ReportModels:
     def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
         """Return the distributions over which intervals extend: without a fitted model, all on the interval or grid.
 
-        With one they are smooth, with more splines than the model, hence less bias, and point masses only at its
-        places.
+        With one they are smooth, with more splines than it, hence less bias, and point masses only at its places.
         """
         if found is None:
             kind = AnyDistribution if self.grid is None else GridDistribution

@@ -86,15 +86,10 @@ def correlation(a: Real, b: Real) -> Moment:
 
 @dataclass(frozen=True)
 class Regression:
-    """The least squares fit target = intercept + sum of slopes times columns.
+    """The least squares fit target = intercept + sum of slopes times columns."""
 
-    Attributes:
-        intercept: the value at 0 of all columns.
-        slopes: the slopes of the columns, in their order.
-    """
-
-    intercept: Moment
-    slopes: Moment
+    intercept: Moment  # at 0 of all columns
+    slopes: Moment  # in the order of the columns
 
 
 def least_squares(target: Any, columns: Sequence[Any]) -> Regression:

@@ -336,8 +336,7 @@ def _last_refused(refuses: Callable[[float, float], bool], start: float, sign: f
 class ReleasedQuantile:
     """A quantile of values whose counts in bins were released; made by ``histogram_quantile``.
 
-    Attributes:
-        value: the quantile of the released counts, which are taken to be uniform within a bin.
+    ``value`` is the quantile of the released counts, which are taken to be uniform within a bin.
     """
 
     value: float

@@ -65,10 +65,7 @@ def check_kind(x: Any) -> None:
 
 
 def unwrap(x: Any) -> tuple[Any, Rewrap]:
-    """Return the numbers of x as a NumPy or JAX array, and a function that puts reports back into its kind.
-
-    What is not an array or a column, or not of numbers, is a TypeError.
-    """
+    """Return the numbers of a column or an array as a NumPy or JAX array, and a function from reports to its kind."""
     if type(x) is np.ndarray:
         _check_dtype(x.dtype)
         return x, _as_it_is

@@ -55,7 +55,7 @@ class DeviceRelease:
     def in_turns(
         self, checked: Callable[[int, int], np.ndarray], start: int, out: np.ndarray, advance: Callable[[int], object]
     ) -> int:
-        """Fill ``out`` chunk by chunk with reports of checked values, from one index up to another one.
+        """Fill ``out`` with reports of checked values from one index up to another, chunk by chunk.
 
         Two chunks are under way, so that transfers and checks overlap with computation.
         """

@@ -115,7 +115,6 @@ class Bounds:
         return values
 
     def range_of(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
-        """Return the range in which values need no repair, computed once for a type."""
         if (source, dtype) not in self._ranges:
             most, (low, high) = self._most(source, dtype), self._ends(source, dtype)
             if most is not None:

@@ -102,10 +102,7 @@ class RayEngine:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Connect to the cluster for as long as it is needed; use a connection that the caller has.
-
-        A click.UsageError says that a cluster of our own would not have what a task needs.
-        """
+        """Connect to the cluster for as long as it is needed; use a connection that the caller has."""
         import ray
 
         if ray.is_initialized():

@@ -92,10 +92,7 @@ class _ClaimedOutput(abc.ABC):
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
-        """Claim the name, remove the files of a killed run, and make the new files.
-
-        A click.UsageError says that the output exists and is not to be replaced.
-        """
+        """Claim the name, remove the files of a killed run, and make the new files; refuse to replace an output."""
         # An interrupt between a file and the note that it must go would leave the file.
         with uninterrupted(), ExitStack() as held:
             held.enter_context(claimed(self._named))

@@ -103,10 +103,7 @@ class Plan(abc.ABC):
         """Put the files and their sidecar in place."""
 
     def check(self, progress: bool | None) -> tuple[Release, str]:
-        """Check everything that ``release`` would, every value and the ledger too, without charging or writing.
-
-        It returns the release that would be, and in words the budget that would be left in the ledger.
-        """
+        """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
         left = "" if self.ledger_account is None else self.ledger_account.check(*self.spec.totals())
         return self._release(self.read(progress)), left
 

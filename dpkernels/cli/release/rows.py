@@ -25,10 +25,7 @@ T = TypeVar("T")
 def check_values(
     spec: ReleaseSpec, source: Source, show: Callable[[], object] = lambda: None, *, row: int = 0
 ) -> tuple[int, int]:
-    """Read a file from a row on and refuse what a release would refuse; ``show`` is called after every piece.
-
-    It returns the number of rows (of an array: values), and the number that the output would have.
-    """
+    """Refuse what a release of a file from a row on would refuse; return the numbers of rows of input and output."""
     bounds = [Bounds.of(column.sampler, spec.clip) for column in spec.columns]
     start, rows = row, 0
     with closing(source.pieces([column.name for column in spec.columns])) as pieces:

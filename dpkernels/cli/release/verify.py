@@ -59,10 +59,7 @@ _is_same = partial(math.isclose, rel_tol=1e-6)
 
 
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    """Return whether each value, of the type of reports, is a report that the certificate's table can make.
-
-    ``slack`` is the distance by which rounding to decimals may have moved reports.
-    """
+    """Return whether the certificate's table can make each value, of the type of reports; ``slack`` is for rounding."""
     if isinstance(certificate, MixtureCertificate):
         return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
     with np.errstate(invalid="ignore"):  # infinities have no place
