@@ -53,8 +53,8 @@ class NotPrivateError(ValueError):
 def first_feasible(candidates: Iterable[T], is_feasible: Callable[[T], object]) -> T:
     """Return the first of ever more conservative candidates, such as one for each of ``MARGINS``, that is feasible.
 
-    A root has rounding errors, so what is built from it may miss its claim in the last digits. This function and
-    ``conservative_root`` are the only ones that move such a result to the conservative side, or raise NotPrivateError.
+    A root has rounding errors, so what is built from it may miss its claim in the last digits. Only this function and
+    ``conservative_root`` move such a result to the conservative side, or raise NotPrivateError.
     """
     tried = 0
     for candidate in candidates:
@@ -160,10 +160,9 @@ def invert_smooth(
 ) -> Any:
     """Return where an increasing function of x >= 0 reaches ``target``, from a point near there; elementwise.
 
-    Newton's steps, as many as ``steps`` in float32 and one more in float64, must lead to within half a cell of the grid
-    of floats with half the digits: 2^-12 of x, in float64 2^-27. The function is then interpolated between two
-    neighbours on the grid, with the error of one more step. The result increases with the target, which Newton's
-    rounding would not ensure.
+    Newton takes ``steps`` steps in float32 and one more in float64. They must lead to within half a cell of the grid of
+    floats with half the digits: 2^-12 of x, in float64 2^-27. The function is then interpolated between two neighbours
+    on the grid, with the error of one more step, so that the result increases with the target.
     """
     xp, x = namespace(target, near), near
     for _ in range(0 if steps is None else steps + (x.dtype == np.float64)):
@@ -683,9 +682,9 @@ def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray)
 def maximum_between(function: Function, parameters: Any, knots: RealArray) -> RealArray:
     """Return the largest value of a JAX function that is smooth between increasing knots; differentiable twice.
 
-    In each piece a zoom finds the share of the way from knot to knot with the largest value. At a knot the share is
-    held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second derivatives
-    of the maximum need. If there are many pieces, as of tables, their ends and middles are evaluated alone.
+    In each piece a zoom finds the place with the largest value, as a share of the way from knot to knot. At a knot the
+    share is held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second
+    derivatives need. If there are many pieces, as in tables, only their ends and middles are evaluated.
     """
     parameters, knots = promote(parameters, knots)
     pieces = knots.size - 1

@@ -81,11 +81,11 @@ class BoundedTable(abc.ABC):
 
     @abc.abstractmethod
     def extremes(self, cells: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the largest and smallest weight of every code over all rows at most so many cells apart."""
+        """Return the largest and smallest weight of every code in every run of rows at most ``cells`` apart."""
 
     @property
     def decisive_rows(self) -> Iterable[int]:
-        """Return rows whose means are all as required only if those of all rows are."""
+        """Return rows such that all means are as required if theirs are."""
         return range(self.rows)
 
     @property
@@ -151,7 +151,7 @@ class BoundedTable(abc.ABC):
         checks.interval(self.lower, self.upper)
 
     def cells(self, sensitivity: float | None) -> int:
-        """Return the rows that neighbours are apart at most: all, as any two inputs are neighbours."""
+        """Return the largest distance of neighbours in rows; by default all rows, as any two inputs are neighbours."""
         return self.shifts
 
 
@@ -309,7 +309,7 @@ class BoundedCertificate(Certificate):
         """
         checks.epsilon(epsilon)
         table.check()
-        # One random word rounds neighbours to rows at most so many apart, see docs/proofs/row_mixtures.md.
+        # One random word rounds neighbours to rows at most ``cells`` apart, see docs/proofs/row_mixtures.md.
         cells = table.cells(sensitivity)
         ratio = certified_ratio(*table.extremes(cells), epsilon)
         check_means(table, Fraction(1) if cls.is_unbiased else table.slope)

@@ -53,9 +53,9 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     """Return k different indices, each chosen by the exponential mechanism among those that are left, as int64.
 
     In order of discovery, they are distributed as the indices of the k largest eps s_i + Gumbel noise (Durfee & Rogers
-    2019). Choice j depends on the key of 32 bytes, on j and on the earlier choices. A TypeError refuses scores that are
-    not integers; a ValueError refuses scores empty, not 1-D or beyond +-2^61, epsilon outside [1e-4, 20], and k
-    outside 1..len(scores). The time is of order k times the number of scores.
+    2019). Choice j depends on the key of 32 bytes, on j and on the earlier choices. The time is of order k times the
+    number of scores. The scores are integers, 1-D, within +-2^61, epsilon is in [1e-4, 20], and k in 1..len(scores);
+    otherwise the function raises a TypeError or ValueError.
 
     Guarantee: each choice is eps-bounded-range (Durfee & Rogers 2019; Dong 2019) given the earlier ones.
     Neighbouring scores differ by 0 to 1 each, all in the same direction; if they may move in both directions, the

@@ -167,7 +167,7 @@ class AdditiveCertificate(Certificate):
 
     @property
     def lattice(self) -> float | None:
-        """Return what every input is a multiple of, if it is: then no input is rounded."""
+        """Return the number of which every input is a multiple, or None; on a lattice no input is rounded."""
         return None
 
     @property
@@ -378,9 +378,9 @@ def noise_table(
 ) -> NoiseTable:
     """Return a table of the noise for neighbours up to ``sensitivity`` apart.
 
-    A code is a point of a lattice. Of a density, D is cut into n bins, a power of two or, since a bin is a whole number
-    of grid points, a few less. At most ``codes`` codes are intended; wide noise takes more. The noise is wider by the
-    factor 1 + ``stretch``; noise on a lattice is stretched on the lattice.
+    Noise on a lattice has one code per point. For a density, D is cut into n bins, a power of two or a few less,
+    because a bin is a whole number of grid points. The table has about ``codes`` codes, and more for wide noise. The
+    noise is wider by the factor 1 + ``stretch``; noise on a lattice is stretched on the lattice.
     """
     if isinstance(noise, Lattice):
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
@@ -490,7 +490,7 @@ def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per
 
 
 def _rounded_up(masses: list[int], total: int) -> list[int]:
-    """Return ceil(mass s) for the largest scale s at which they sum to at most ``total``, within 2^-40 of a unit."""
+    """Return ceil(mass s) for the largest scale s at which the sum is at most ``total``, within 2^-40 of a unit."""
     if len(masses) >= total:
         raise CertificateError(f"noise: {len(masses)} codes for a total of {total}")
     unit, mass = total.bit_length() + 40, sum(masses)

@@ -112,7 +112,7 @@ class RowTable(BoundedTable):
             )
 
     def cells(self, sensitivity: float | None) -> int:
-        """Return the rows that neighbours are apart at most; all of them where any two inputs are neighbours."""
+        """Return the largest distance of neighbours in rows; all of them if any two inputs are neighbours."""
         if sensitivity is None:
             return self.shifts
         checks.sensitivity(sensitivity)
@@ -390,7 +390,7 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
 
 @lru_cache(maxsize=64)
 def optimal_sampler(mechanism: Optimal) -> ExactRows:
-    """Return the sampler, from its program solved again where a solution from the cache folder cannot be certified."""
+    """Return the sampler; if a solution from the cache folder cannot be certified, solve its program again."""
     try:
         return ExactRows(mechanism, _narrowest(mechanism))
     except CertificateError:

@@ -71,10 +71,10 @@ class ExactSampler(abc.ABC):
     @property
     @abc.abstractmethod
     def negligible(self) -> float:
-        """Return inputs at most so far from 0 may be read as 0, as processors read subnormal numbers."""
+        """Return the distance from 0 within which inputs may be read as 0, as processors read subnormal numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields alone: what is cached is made again from them, and compiled programs cannot be pickled."""
+        """Return the fields alone: cached values are made again from them, and compiled programs cannot be pickled."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
@@ -150,13 +150,13 @@ def order_keys(x: Any) -> Any:
 class AliasColumns:
     """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c]."""
 
-    packed: np.ndarray  # A column's threshold and, in the last ``log_columns`` bits, its alias: as many bits as a word.
+    packed: np.ndarray  # A column's threshold and, in the last ``log_columns`` bits, its alias.
     log_columns: int  # log2 of their number.
     bits: int
 
     @property
     def threshold(self) -> np.ndarray:
-        """Return one integer a column, below 2^(bits - log_columns); 0 for a column that is all its own."""
+        """Return one integer a column, below 2^(bits - log_columns); 0 for a column with a single outcome."""
         return self.packed >> self.packed.dtype.type(self.log_columns)
 
     @property
@@ -206,7 +206,7 @@ def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
 
 
 def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
-    """Return the sampler of columns: random word -> outcome, int32; of tables one after the other, (word, table)."""
+    """Return the sampler, random word -> outcome, int32; for several tables in a row, (word, table) -> outcome."""
     word = columns.packed.dtype.type
     log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
     ones = word((1 << columns.log_columns) - 1)
@@ -255,7 +255,7 @@ def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray
 
 
 def negligible(shifts: int, first: float, last: float) -> float:
-    """Return inputs so near to 0 may be read as 0: 2^-10 of a step of ``positions``."""
+    """Return the distance from 0 within which inputs may be read as 0: 2^-10 of a step of ``positions``."""
     return math.ldexp((last - first) / shifts, -fraction_bits(shifts) - 10)
 
 

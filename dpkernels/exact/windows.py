@@ -82,7 +82,7 @@ class WindowTable(BoundedTable):
 
     @property
     def decisive_rows(self) -> tuple[int, int]:
-        """Return the first and the last row: means and inputs are both affine in the row."""
+        """Return the first and the last row, since means and inputs are both affine in the row."""
         return 0, self.shifts
 
     @property

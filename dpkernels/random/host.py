@@ -51,7 +51,7 @@ def _openssl() -> tuple[Any, Any]:
 
 
 def head(key: bytes, stream: int, block: int) -> np.ndarray:
-    """Return words 4 to 15 of a block's state: what ``chacha.words_from`` takes."""
+    """Return words 4 to 15 of a block's state, which ``chacha.words_from`` takes."""
     return np.frombuffer(key + _COUNTER.pack(block, stream, 0), "<u4").astype(np.uint32)
 
 

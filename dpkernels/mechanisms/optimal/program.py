@@ -68,7 +68,7 @@ def least_variance(
 
     Inputs are equally spaced, outputs reach beyond them on both sides, and both are symmetric about 0. Ratios of rows
     at most ``cells`` apart are below e^eps. Rows sum to 1 and have their input as the mean, up to rounding. Columns of
-    zeros are unused outputs. The weights a_i of the average are None for the worst case. The table is symmetric
+    zeros are unused outputs. ``weights`` are the a_i of the average, or None for the worst case; the table is symmetric
     (x -> -x, y -> -y) if they are.
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))

@@ -111,7 +111,7 @@ class _TracedPiecewiseLinear(PiecewiseLinear):
 
 
 class _Tabulated:
-    """What a tabulated window and a tabulated base share: each is a density on [0, 1], stretched to ``ends``."""
+    """The common part of a tabulated window and a tabulated base: a density on [0, 1], stretched to ``ends``."""
 
     steepness: ClassVar[float | None] = 0.0
     is_linear: ClassVar[bool] = True
