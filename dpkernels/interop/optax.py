@@ -8,15 +8,16 @@ every example, adds them up, adds Gaussian noise and divides by the expected bat
 * The noise is drawn from a table of integers with a verified certificate, with the words of ChaCha20.
 * An example whose gradient is not finite, or has a norm of 10^30 or more, contributes 0.
 
-**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let ``u = C
-/ (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where ``s = min(1/u, (1 - 2^-20) (K -
-sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and rounding moves every coordinate by
-at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at most 2^31 squares, which is off by
-a factor within 1 +- 2^-22 in any order of summation; g, s and their product are float32 numbers, off by factors within
-1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so that s is a normal number, and integers
-below 2^24 are exact in float32. The sum of at most B examples is at most B K < 2^31 in every coordinate, which is
-checked when it is traced. So one example more or less changes the vector of sums by at most K units in the l2 norm, and
-the certificate of the noise is for exactly this.
+**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let
+``u = C / (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where
+``s = min(1/u, (1 - 2^-20) (K - sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and
+rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at
+most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
+float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
+that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
+B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of
+sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
+are at most K apart.
 
 **Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``. Noise of real numbers
 is narrower by the share ``PrivateNoise.rounding_cost``, because K units stand for a norm of C.
@@ -152,7 +153,7 @@ def private_aggregate(
 
     Returns:
         A transformation whose state is a ``PrivateAggregateState``. Its ``init`` certifies the noise, which takes some
-            seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
+        seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
 
     Raises:
         ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``update``
