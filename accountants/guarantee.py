@@ -201,8 +201,8 @@ class Guarantee(ComposableGuarantee):
     def _inside_bracket(self, found: Any, at: Any, bracket: Callable[[float], tuple[float, float]]) -> Any:
         """Return values of plain numbers; where one is outside its bracket, the upper end of the bracket.
 
-        Brackets are computed only for samples so small that hardly a record takes part. Their losses are as close
-        together as the points of the grid, and the values of the FFT are not reliable.
+        The FFT is not reliable for samples so small that losses are as close together as grid points: only these are
+        checked.
         """
         if namespace(found) is not np or not self._has_tiny_samples:
             return found

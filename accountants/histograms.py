@@ -79,10 +79,9 @@ class HistogramNoise:
 
 
 def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float, delta: float) -> HistogramNoise:
-    """Return the least sigma and the least scale of noise on every count of a histogram for (eps, delta).
+    """Return the least sigma and the least scale of noise on every count of a histogram for (eps, delta), rounded up.
 
-    For Gaussian noise it is exact (Balle & Wang 2018) at l2 sensitivity sqrt(D0) Dinf. For Laplace noise it uses
-    ``laplace_histogram_delta``. Both roots are rounded conservatively, within 1e-12. Epsilon is in [0.01, 20].
+    Gaussian noise is exact (Balle & Wang 2018) at l2 sensitivity sqrt(D0) Dinf; see also ``laplace_histogram_delta``.
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.epsilon(epsilon)

@@ -163,8 +163,7 @@ class PrivacyLossDistribution:
     def symmetrized(self) -> PrivacyLossDistribution:
         """Return the distribution of the maximum of the profiles of this pair, which must be larger, and its mirror.
 
-        The result has the positive losses, their mirror images, and loss 0 for the remaining mass. The losses of each
-        piece must have one sign.
+        It has the positive losses, their mirror images, and else loss 0. The losses of each piece must have one sign.
         """
         xp = namespace(self.loss)
         # Rounding errors would be counted twice, and subtracted from the remaining mass.

@@ -4,11 +4,9 @@ A kernel's noise N beyond theta is redrawn with probability q, with p_out = P(|N
 
     f(x) = K(x) w(x)/(1 - p_out q),   w = 1 on |x| <= theta, 1 - q outside.
 
-This distribution is ``Reweighted(kernel, -theta, theta, 1 - q)``. Its mean, variance and acceptance
-P(|Z| <= theta) = p_in/(1 - p_out q) have closed forms. ``profile`` is its exact privacy. ``accountants.calibrate``
-finds q, or the kernel, for a budget.
-
-The published formulas, which are **not sound**, are in ``accountants.published.recycling``.
+This distribution is ``Reweighted(kernel, -theta, theta, 1 - q)``. Its mean, variance and acceptance, P(|Z| <= theta) =
+p_in/(1 - p_out q), have closed forms. The published formulas, which are **not sound**, are in
+``accountants.published.recycling``.
 """
 
 from __future__ import annotations

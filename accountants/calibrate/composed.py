@@ -316,8 +316,8 @@ def precise_parameter(
 ) -> Any:
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
-    ``releases`` maps (t, parameters) to a guarantee whose delta falls with t, without captured tracers; the parameters
-    are a pytree. For the other arguments see ``solve.newton``.
+    ``releases`` maps (t, parameters) to a guarantee whose delta falls with t; for the other arguments see
+    ``solve.newton``.
     """
     xp = namespace(epsilon, delta)
     given = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)

@@ -190,7 +190,7 @@ def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta:
     """Return the c at which c times the kernel, with the largest q for it, has the largest P(|Z| <= theta).
 
     The search covers 0.3 to 30 times the scale that the kernel alone needs, to 1e-4 relative. Derivatives treat c as
-    constant: the acceptance at the best scale has the same derivatives either way.
+    constant, which does not change those of the acceptance.
     """
     kernel, theta, epsilon, delta, sensitivity = promote(kernel, theta, epsilon, delta, sensitivity)
     given = kernel, theta / sensitivity, epsilon, delta

@@ -1,7 +1,6 @@
-"""Composition of mechanisms of which only (eps, delta) is known: on parts of the data, and on the same data.
+"""Composition of mechanisms of which only (eps, delta) is known; sound, with budgets rounded upwards.
 
-All functions are sound, and round the budgets that they return upwards. Mechanisms of this package have a privacy
-profile, which is tighter than one (eps, delta): compose it with ``accountants.guarantee``.
+Mechanisms of this package have a privacy profile, which is tighter: compose it with ``accountants.guarantee``.
 """
 
 from __future__ import annotations

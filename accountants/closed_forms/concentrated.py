@@ -65,8 +65,8 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
 def best_delta(rho: Real, epsilon: Real) -> Real:
     """Return delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12); rounded up.
 
-    The bound is  ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 -
-    1/alpha).
+    With the minimum over alpha > 1,
+    ln delta = min (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha).
     """
     rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
     some = np.where(rho > 0, rho, 1.0)
@@ -152,13 +152,11 @@ def setwise_epsilon(
 def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
     """Return a sound delta at eps of zCDP mechanisms whose rho_i are fixed beforehand, used adaptively in any order.
 
-    Cesar & Rogers 2021, Lemma 3.4 (the conversion is Bun & Steinke 2016, Lemma 3.6). With rho = sum rho_i, eps >= rho
-    and y = (eps + rho)/(2 rho), rounded upwards:
+    Cesar & Rogers 2021, Lemma 3.4. With rho = sum rho_i, eps >= rho and y = (eps + rho)/(2 rho), rounded upwards:
 
         delta = exp(-(eps - rho)^2/(4 rho)) min{sqrt(pi rho), 1/y, 2/(y + sqrt(y^2 + 4/(pi rho)))}
 
-    Each rho_i may be spent once. ``best_delta`` of the same rho is smaller, by a factor of 2.4 to 2.7 at deltas of 0.03
-    to 1e-9: take that one to set a budget.
+    Each rho_i may be spent once. To set a budget take ``best_delta``, which is smaller by a factor of about 2.5.
     """
     each = [float(checks.number("rhos", rho)) for rho in rhos]
     _budget(np.array(each), "rhos")

@@ -8,7 +8,7 @@ digits for k = 10^4), broadcast, and are differentiable in all but k. They are r
 parts in 10^15 times (k + k eps0) above the exact one, down to 1e-300.
 
 The sum of k such losses is on a grid: L = top - s step with probability mass[..., s], s = 0, 1, ...; outcomes that are
-not in ``mass`` never exceed eps. Distributions may be stacked on the leading axes. All sums have positive terms only.
+not in ``mass`` never exceed eps. Leading axes stack distributions. All sums have positive terms only.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> 
 
 
 def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
-    """Return the least eps >= 0 at delta in [0, 1) of k eps0-DP mechanisms: the inverse of ``pure_delta``, closed.
-
-    The result is conservative: its ``pure_delta`` is at most delta. At delta = 0 it is k eps0.
-    """
+    """Return the least eps >= 0 whose ``pure_delta`` is at most delta in [0, 1); at delta = 0 it is k eps0."""
     checks.below_one("delta", delta)
     eps0, delta = numbers(epsilon0, delta)
     top, step, mass = pure_losses(eps0, k)

@@ -1,14 +1,13 @@
 """Rigorous brackets of composed guarantees, by privacy loss distributions on a grid.
 
-Masses on the grid bound the profile of a pair. For an upper bound, connect the dots (Doroshenko 2022): split an outcome
-of loss in [k h, (k+1) h] between both ends so that its masses under p and under q are kept. For a lower bound, gather
-outcomes into groups, each of a loss of at least k h. Mass that is left out of a pair's cells counts as infinite loss in
-the upper bound, and as no mass in the lower bound. Proofs: docs/proofs/brackets.md.
+For an upper bound of a pair's profile, connect the dots (Doroshenko 2022): split an outcome of loss in [k h, (k+1) h]
+between both ends so that its masses under p and under q are kept. For a lower bound, gather outcomes into groups, each
+of a loss of at least k h. Mass that is left out of a pair's cells counts as infinite loss in the upper bound, and as no
+mass in the lower bound. Proofs: docs/proofs/brackets.md.
 
 Sums are computed by FFT of the masses tilted by e^(c l), where c is the saddle point for the eps or delta in question.
-Computed numbers are then of the order of the tail in question, not of 1. The bracket contains bounds on what wraps
-around the grid (Chernoff), on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section
-24.1), and on all other roundings. Proofs: docs/proofs/sums.md.
+The bracket contains bounds on what wraps around the grid (Chernoff), on the floating-point error of the transforms (the
+norm-wise bound of Higham 2002, section 24.1), and on all other roundings. Proofs: docs/proofs/sums.md.
 """
 
 from __future__ import annotations
@@ -436,10 +435,7 @@ def _guess(parts: RepeatedLosses, delta: np.float64) -> tuple[Any, Any]:
 
 
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:
-    """Return an eps at which a bound of delta meets the target: rounded up for an upper bound, down for a lower bound.
-
-    The search starts at the eps that the tilt is for: far from it a lower bound is lost in rounding errors.
-    """
+    """Return an eps, searched from the tilt's, at which a bound of delta meets the target, rounded to its side."""
     low, high = None, max(guess, 1e-3)
     while total.delta(high, side) > target:
         low, high = high, 1.25 * high

@@ -46,8 +46,7 @@ _EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of
 def evaluate(made: Any, what: str, at: Real) -> Any:
     """Return the largest value over the neighbour directions: "delta" at eps, "epsilon" at delta, "renyi" at an order.
 
-    ``at`` may have any shape. The value is a float or a NumPy array for plain numbers; where any number is JAX's, it is
-    a JAX array, differentiable.
+    ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
     """
     if what != "renyi" and len(made.terms) == 1:
         count = checks.concrete(made.terms[0].count)

@@ -153,10 +153,10 @@ class ComposedPLD(ComposedProfile):
         return noise < _RESOLVED * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
 
     def gradient(self, evaluation: _Evaluation) -> tuple[RepeatedLosses, Any]:
-        """Return the derivatives of delta, a homogeneous polynomial of the masses.
+        """Return the derivatives of delta, a homogeneous polynomial of the masses, as one correlation.
 
-        That in the mass of the loss l is n times delta of one release less at eps - l; that in l is n p times minus the
-        slope of it. All are one correlation, interpolated between grid points.
+        That in the mass of the loss l is n times delta of one release less at eps - l; that in l is n p times minus its
+        slope.
         """
         jnp = jax.numpy
         value, slope = evaluation.sums

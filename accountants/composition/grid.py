@@ -1,8 +1,8 @@
 """Privacy losses on a grid: masses at grid points that integrate smooth functions of the loss as the losses do.
 
-An outcome of loss l is distributed over the six grid points around it with the weights of Lagrange interpolation. The
-sum over the grid of a smooth f is then that of the interpolated f, with an error of h^6 f^(6). The weights of linear
-interpolation connect the dots (Doroshenko 2022), with an error of h^2 f''. Atoms on the grid stay exact.
+An outcome of loss l is distributed over the six grid points around it with the weights of Lagrange interpolation, for
+smooth f with an error of h^6 f^(6). The weights of linear interpolation connect the dots (Doroshenko 2022), with an
+error of h^2 f''. Atoms on the grid stay exact.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ _UNITS, _UNITS_REWEIGHTED = 4, 256
 class AdditivePair(DominatingPair):
     """p = f, q = f(. - 1) or f(. + 1): additive noise under two inputs one unit apart; made by ``additive_pair``.
 
-    ``shift`` is 1 or -1. ``periods`` is how many periods of a staircase on either side are kept step by step; the
-    others follow geometrically.
+    ``periods`` is how many periods of a staircase on either side are kept step by step; others follow geometrically.
     """
 
     noise: Distribution

@@ -40,10 +40,9 @@ _LARGE = 1e10
 
 
 def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
-    """Return an upper bound of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
+    """Return upper bounds of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
 
-    Each exceeds the true value by a few units in the last place times 1 + start^2 and similar terms. The start is
-    finite, the width may be infinite, and the slope a is positive.
+    Each exceeds the true value by a few units in the last place times 1 + start^2 and similar terms.
     """
     p, q = _mass(start, width), _mass(start + a, width)
     error = without_derivative((_mass_error(start, width, p), _mass_error(start + a, width, q)))

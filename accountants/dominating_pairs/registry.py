@@ -138,10 +138,7 @@ def _(mechanism: Windowed) -> DominatingPair:
 
 @bounded_pair.register
 def _(mechanism: SquareWave) -> DominatingPair:
-    """Return the pair of the two ends; rescaled, reports are those of a type-I piecewise mechanism.
-
-    The window may cover almost all of the reports.
-    """
+    """Return the pair of the two ends; rescaled, reports are those of a type-I piecewise mechanism."""
     b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
     return WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b))
 
@@ -166,11 +163,7 @@ def _(mechanism: Mixture | ExactMixture) -> DominatingPair:
 
 @bounded_pair.register
 def _(mechanism: Multivariate) -> DominatingPair:
-    """Return the pairs of one reported coordinate, which is chosen independently of the data; any of them may change.
-
-    Raises:
-        ValueError: several coordinates are reported, whose reports compose.
-    """
+    """Return the pairs of one reported coordinate, chosen independently of the data; any of them may change."""
     if mechanism.sampled > 1:
         raise ValueError(
             f"mechanism: reports {mechanism.sampled} coordinates, which compose; for one the profile is known, "

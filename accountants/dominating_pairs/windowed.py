@@ -330,10 +330,7 @@ def _drops(side: Side, runs: _Runs) -> Real:
 
 
 def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
-    """Return the share of a run, from its top, on which the loss is above eps: a root, bracketed by the table.
-
-    The first derivative of delta does not need that of the share, as the integrand is 0 there; the second one does.
-    """
+    """Return the share of a run, from its top, on which the loss is above eps: a root, bracketed by the table."""
     xp = namespace(eps, drops, run.top)
     frozen, level = without_derivative((run, eps))
     shares = like(_SHARES, drops)

@@ -432,10 +432,9 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     """Return a pair that dominates every (xi, rho)-zCDP mechanism.
 
     H(t), the hockey-stick divergence at t = e^eps, is convex and at most the conversion at every point. So it is at
-    most the lower convex hull of the conversions at some points, which is itself the profile of a pair: at a corner t
-    where the slope rises by q, the loss log t has the probability q without the record and t q with it. The value at
-    the last point is the probability of an infinite loss. As neighbours may be exchanged, the points are mirrored:
-    H(1/t) = 1 - 1/t + H(t)/t for the exchanged pair.
+    most the lower convex hull of the conversions at some points, which is the profile of a pair: at a corner t where
+    the slope rises by q, the loss log t has the probability q without the record and t q with it. The value at the last
+    point is the probability of an infinite loss. For exchanged neighbours, H(1/t) = 1 - 1/t + H(t)/t.
     """
     if rho == 0:
         p = 1 / (1 + math.exp(-xi))

@@ -3,9 +3,9 @@
     run = TrainingRun(noise_multiplier=1.1, sampling_rate=0.01, steps=1000, slack=state.noise.total_variation)
     run.epsilon(1e-5), run.bracket(delta=1e-5)
 
-Every step is Gaussian noise on a Poisson sample of the data, up to a total variation distance. This is the distance of
-the noise's table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of
-s a step adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md). All answers here include it.
+Every step is Gaussian noise on a Poisson sample of the data, up to a total variation distance: that of the noise's
+table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a step
+adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include.
 """
 
 from __future__ import annotations
@@ -87,10 +87,7 @@ class TrainingRun:
         return self.steps * self.slack * (1 + math.exp(min(epsilon, 700.0)))
 
     def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
-        """Return an eps with delta(eps) + slack(eps) <= delta, next to the smallest one.
-
-        The slack rises with eps, so eps is found from below: what it leaves of delta at one value gives the next.
-        """
+        """Return an eps, found from below, with delta(eps) + slack(eps) <= delta, next to the smallest one."""
         eps = epsilon_at(delta)
         while self.slack and eps < math.inf:
             rest = delta - self._slack(eps + _ABOVE)

@@ -1,8 +1,4 @@
-"""Earlier bounds of shuffled reports, for comparison: sound, and never below ``accountants.shuffled``.
-
-Feldman, McMillan & Talwar 2021 know eps0 alone; Wang et al. 2024 the total variation of the two inputs as well; Balle,
-Bell, Gascon & Nissim 2019 bound the sum of the same losses by Hoeffding's and Bennett's inequalities.
-"""
+"""Earlier bounds of shuffled reports, for comparison: sound, and never below ``accountants.shuffled``."""
 
 from __future__ import annotations
 

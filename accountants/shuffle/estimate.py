@@ -15,8 +15,7 @@ of them in favour of x, and Z of the others belong to the blanket but are equall
     K ~ Bin(n, gamma (w_1 + w_2)),    X | K ~ Bin(K, w_1/(w_1 + w_2)),
     Z | K ~ Bin(n - K, gamma w_3/(1 - gamma (w_1 + w_2)))
 
-and S = L_1 X + L_2 (K - X) + L_3 Z with L_1 > 0 >= L_2, L_3. Sums over the tails of X, and of Z, are computed once for
-all eps.
+and S = L_1 X + L_2 (K - X) + L_3 Z with L_1 > 0 >= L_2, L_3.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     result = tune.best(tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5), tune.acceptance(theta=1.0))
     result.mechanism, result.value, result.parameters, result.epsilon, result.delta
 
-The exact accountant certifies a result before it is returned. Free parameters declare domains, and bijections make them
-unconstrained. ``calibrate`` solves for what the budget determines, with implicit derivatives. So every point of a
-search is private, and no penalty is needed. Searches run from several starts, each the best of some points, in one
-compiled loop. It ends where no step promises an improvement, or where the best value stops improving.
+The exact accountant certifies a result before it is returned. Bijections make the domains of free parameters
+unconstrained, and ``calibrate`` solves for what the budget determines, with implicit derivatives. So every point of a
+search is private, and no penalty is needed. Searches run from several starts in one compiled loop.
 """
 
 from accountants.tune import objectives as _objectives

@@ -119,10 +119,10 @@ def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
 
 
 def starts(domains: dict[str, Domain], count: int) -> np.ndarray:
-    """Return ``count`` points spread over the spans, of shape (count, n).
+    """Return ``count`` points spread over the spans, of shape (count, n), evenly in one dimension.
 
-    One dimension is divided evenly. More dimensions are filled by the additive recurrence with the generalised golden
-    ratio, the root of g^(n+1) = g + 1, whose points are far apart for any count (Roberts 2018).
+    More dimensions are filled by the additive recurrence with the generalised golden ratio, the root of g^(n+1) = g + 1
+    (Roberts 2018).
     """
     spans = np.array([domain.span for domain in domains.values() for _ in range(domain.size)]).reshape(-1, 2)
     n, steps = len(spans), np.arange(count)[:, None]

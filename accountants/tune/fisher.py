@@ -1,10 +1,9 @@
 """The error of the best linear estimate of the inputs' distribution from reports, an objective of tuning.
 
 Inputs are of one of d bins, reports of one of K cells; A is the channel between them. Of n reports the Fisher
-information about the bins' probabilities is n A' diag(1/q) A, q = A p, here at the uniform p. It is nearly singular:
-neighbouring bins are reported nearly alike, and estimates rely on distributions being smooth. So the probabilities have
-a prior too: the uniform one and a Gaussian process of the density with the covariance (1 + r) e^-r, r = sqrt(3) |x - y|
-on [0, 1] (once differentiable), K0 = L L' for the bins. The posterior covariance is
+information about the bins' probabilities is n A' diag(1/q) A, q = A p, here at the uniform p. It is nearly singular, so
+the probabilities have a prior: the uniform one and a Gaussian process of the density with the covariance (1 + r) e^-r,
+r = sqrt(3) |x - y| on [0, 1] (once differentiable), K0 = L L' for the bins. The posterior covariance is
 
     S = L (1 + n L' A' diag(1/q) A L)^-1 L'
 

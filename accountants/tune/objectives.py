@@ -266,10 +266,7 @@ def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers:
 
 
 def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objective, Any]:
-    """Return the same search without data units, and the factor from its values to those in data units.
-
-    A user-defined function gets mechanisms in data units, so for it the search is unchanged.
-    """
+    """Return the same search without data units, and the factor from its values to those in data units."""
     found = None if objective.power is None else family.on_unit()
     if found is None:
         return family, objective, 1.0

@@ -3,7 +3,7 @@
 Every turn of the loop evaluates the objective and its gradient once for every start, at a trial point. The first turns
 try the points that a start may begin at, and keep the best. Then a trial that lowers the objective enough (Armijo) is
 accepted, and the optimizer gives the next direction; else the step is shortened by a parabola through what is known.
-So the compiled program has the objective in it once. Derivatives are forward: there are few parameters.
+Derivatives are forward: there are few parameters.
 """
 
 from __future__ import annotations
@@ -182,10 +182,7 @@ def _begin(rule: Any, z: RealArray) -> _Start:
 def _turn(
     function: Callable[[Any, Any], Any], rule: Any, only_down: bool, state: _Start, point: Any, begins: Any
 ) -> tuple[_Start, RealArray]:
-    """Return (the state after one trial, whether there is more to do).
-
-    The step is shortened if the trial is infeasible, or leads up where only steps down are taken.
-    """
+    """Return (the state after one trial, whether there is more to do); infeasible and forbidden rising steps shrink."""
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
     value, gradient, spends = value_and_gradient(lambda z: function(z, state.spent), trial)

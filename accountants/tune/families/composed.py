@@ -140,11 +140,7 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
 @pytree
 @dataclass(frozen=True)
 class Composed(Family):
-    """T releases of one member of a family that are (eps, delta)-DP together; see ``composed``.
-
-    The own budget of ``inner`` does not count. ``rate`` is of the Poisson sample of each, None, or a ``FreeRate`` to
-    tune.
-    """
+    """T releases of one member of ``inner`` that are (eps, delta)-DP together; see ``composed``."""
 
     inner: Any
     count: Any

@@ -94,8 +94,7 @@ class Constructed(PureDPFamily):
 class Scaled(ComposableFamily):
     """Additive noise of a shape that the free parameters determine, with the least scale that meets the budget.
 
-    Delta falls as noise is scaled up as a whole, so every point of a search is feasible. This class has no free
-    parameter: its shape is the kernel, a distribution at unit scale.
+    This class has no free parameter: its shape is the kernel, a distribution at unit scale.
     """
 
     kernel: Any

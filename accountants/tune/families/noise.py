@@ -134,8 +134,7 @@ def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3)
 def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
     """Return the family of staircase noise (Geng and Viswanath 2014), pure eps-DP, with free share gamma of high steps.
 
-    For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink. See
-    ``gaussian`` for errors.
+    For the acceptance of theta < D the best gamma is often theta/D, a kink. See ``gaussian`` for errors.
     """
     check_budget(epsilon, 0.5, sensitivity)
     free = (("gamma", Between(0.0, 1.0)),)
