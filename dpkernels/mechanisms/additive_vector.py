@@ -24,7 +24,7 @@ NORMS = ("l1", "l2", "linf")
 @partial(pytree, static=("dimensions", "norm"))
 @dataclass(frozen=True)
 class AdditiveVector:
-    """Independent noise with one distribution on each of d values; ``on_vectors`` makes it.
+    """Independent noise with one distribution on each of d = ``dimensions`` values; ``on_vectors`` makes it.
 
     Attributes:
         coordinate: the noise, and the claim for a whole vector: (epsilon, delta) for vectors up to its sensitivity

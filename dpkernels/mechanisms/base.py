@@ -135,7 +135,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
-        """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, each accurate where small."""
+        """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, and each is accurate near 0."""
 
     def draw(self, u: Real, x: Real) -> Real:
         """Map a uniform number ``u`` in (0, 1) to a report by the fastest map with the right distribution."""
