@@ -547,7 +547,10 @@ def minimum(
 
 
 def bounded_minimum(function: Callable[[float], float], low: float, high: float, xatol: float) -> tuple[float, float]:
-    """Return (x, value) where a smooth function of plain numbers is lowest; x to about ``xatol`` and at best 1.5e-8."""
+    """Return (x, value) where a smooth function of plain numbers with one minimum on [low, high] is lowest.
+
+    The search is SciPy's bounded Brent method. It stops within about ``xatol`` or 1.5e-8 of x, whichever is more.
+    """
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
     found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": xatol})

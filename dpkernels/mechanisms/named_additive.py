@@ -138,8 +138,8 @@ def truncated_gaussian(
 ) -> Additive:
     """Return Gaussian noise of sigma s in [1e-140, 1e140], truncated to [-T, T] (Cesar & Rogers 2021).
 
-    Delta, in (0, 1), is the probability of an infinite privacy loss (infinity mass). With the sensitivity D it sets T by
-    delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10), unless ``bound``, which is positive, gives T
+    Delta, in (0, 1), is the probability of an infinite privacy loss (infinity mass). With the sensitivity D it sets T
+    by delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10), unless ``bound``, which is positive, gives T
     itself. An epsilon is a budget to claim, with delta as the total.
     """
     checks.sensitivity(sensitivity)

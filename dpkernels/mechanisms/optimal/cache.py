@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
-    """Return the arrays cached for a key, which states all that they depend on, if they are sound; else solve and cache."""
+    """Return the arrays cached for a key, which states what they depend on, if they are sound; else solve and cache."""
     place = folder()
     if place is None:
         return solve()

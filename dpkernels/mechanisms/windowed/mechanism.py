@@ -119,6 +119,8 @@ class Windowed(Bounded):
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
         up_to_middle = base.mass_between(0.0, middle + 1)
+        # A report above the window's middle mirrors one below, so half of the window is inverted. Positions are
+        # distances d from the near end of [-1, 1], where v = d - 1.
         mirrored = u > S2 * up_to_middle + S1 / 2
         xp = namespace(mirrored, m)
         u, middle = xp.where(mirrored, above, u), xp.where(mirrored, -middle, middle)
