@@ -658,7 +658,7 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
             assert sum(one() is not None for one in alive) <= 1
             part = estimate.Tallied({None: ones.copy()}, 0)
             assert len(pickle.dumps(part)) < ones.nbytes + 1000
-            alive.append(weakref.ref(part))
+            alive.append(weakref.ref(part.groups[None]))
             yield part
             del part
 

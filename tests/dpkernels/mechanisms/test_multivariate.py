@@ -32,7 +32,7 @@ def sample(m, x, key=KEY, method="mixture"):
         return np.asarray(m.sample(key, jnp.asarray(x), method))
 
 
-@pytest.mark.quick("all-of-two")
+@pytest.mark.quick("*all-of-two*")
 @over_all
 @pytest.mark.parametrize("method", METHODS)
 def test_mean_and_variance_within_6_sigma(m, method):
