@@ -56,7 +56,7 @@ def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: An
 
 
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
-    """Return an upper bound of delta at eps of Laplace noise of scale b on each count, (Dinf/b)-DP (Lemma 6.2)."""
+    """Return an upper bound of delta at eps of Laplace noise of scale b: D0 counts, each (Dinf/b)-DP (Lemma 6.2)."""
     checks.positive("linf_sensitivity", linf_sensitivity)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     return pure_delta(linf_sensitivity * inverse("scale", scale), k, epsilon)
@@ -79,7 +79,7 @@ class HistogramNoise:
 
 
 def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float, delta: float) -> HistogramNoise:
-    """Return the least sigma and the least scale of noise on every count of a histogram for (eps, delta), rounded up.
+    """Return the least sigma and the least scale, rounded up, of noise on every count of a histogram for (eps, delta).
 
     Gaussian noise is exact (Balle & Wang 2018) at l2 sensitivity sqrt(D0) Dinf; see also ``laplace_histogram_delta``.
     """
@@ -297,7 +297,7 @@ class KnownTopK:
 
 @dataclass(frozen=True)
 class UnknownTopK:
-    """Top-k of an unknown domain: items by falling noisy count (ties by repr), and the privacy cost."""
+    """Top-k of an unknown domain: items by falling noisy count (ties by repr), the threshold, and the privacy cost."""
 
     items: tuple[Any, ...]
     counts: np.ndarray

@@ -52,8 +52,8 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
 
     The result is conservative: the computed profile at this eps is at most delta. For delta = 0 it is the pure level,
     that is the largest loss, which is inf for Gaussian or truncated noise; for bounded mechanisms see ``pure_epsilon``.
-    Its shape is that of delta, its type that of ``accountants.delta``. Derivatives are implicit:  d eps = (d delta - d
-    profile(eps)) / profile'(eps).
+    Its shape is that of delta, its type that of ``accountants.delta``. Derivatives are implicit:
+    d eps = (d delta - d profile(eps)) / profile'(eps).
 
     Args:
         mechanism: a mechanism of dpkernels.
@@ -62,8 +62,7 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: delta is out of range; the mechanism or the sensitivity is an array; or a case of
-            ``accountants.delta``.
+        ValueError: delta is out of range; the mechanism or the sensitivity is an array; or a case of ``delta``.
     """
     checks.below_one("delta", delta)
     for value in (sensitivity, *(jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else ())):

@@ -4,8 +4,8 @@ A kernel's noise N beyond theta is redrawn with probability q, with p_out = P(|N
 
     f(x) = K(x) w(x)/(1 - p_out q),   w = 1 on |x| <= theta, 1 - q outside.
 
-This distribution is ``Reweighted(kernel, -theta, theta, 1 - q)``. Its mean, variance and acceptance, P(|Z| <= theta) =
-p_in/(1 - p_out q), have closed forms. The published formulas, which are **not sound**, are in
+This distribution is ``Reweighted(kernel, -theta, theta, 1 - q)``. Its mean, variance and acceptance, which is
+P(|Z| <= theta) = p_in/(1 - p_out q), have closed forms. The published formulas, which are **not sound**, are in
 ``accountants.published.recycling``.
 """
 
@@ -63,8 +63,8 @@ def profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsil
 def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> Real:
     """Return P(|Z + S| <= theta) for noise Z, recycled or not, and an independent sampling error S ~ N(0, s^2).
 
-    Without S the formula is closed. With S, in the unit of the noise, 16-point Gauss-Legendre quadrature integrates,
-    over x = s t,
+    Without S the formula is closed. With S, whose s is in the unit of the noise, 16-point Gauss-Legendre quadrature
+    integrates, over x = s t,
 
         phi(t) P(-theta - x < Z <= theta - x)
 
@@ -72,7 +72,7 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
     for noise of one scale; for JAX arguments it is differentiable.
 
     Raises:
-        ValueError: theta is not positive and finite, or sampling_noise is not a number in [0, 1e300].
+        ValueError: theta is not positive and finite, or sampling_noise (s) is not a number in [0, 1e300].
     """
     checks.positive("theta", theta)
     checks.within("sampling_noise", sampling_noise, 0.0, 1e300)

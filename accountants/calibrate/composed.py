@@ -177,8 +177,8 @@ def composed_budget(
 ) -> Mechanism:
     """Return the mechanism of the largest eps0 in [0.01, 20] such that ``count`` releases are (eps, delta)-DP together.
 
-    Plain numbers are rounded conservatively by the bracket; JAX numbers are those of the precise value, NaN if eps0 =
-    0.01 is infeasible.
+    Plain numbers are rounded conservatively by the bracket; JAX numbers are those of the precise value, NaN if
+    eps0 = 0.01 is infeasible.
 
     Args:
         constructor: makes the mechanism, such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with
@@ -257,7 +257,7 @@ def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Any, parameters
 def split_arguments(
     constructor: Callable[..., Any], arguments: dict[str, Any]
 ) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
-    """Return (a function from (eps0, numbers) to the mechanism, the arguments that contain JAX numbers)."""
+    """Return (a function without tracers from (eps0, numbers) to the mechanism, the arguments with JAX numbers)."""
     numbers, fixed = _split(arguments)
     return lambda level, given: constructor(epsilon=level, **fixed, **given), numbers
 
@@ -316,8 +316,8 @@ def precise_parameter(
 ) -> Any:
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
-    ``releases`` maps (t, parameters) to a guarantee whose delta falls with t; for the other arguments see
-    ``solve.newton``.
+    ``releases`` maps (t, parameters), without captured tracers, to a guarantee whose delta falls with t; see
+    ``newton``.
     """
     xp = namespace(epsilon, delta)
     given = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)

@@ -32,8 +32,8 @@ def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add
     | one record replaced, perhaps by one of another part | 2 max eps_i | max delta_i (1 + e^eps_i) |
 
     Where a record is replaced within part i, that part's guarantee is used twice: delta_i (1 + e^eps_i) at 2 eps_i
-    (group privacy). Where it moves from part i to part j, one record of each changes: the smaller 1 - (1 - delta_i)(1 -
-    delta_j) at eps_i + eps_j. Remark 2 claims the first row without naming the neighbours.
+    (group privacy). Where it moves from part i to part j, one record of each changes: the smaller value
+    1 - (1 - delta_i)(1 - delta_j) at eps_i + eps_j. Remark 2 claims the first row without naming the neighbours.
 
     Args:
         epsilons: eps_i >= 0, one or several.

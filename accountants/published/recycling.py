@@ -68,8 +68,8 @@ def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, 
     """Return q of Jiang 2024, Algorithm 1: the largest whose ``published_profile`` is at most delta; **not sound**.
 
     **Unsound for theta above about 2.5 sigma**: with a Gaussian kernel calibrated for eps 2.7, D = 1 and theta = 5, it
-    returns q = 0.729 for (3, 1e-5), and the true delta is 1.23e-3. ``calibrate.recycling_rate`` is exact. q is in [0,
-    1), from below; NaN where the kernel alone exceeds delta.
+    returns q = 0.729 for (3, 1e-5), and the true delta is 1.23e-3. ``calibrate.recycling_rate`` is exact. The rate is
+    NaN where the kernel alone exceeds delta, else in [0, 1), rounded down.
     """
     parameters = kernel, theta, epsilon, delta, sensitivity
     xp = namespace(*jax.tree.leaves(parameters))
@@ -144,9 +144,9 @@ def published_composition(
     sum_j C(T,j) W^j (1-W)^(T-j) delta_T(eps - j Lq): T independent kernel losses, and a binomial number of recycling
     losses Lq = -ln(1 - q). The losses of one report are not independent.
 
-    ``kernel_profile`` is delta_T, of T kernel reports composed, a function of arrays; for a Gaussian kernel ``lambda
-    eps: additive_profile(kernel, sqrt(T) * D, eps)``. The weight W is ``published_weight``, q in [0, 1) the probability
-    of a redraw, and ``count`` is T.
+    ``kernel_profile`` is delta_T, of T kernel reports composed, a function of arrays; for a Gaussian kernel
+    ``lambda eps: additive_profile(kernel, sqrt(T) * D, eps)``. The weight W is ``published_weight``, q in [0, 1) the
+    probability of a redraw, and ``count`` is T.
     """
     from scipy.stats import binom
 

@@ -182,7 +182,7 @@ def _begin(rule: Any, z: RealArray) -> _Start:
 def _turn(
     function: Callable[[Any, Any], Any], rule: Any, only_down: bool, state: _Start, point: Any, begins: Any
 ) -> tuple[_Start, RealArray]:
-    """Return (the state after one trial, whether there is more to do); infeasible and forbidden rising steps shrink."""
+    """Return (the state after one trial, whether there is more to do); a trial that fails shortens the step."""
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
     value, gradient, spends = value_and_gradient(lambda z: function(z, state.spent), trial)

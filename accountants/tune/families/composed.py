@@ -140,7 +140,7 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
 @pytree
 @dataclass(frozen=True)
 class Composed(Family):
-    """T releases of one member of ``inner`` that are (eps, delta)-DP together; see ``composed``."""
+    """T releases of one member of a family that are (eps, delta)-DP together, on samples or not; see ``composed``."""
 
     inner: Any
     count: Any
