@@ -246,3 +246,7 @@ class Sampled(DominatingPair):
 
     def mirror(self) -> Sampled:
         return Sampled(self.pair, self.rate, not self.removed)
+
+    def check(self) -> None:
+        checks.within("rate", self.rate, 0.0, 1.0)
+        self.pair.check()

@@ -142,6 +142,11 @@ class ReplacedBounded(DominatingPair):
     def symmetry_gap(self) -> Any:
         return 0.0
 
+    def check(self) -> None:
+        checks.within("rate", self.rate, 0.0, 1.0)
+        self.pair.check()
+        check_replaceable((self.pair,))
+
 
 def _one_if_symmetric(pair: Any) -> Any:
     """Return 1 for a symmetric pair, and NaN for another one, which only tracing lets through."""

@@ -15,10 +15,13 @@ from scipy import stats
 import accountants
 from accountants import densities, guarantee, randomised_response, weights
 from accountants.closed_forms.pure import pure_delta
-from accountants.dominating_pairs.base import Mixed
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.base import Mixed, Sampled
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
 
 WHOLE = (-np.inf, np.inf)
@@ -314,3 +317,24 @@ def test_large_budgets_do_not_overflow():
 def test_a_bare_pair_of_no_laws_is_refused(p, q):
     with pytest.raises(ValueError, match=r"^[pq]: "):
         guarantee(Atoms(np.array(p), np.array(q)))
+
+
+HALVES, NO_LAWS = np.array([0.6, 0.4]), np.array([0.9, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (Sampled(randomised_response(1.0), -0.5), "^rate: "),
+        (Sampled(randomised_response(1.0), 1.5), "^rate: "),
+        (Sampled(Atoms(NO_LAWS, NO_LAWS), 0.5), "^p: adds up"),
+        (ReplacedBounded(randomised_response(1.0), 1.5), "^rate: "),
+        (ReplacedBounded(Atoms(NO_LAWS, NO_LAWS), 0.5), "^p: adds up"),
+        (ReplacedBounded(Atoms(HALVES, HALVES[::-1], near=True), 0.5), "^adjacency: .*twice the sensitivity"),
+        (ReplacedNoise(additive_pair(Laplace(1.0), 1.0), -0.5), "^rate: "),
+        (ReplacedNoise(additive_pair(Student(1.0, 3.0), 1.0), 0.3), "^adjacency: .*Student"),
+    ],
+)
+def test_a_bare_pair_on_samples_is_checked(pair, message):
+    with pytest.raises(ValueError, match=message):
+        guarantee(pair)
