@@ -61,7 +61,8 @@ class DominatingPair(abc.ABC):
         """Return the pair with its noise scaled: c Z over a shift D is Z over D/c; TypeError if there is no noise."""
         raise TypeError(f"made: releases of {type(self).__name__} pairs are not additive noise, and have no scale")
 
-    def check(self) -> None:  # noqa: B027
+    @abc.abstractmethod
+    def check(self) -> None:
         """Raise ValueError if p and q of a pair from a file or a user are not probability distributions."""
 
 

@@ -16,7 +16,7 @@ import accountants
 from accountants import densities, guarantee, randomised_response, weights
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.additive import additive_pair
-from accountants.dominating_pairs.base import Mixed, Sampled
+from accountants.dominating_pairs.base import DominatingPair, Mixed, Sampled
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
 from dpkernels.distributions.gaussian import Gaussian
@@ -338,3 +338,13 @@ HALVES, NO_LAWS = np.array([0.6, 0.4]), np.array([0.9, 0.9])
 def test_a_bare_pair_on_samples_is_checked(pair, message):
     with pytest.raises(ValueError, match=message):
         guarantee(pair)
+
+
+def test_every_pair_defines_its_check():
+    """A pair without one would be accepted unchecked."""
+
+    class Unchecked(Atoms):
+        check = DominatingPair.check
+
+    with pytest.raises(TypeError, match="check"):
+        Unchecked(HALVES, HALVES[::-1])
