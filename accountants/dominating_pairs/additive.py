@@ -66,6 +66,8 @@ class AdditivePair(DominatingPair):
     shift: Any
     periods: int = _TRACED_PERIODS
 
+    is_shift: ClassVar[bool] = True
+
     @property
     def formulas(self) -> NoiseFormulas:
         for kind, formulas in _CLOSED_FORMS.items():

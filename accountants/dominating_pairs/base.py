@@ -27,12 +27,14 @@ class DominatingPair(abc.ABC):
     - may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
     - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     - near: whether inputs are only within a sensitivity, so that those twice as far apart may have other distributions.
+    - is_shift: whether q is p shifted by a sensitivity. Alone it may be shifted twice as far, but not within others.
     """
 
     joint: ClassVar[bool] = False
     may_be_asymmetric: ClassVar[bool] = False
     rounds_up: ClassVar[bool] = False
     near: ClassVar[bool] = False
+    is_shift: ClassVar[bool] = False
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:
@@ -74,6 +76,10 @@ class Mixed(DominatingPair):
     weight: Any
     first: Any
     second: Any
+
+    @property
+    def near(self) -> bool:  # type: ignore[override]
+        return any(part.near or part.is_shift for part in (self.first, self.second))
 
     def hockey_stick(self) -> Curve:
         w, first, second = self.weight, self.first.hockey_stick(), self.second.hockey_stick()
@@ -235,6 +241,10 @@ class Sampled(DominatingPair):
     @property
     def joint(self) -> bool:  # type: ignore[override]
         return self.pair.joint
+
+    @property
+    def near(self) -> bool:  # type: ignore[override]
+        return self.pair.near or self.pair.is_shift
 
     def hockey_stick(self) -> Curve:
         if self.removed:

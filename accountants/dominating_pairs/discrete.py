@@ -37,6 +37,10 @@ class Atoms(DominatingPair):
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
 
+    @property
+    def is_shift(self) -> bool:  # type: ignore[override]
+        return self.moved is not None
+
     def hockey_stick(self) -> Curve:
         def at(eps: Any) -> Any:
             xp = namespace(eps, self.p, self.q)

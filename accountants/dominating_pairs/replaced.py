@@ -146,6 +146,8 @@ class ReplacedBounded(DominatingPair):
         checks.within("rate", self.rate, 0.0, 1.0)
         self.pair.check()
         check_replaceable((self.pair,))
+        if self.pair.is_shift and type(self) is ReplacedBounded:
+            raise ValueError("pair: is noise, whose replaced records are twice the sensitivity apart")
 
 
 def _one_if_symmetric(pair: Any) -> Any:

@@ -18,7 +18,9 @@ from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, Sampled
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
+from dpkernels.distributions.discrete import DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.student import Student
@@ -331,6 +333,7 @@ HALVES, NO_LAWS = np.array([0.6, 0.4]), np.array([0.9, 0.9])
         (ReplacedBounded(randomised_response(1.0), 1.5), "^rate: "),
         (ReplacedBounded(Atoms(NO_LAWS, NO_LAWS), 0.5), "^p: adds up"),
         (ReplacedBounded(Atoms(HALVES, HALVES[::-1], near=True), 0.5), "^adjacency: .*twice the sensitivity"),
+        (ReplacedBounded(additive_pair(Laplace(1.0), 1.0), 0.5), "^pair: .*twice the sensitivity"),
         (ReplacedNoise(additive_pair(Laplace(1.0), 1.0), -0.5), "^rate: "),
         (ReplacedNoise(additive_pair(Student(1.0, 3.0), 1.0), 0.3), "^adjacency: .*Student"),
     ],
@@ -348,3 +351,24 @@ def test_every_pair_defines_its_check():
 
     with pytest.raises(TypeError, match="check"):
         Unchecked(HALVES, HALVES[::-1])
+
+
+NEAR = Atoms(HALVES, HALVES[::-1], near=True)
+NOISE = additive_pair(Gaussian(1.0), 1.0)
+(LATTICE,) = dominating_pairs(Additive(DiscreteLaplace(1.7, 1.0, 40)), 1.0)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *(Mixed(0.5, one, one) for one in (NEAR, NOISE, LATTICE)),
+        Mixed(0.5, randomised_response(1.0), NEAR),
+        Mixed(0.5, Mixed(0.5, NOISE, NOISE), randomised_response(1.0)),
+        Sampled(NEAR, 0.5),
+        Sampled(NOISE, 0.5),
+    ],
+)
+def test_replaced_records_of_parts_within_a_sensitivity_are_refused(pair):
+    """They may be twice the sensitivity apart, for which the parts have other distributions."""
+    with pytest.raises(ValueError, match=r"^adjacency: .*twice the sensitivity"):
+        guarantee(pair).subsample(0.9, "replace")
