@@ -206,9 +206,8 @@ class PrivacyLossDistribution:
             columns = tuple(column[some] for column in columns)
         many = columns[0].shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
-        return PrivacyLossDistribution(
-            *(xp.pad(column, [(0, 0)] * (column.ndim - 1) + [(0, room)]) for column in columns)
-        )
+        none = xp.zeros((*columns[0].shape[:-1], room), self.p.dtype)
+        return PrivacyLossDistribution(*(xp.concatenate([column, none], -1) for column in columns))
 
     def capped(self, cap: Real) -> PrivacyLossDistribution:
         """Return a distribution with the same profile at every eps up to the cap.
