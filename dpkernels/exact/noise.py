@@ -453,7 +453,7 @@ def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
         raise CertificateError(
             f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
         )
-    return grid_log2, cells_apart(sensitivity, grid_log2, parts)
+    return grid_log2, math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), parts))
 
 
 def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:

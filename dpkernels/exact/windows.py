@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -236,8 +236,13 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
         return f"{COVERS} No mean is claimed: reports are biased."
 
     @classmethod
+    def of(cls, table: WindowTable, epsilon: float, sensitivity: float | None = None) -> Self:  # type: ignore[override]
+        """Verify the table with its values placed; see ``BoundedCertificate.of``."""
+        return super().of(table.placed, epsilon, sensitivity)
+
+    @classmethod
     def certified(cls, payload: dict[str, Any]) -> PlacedCertificate:
-        return cls.of(WindowTable.from_dict(payload["table"]).placed, real("epsilon", payload["epsilon"]))
+        return cls.of(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
 
 
 class ExactWindow(BoundedSampler):

@@ -34,9 +34,9 @@ class Mechanism(abc.ABC):
 
     epsilon: Any
 
+    @abc.abstractmethod
     def pdf(self, y: Real, x: Any) -> Any:
-        """Return the density at report ``y`` given input ``x``, per data unit; by default 0: all reports are atoms."""
-        return namespace(y, x).zeros_like(floating(y) + floating(x))
+        """Return the density at report ``y`` given input ``x``, per data unit, without the atoms; see ``atoms``."""
 
     @abc.abstractmethod
     def cdf(self, y: Real, x: Real) -> Real:
@@ -234,9 +234,15 @@ class Bounded(Local):
     def worst_variance(self) -> Real:
         return self.worst_excess(1.0)
 
+    @abc.abstractmethod
     def worst_excess(self, rate: Real) -> Real:
         """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs, ``worst_variance`` at 1."""
-        # By default the variance is affine in (x - middle)^2, so the maximum is at the middle or at an end.
+
+
+class Parabolic(Bounded):
+    """A bounded mechanism whose variance is affine in (x - middle)^2, hence the largest at the middle or at an end."""
+
+    def worst_excess(self, rate: Real) -> Real:
         middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
         end = rate * self.variance(self.upper) + (rate - 1) * half**2
         return namespace(middle, end).maximum(middle, end)

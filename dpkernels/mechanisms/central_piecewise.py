@@ -13,7 +13,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import Real, elementary, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bounded_minimum, smooth_minimum
@@ -25,7 +25,7 @@ _LOG_CORES = math.log(1e-6), math.log(100.0)
 
 @partial(pytree, static=("steps",))
 @dataclass(frozen=True)
-class CentralPiecewise(Bounded):
+class CentralPiecewise(Parabolic):
     """A bounded, unbiased mechanism whose density falls in steps; epsilon-DP for inputs at most D apart.
 
     Let t in [-1, 1] be the scaled input, and report middle + (R/2) X v. With E = e^-eps, d = 2 D/R and half widths

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 
 @pytree
 @dataclass(frozen=True)
-class TwoPoint(Bounded):
+class TwoPoint(Parabolic):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
     R is the width of the input interval from ``lower`` to ``upper``, and epsilon the pure-DP budget, in [0.01, 20]. The
@@ -46,6 +46,10 @@ class TwoPoint(Bounded):
         """Return P(report = middle - B | x)."""
         return self._distances(x)[1] / (2 * self.magnitude)
 
+    def pdf(self, y: Real, x: Any) -> Any:
+        """Return 0: every report has positive probability."""
+        return namespace(y, x).zeros_like(floating(y) + floating(x))
+
     def cdf(self, y: Real, x: Real) -> Real:
         low, high = self.output_interval
         y, p = floating(y), self.probability_low(x)
@@ -73,7 +77,7 @@ class TwoPoint(Bounded):
 
 @pytree
 @dataclass(frozen=True)
-class Mixture(Bounded):
+class Mixture(Parabolic):
     """A mixture that reports by ``first`` with probability ``weight``, else by ``second``.
 
     The choice is independent of the input. Both parts are unbiased and eps-DP for any two inputs of one input interval,
@@ -85,14 +89,18 @@ class Mixture(Bounded):
         weight: probability of ``first``, in (0, 1). A traced weight may be 0; the mixture is then ``second``.
     """
 
-    first: Bounded
-    second: Bounded
+    first: Parabolic
+    second: Parabolic
     weight: Any
 
     def __post_init__(self) -> None:
         checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
         for name in ("first", "second"):
-            checks.unbiased_for_any_two(name, getattr(self, name))
+            part = getattr(self, name)
+            checks.unbiased_for_any_two(name, part)
+            if not isinstance(part, Parabolic):
+                kind, needed = type(part).__name__, "a mechanism whose variance is affine in (x - middle)^2"
+                raise ValueError(f"{name}: {kind} is not Parabolic; {needed} is needed")
         ends = [checks.concrete(end) for part in (self.first, self.second) for end in part.input_interval]
         if all(end is not None for end in ends) and not (ends[0] == ends[2] and ends[1] == ends[3]):
             raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")

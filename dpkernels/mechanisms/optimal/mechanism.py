@@ -146,6 +146,10 @@ class Optimal(Bounded):
         xp = namespace(offset, self.outputs)
         return xp.searchsorted(xp.asarray(self.outputs), offset, side="right")
 
+    def pdf(self, y: Real, x: Any) -> Any:
+        """Return 0: every report has positive probability."""
+        return namespace(y, x).zeros_like(floating(y) + floating(x))
+
     def cdf(self, y: Real, x: Real) -> Real:
         """Return the sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels import checks, solve
 from dpkernels.decimals import shortest
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, floating, namespace, plain, root_or_zero
@@ -23,7 +23,7 @@ _STEPS = 3  # Newton's steps that invert half a window in float32.
 
 @pytree
 @dataclass(frozen=True)
-class Windowed(Bounded):
+class Windowed(Parabolic):
     """A window that follows the input, on a base that does not.
 
     On the scaled output interval [-1, 1] the density at v, given the scaled input c, is
@@ -237,6 +237,7 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
     """
+    checks.one_of("condition", condition, CONDITIONS)
     xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
     if condition == "sup_inf":
         height = xp.exp(epsilon) * base.lowest - 1
@@ -284,6 +285,8 @@ def variance_at(window: Window, base: Base, width: Any, height: Any, objective: 
 
 def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, objective: str) -> tuple[Base, Real]:
     """Return the base and the width of least variance; a base of None is quartic, its edge chosen with the width."""
+    checks.one_of("condition", condition, CONDITIONS)
+    checks.one_of("objective", objective, OBJECTIVES)
     parameters = window, base, epsilon
     if namespace(*jax.tree.leaves(parameters)) is np:
         base = _best_quartic(window, epsilon, condition, objective) if base is None else base

@@ -18,7 +18,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact import sampler
 from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
 from dpkernels.exact.combined import Certificate, MixtureCertificate
-from dpkernels.exact.windows import WindowCertificate, WindowTable, windowed_table
+from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, windowed_table
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 
 PROMISED_COST = 1e-3
@@ -62,6 +62,14 @@ def test_a_budget_one_float_below_the_realised_one_is_refused(name):
     assert WindowCertificate.of(certificate.table, realised).ratio == certificate.ratio
     with pytest.raises(CertificateError, match="epsilon: a ratio is"):
         WindowCertificate.of(certificate.table, math.nextafter(realised, 0.0))
+
+
+@pytest.mark.parametrize("sensitivity", [0.1, math.nan])
+@pytest.mark.parametrize("kind", [WindowCertificate, PlacedCertificate])
+def test_a_window_table_is_certified_for_any_two_inputs_only(kind, sensitivity):
+    table = small_table("piecewise", 0.5, codes=32)
+    with pytest.raises(ValueError, match=f"sensitivity: {sensitivity}; this table is certified for any two inputs"):
+        kind.of(table, 1.0, sensitivity)
 
 
 @pytest.mark.parametrize("seed", range(20))

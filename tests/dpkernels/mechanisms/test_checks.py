@@ -13,6 +13,8 @@ from helpers import SKEW, UNIT
 
 import dpkernels as dpk
 from dpkernels.decimals import shortest
+from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.windowed.mechanism import best_shape, relative_height
 
 NAMES = sorted(dpk.MECHANISMS)
 over_names = pytest.mark.parametrize("make", [pytest.param(dpk.MECHANISMS[name], id=name) for name in NAMES])
@@ -112,6 +114,23 @@ def test_mixture_of_two_intervals():
         dpk.Mixture(WINDOWED, dpk.duchi(epsilon=1.0, **UNIT), 0.5)
 
 
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_mixture_of_a_part_whose_variance_is_no_parabola(name):
+    """``worst_variance`` looks at the middle and at an end only."""
+    parts = {"first": WINDOWED, "second": dpk.duchi(epsilon=1.0, **SKEW)}
+    parts[name] = dpk.optimal(epsilon=1.0, points=5, outputs=11, **SKEW)
+    with pytest.raises(ValueError, match=f"{name}: Optimal is not Parabolic"):
+        dpk.Mixture(**parts, weight=0.5)
+
+
+@pytest.mark.parametrize("member", ["pdf", "worst_excess"])
+def test_a_class_of_ones_own_must_define_what_has_no_right_default(member):
+    others = dict.fromkeys(Bounded.__abstractmethods__ - {member})
+    own = type("Own", (Bounded,), others)
+    with pytest.raises(TypeError, match=f"abstract method '?{member}"):
+        own()
+
+
 @pytest.mark.parametrize(
     ("argument", "choices"),
     [
@@ -124,6 +143,16 @@ def test_mixture_of_two_intervals():
 def test_unknown_choice(argument, choices):
     with pytest.raises(ValueError, match=f"{argument}: 'best' is not one of {choices}"):
         dpk.composite(epsilon=1.0, **{argument: "best"}, **UNIT)
+
+
+def test_unknown_condition_or_objective_of_a_height_and_of_a_shape():
+    window, base = WINDOWED.window, WINDOWED.base
+    with pytest.raises(ValueError, match="condition: 'best' is not one of pointwise, sup_inf"):
+        relative_height(window, base, 1.0, 1.0, "best")
+    with pytest.raises(ValueError, match="condition: 'best' is not one of pointwise, sup_inf"):
+        best_shape(window, base, 1.0, "best", "worst")
+    with pytest.raises(ValueError, match="objective: 'best' is not one of central, worst"):
+        best_shape(window, base, 1.0, "pointwise", "best")
 
 
 TABLES = {

@@ -243,6 +243,13 @@ def test_no_mean_is_claimed() -> None:
     assert type(again) is type(certificate())
 
 
+def test_a_table_is_placed_before_it_is_certified() -> None:
+    placed = small(1.0, None)[1]
+    made = PlacedCertificate.of(dataclasses.replace(placed, is_placed=False), 1.0)
+    assert made.to_dict() == certificate().to_dict()
+    assert PlacedCertificate.from_dict(made.to_dict()).slope == placed.slope < 1
+
+
 def tampered(table: WindowTable, name: str, at: int, by: int) -> WindowTable:
     weights = getattr(table, name).astype(np.int64)
     weights[at] += by
