@@ -290,10 +290,8 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
     made = [accountants.shuffled(account.sampler, count) for count in counts]
     level = float(account.guarantee.inputs.level)
     clones = [published.epsilon_of(partial(published.published_clones, level, count), delta, level) for count in counts]
-    known, epsilon = (
-        "known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)",
-        account.guarantee.epsilon(delta),
-    )
+    known = "known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
+    epsilon = account.guarantee.epsilon(delta)
     figure = Figure(figsize=(8, 5.5), dpi=150)
     axes = figure.subplots()
     axes.axhline(level, color="0.5", linestyle=":", label=f"one report without the shuffler: {level:.4g}")

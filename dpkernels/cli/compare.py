@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from dpkernels.checks import EPSILON_RANGE
+from dpkernels import checks
 from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -47,7 +48,13 @@ def comparison(
         raise click.UsageError(
             "--lower and --upper: give both for values in an interval, or --sensitivity, or all three"
         )
-    made: dict[str, Any] = {}
+    try:
+        checks.epsilon(epsilon)
+        if sensitivity is not None:
+            checks.sensitivity(sensitivity)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    made: dict[str, Any] = {}  # Mechanisms, all bounded: others may lack a central variance.
     D = sensitivity or 0.0
     if lower is not None and upper is not None:
         options = {"epsilon": epsilon, "lower": lower, "upper": upper}
@@ -88,7 +95,13 @@ def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, M
     return {name: mechanism(name, own) for name, own in wanted.items()}
 
 
-def as_table(rows: Any, epsilon: float, lower: Any = None, upper: Any = None, sensitivity: Any = None) -> str:
+def as_table(
+    rows: Sequence[Mapping[str, Any]],
+    epsilon: float,
+    lower: float | None = None,
+    upper: float | None = None,
+    sensitivity: float | None = None,
+) -> str:
     """Return the rows for a terminal."""
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
     title = f"epsilon {shortest(epsilon)}"
@@ -114,7 +127,13 @@ _POINTS, _FEWER = 25, 13
 _SLOW = ("quartic", "optimal")
 
 
-def plot(target: Path, epsilon: float, lower: Any = None, upper: Any = None, sensitivity: Any = None) -> None:
+def plot(
+    target: Path,
+    epsilon: float,
+    lower: float | None = None,
+    upper: float | None = None,
+    sensitivity: float | None = None,
+) -> None:
     """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
     if lower is None or upper is None:
         raise click.UsageError("--plot: draws bounded mechanisms; give --lower and --upper")
@@ -141,7 +160,7 @@ def _covers(name: str, epsilon: float, ratio: float) -> bool:
     """Return whether the mechanism is defined at a budget, for this width of the interval over the sensitivity."""
     if "optimal" in name:
         return covers(epsilon, ratio if name in CENTRAL else 1.0)
-    return epsilon <= EPSILON_RANGE[1]
+    return epsilon <= checks.EPSILON_RANGE[1]
 
 
 def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> Any:

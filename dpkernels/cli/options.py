@@ -19,7 +19,7 @@ def is_dataset(text: str) -> bool:
     return "://" in text or (bool(text) and Path(text).is_dir()) or (has_wildcard and not Path(text).exists())
 
 
-class _Place(click.Path):
+class _PathArgument(click.Path):
     """A file or folder. Some names are refused, each with a reason; URIs and datasets are kept as they were given."""
 
     def __init__(self, refused: dict[str, str], kept: Callable[[str], bool] = lambda _: False, **settings: Any) -> None:
@@ -34,11 +34,11 @@ class _Place(click.Path):
 
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 # Not standard output, for which other programs take -.
-OUTPUT = _Place({"": "an empty name", "-": "- is not a file; ./- is one of this name"}, dir_okay=False)
+OUTPUT = _PathArgument({"": "an empty name", "-": "- is not a file; ./- is one of this name"}, dir_okay=False)
 _NO_NAME = {"": "an empty name; . is the current folder"}
-REPORTS = _Place(_NO_NAME, is_dataset, exists=True, dir_okay=False)
-SOURCE = _Place(_NO_NAME, is_dataset, exists=True, dir_okay=False, allow_dash=True)
-TARGET = _Place({"": "an empty name"}, lambda text: "://" in text)
+REPORTS = _PathArgument(_NO_NAME, is_dataset, exists=True, dir_okay=False)
+SOURCE = _PathArgument(_NO_NAME, is_dataset, exists=True, dir_okay=False, allow_dash=True)
+TARGET = _PathArgument({"": "an empty name"}, lambda text: "://" in text)
 
 
 class NumberList(click.ParamType):

@@ -1,6 +1,6 @@
 """The engines of ``perturb``, and how a vector is divided among them.
 
-An engine fills memory with the reports of checked values, the first of which has index ``start`` in the whole release.
+An engine makes the reports of checked values, the first of which has index ``start`` in the whole release.
 Value i of a vector gets the same random words whatever the engine, the pieces or the number of devices.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,11 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _WORKERS = min(CORES, 9)
 # The smallest number of values for which waking another thread is worth its time.
 _SMALLEST_PIECE = 1 << 14
-
-
+# Values per chunk on a CPU device; eight times that on an accelerator.
 _DEVICE_CHUNK = 1 << 18
+
+# A ``DeviceRelease`` is driven by ``in_turns``; the others are called with memory, which they fill with reports.
+Engine: TypeAlias = "HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]"
 
 
 class DeviceRelease:
@@ -129,9 +131,6 @@ def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelea
     if len(devices) == 1 and devices[0].platform == "cpu":
         return HostRelease(sampler, key)
     return DeviceRelease(sampler, key, devices)
-
-
-Engine = HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]
 
 
 def in_chunks(

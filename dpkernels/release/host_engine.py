@@ -76,16 +76,16 @@ class HostRelease:
         writes only to memory of its own.
         """
         count, skip = x.size, start % BLOCK_VALUES
-        kind = _word_types(self.sampler), padded_length(count), out.dtype
-        program, idle = _compiled(self.sampler, *kind[1:]), _idle(*kind)
+        words, length = _word_types(self.sampler), padded_length(count)
+        program, idle = _compiled(self.sampler, length, out.dtype), _idle(words, length, out.dtype)
         try:
             space = idle.pop()
         except IndexError:
-            space = _Workspace(*kind)
+            space = _Workspace(words, length, out.dtype)
         space.keys[:2] = keys
         space.x[:count] = x
         space.x[count:] = space.x[0]
-        self._fill([words[BLOCK_VALUES - skip : BLOCK_VALUES + count] for words in space.words], start - skip)
+        self._fill([buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words], start - skip)
         with own_settings():
             space.reports, inside = program(space.reports, *space.arguments())
             is_inside = bool(np.asarray(inside))

@@ -108,7 +108,7 @@ class Bounds:
         low, high = self._ends(source, values.dtype)
         if self.clip:
             values = np.clip(values, low, high)
-        _refuse(values, (values < low) | (values > high), first, (self.lower, self.upper))
+        _refuse(values, (values < low) | (values > high), first, interval=(self.lower, self.upper))
         if (most := self._most(source, values.dtype)) is not None:
             reason = f"; {values.dtype} rounds {source} beyond {most:.0f}, and with it how far apart neighbours are: "
             _refuse(values, np.abs(values) > most, first, reason + "make them floats and take those' sensitivity")
@@ -145,13 +145,15 @@ class Bounds:
         return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
 
 
-def _refuse(values: np.ndarray, bad: np.ndarray, first: int, reason: str | tuple[Real, Real]) -> None:
-    """Raise an error for the first bad value; the reason may be the interval that it is not in."""
+def _refuse(
+    values: np.ndarray, bad: np.ndarray, first: int, reason: str = "", interval: tuple[Real, Real] | None = None
+) -> None:
+    """Raise an error for the first bad value, for a reason or because it is not in an interval."""
     if not bad.any():
         return
     row, *coordinate = at = tuple(int(index) for index in np.argwhere(bad)[0])
-    clips = not isinstance(reason, str)
-    if not isinstance(reason, str):
-        lower, upper = (shortest(np.broadcast_to(end, values.shape)[at]) for end in reason)
+    clips = interval is not None
+    if interval is not None:
+        lower, upper = (shortest(np.broadcast_to(end, values.shape)[at]) for end in interval)
         reason = f", outside the input interval [{lower}, {upper}]"
     raise InputError(first + row, coordinate[0] if coordinate else None, float(values[at]), clips, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,6 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import check_fields, versions
 from dpkernels.progress import bar
-from dpkernels.staging import sha256_and_size
 
 
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
@@ -27,6 +27,8 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
         if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
             raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
     hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
+    if not hashes:
+        raise ValueError(f"{place}: its files have no row, the release {form['rows']}")
     parts = planned(list(hashes), layout)
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
@@ -52,12 +54,19 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
     """Count one part; for the first part of a file, check that the file is the released one."""
     with part.opened(job.layout) as source:
         found = tallied(source, job.wanted, part.row)
-    if part.row == 0:
-        with part.file.opened() as file:
-            if sha256_and_size(file)[0] != job.hashes[part.file]:
-                raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
+    if part.row == 0 and _sha256(part.file) != job.hashes[part.file]:
+        raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
     return found
+
+
+def _sha256(place: Place) -> str:
+    found = hashlib.sha256()
+    with place.read() as file:
+        # In a store of objects every read is a request.
+        while block := file.read(1 << 22):
+            found.update(block)
+    return found.hexdigest()
 
 
 def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:

@@ -309,8 +309,11 @@ class DelimitedFile(Source):
         if held.removeprefix(_MARK).strip(b"\r\n") or (held and begun):
             region, rest = Region.of(held + b"\n", line, self._layout)
             if rest:
-                raise _unended(rest, line, self._layout)
+                # Before the header there may be a mark and blank lines.
+                skip = 0 if begun else len(held) - len(held.removeprefix(_MARK).lstrip(b"\r\n"))
+                raise _unended(held[skip:], line + held.count(LF, 0, skip), self._layout)
             if held.endswith(b"\r"):
+                line += held.count(LF)
                 raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
             yield replace(region, size=len(held))
 

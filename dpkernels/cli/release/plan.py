@@ -44,9 +44,9 @@ class Request:
     force: bool
     ledger: Mapping[str, Any]  # the options of a ledger that were given
     rows: RowOptions  # the treatment of rows besides noise
-    sidecar: Path | None
-    kind: str | None  # the format
-    delimiter: str | None
+    sidecar: Path | None  # where the certificates go; needed if OUT is -
+    kind: str | None  # the format; None for the one that the suffixes say
+    delimiter: str | None  # None for that of the format
     multiline: bool
 
     def spec(self, source: Source, layout: Layout, rows: RowOptions) -> ReleaseSpec:

@@ -142,9 +142,9 @@ class ReleaseSpec:
     clip: bool  # clip values outside the interval
     layout: Layout  # of the files
     row_options: RowOptions  # the treatment of rows besides noise
-    names: tuple[str, ...] = ()  # all columns of each file, perturbed or not, in their order; empty for an array
-    values_per_row: int = 1  # the number of values that a row holds in each perturbed column
-    copied: tuple[str, ...] = ()  # the names of the parts of a file that are not perturbed
+    names: tuple[str, ...]  # all columns of each file, perturbed or not, in their order; empty for an array
+    values_per_row: int  # the number of values that a row holds in each perturbed column
+    copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
 
     def totals(self) -> tuple[Fraction, Fraction]:
         return exact_totals([column.guarantee for column in self.columns], self.values_per_row)

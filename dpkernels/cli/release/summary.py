@@ -20,7 +20,7 @@ from dpkernels.mechanisms.two_point import TwoPoint
 
 # The least delta at which composed values are accounted.
 _COMPOSED_DELTA = 1e-9
-
+_HEADING = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
 
 Places = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
 
@@ -51,9 +51,6 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if places is not None:
         return [*found, f"{rows}: {places[0]}, certificates: {places[1]}"]
     return [*found, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
-
-
-_HEADING = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
 
 
 def _cells(column: Column) -> list[str]:

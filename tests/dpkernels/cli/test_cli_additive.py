@@ -438,6 +438,12 @@ def test_noise_is_compared_without_an_interval(run: Run) -> None:
         assert_refused(run("compare", "--epsilon", "1", *given), 2, "--lower and --upper: give both")
 
 
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "1e-300", "1e200"])
+def test_a_comparison_refuses_numbers_out_of_range(run: Run, wrong: str) -> None:
+    assert_refused(run("compare", "--epsilon", "1", f"--sensitivity={wrong}"), 2, "sensitivity: ", "is not in [1e-100,")
+    assert_refused(run("compare", f"--epsilon={wrong}", "--sensitivity", "1"), 2, "epsilon: ", "is not in [0.01, 20]")
+
+
 def test_the_interval_of_a_true_value_holds_rounded_values(run: Run) -> None:
     """10^4 intervals of 95 %, with noise narrower than the rounding: 9,000 hold the truth but with odds below 1e-60."""
     x = np.full(10_000, 0.5)

@@ -54,7 +54,8 @@ def column(name: str | None = "age") -> Column:
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
-    spec = ReleaseSpec(tuple(column(name) for name in names or ("age",)), False, PARQUET, RowOptions())
+    columns = tuple(column(name) for name in names or ("age",))
+    spec = ReleaseSpec(columns, False, PARQUET, RowOptions(), (), 1, ())
     return Job(spec, parts, None if out is None else folder(str(out), None))
 
 
@@ -547,7 +548,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    spec = ReleaseSpec((column("age" if kind != "npy" else None),), False, form, RowOptions())
+    spec = ReleaseSpec((column("age" if kind != "npy" else None),), False, form, RowOptions(), (), 1, ())
     with store.run():
         done = perturb_part(Job(spec, 1, store), Secret(SECRET), part)
         made = (tmp_path / "out" / done.written.name).read_bytes()
@@ -726,6 +727,34 @@ def test_a_damaged_sidecar_of_a_dataset_is_told_by_name(run: Run, change: Any) -
     assert result.code == 1
     told = "is not the sidecar of a release", "is not the file of", "its files have 40 rows, the release many"
     assert any(words in result.err for words in told)
+
+
+def test_a_dataset_whose_sidecar_says_that_it_has_no_row_is_refused(run: Run) -> None:
+    write(Path("in"), files=2, rows=20)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    form = json.loads(Path("out", SIDECAR).read_text())
+    for part in form["output"]["parts"]:
+        part["rows"] = 0
+    Path("out", SIDECAR).write_text(json.dumps(form))
+    assert_refused(run("estimate", "out", "--column", "age"), 1, "out: its files have no row, the release 40")
+
+
+def test_files_are_hashed_as_streams_in_few_reads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store of objects every read is a request."""
+    Path("in").mkdir()
+    np.save("in/0.npy", np.full(1 << 17, 60.0))
+    assert run("perturb", "in", "out", *BOUNDS).code == 0
+    asked = list[int]()
+
+    class Noted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(Place, "read", lambda place: Noted(Path(place.path).read_bytes()))
+    monkeypatch.setattr(Place, "opened", lambda place: pytest.fail(f"{place}: is open for random access"))
+    assert run("estimate", "out").code == 0
+    assert asked == [-1, 1 << 22, 1 << 22]  # The sidecar, the file, and its end.
 
 
 def test_a_release_of_many_files_is_verified(run: Run) -> None:
