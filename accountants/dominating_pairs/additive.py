@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.dominating_pairs import gaussian_integrals
-from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.dominating_pairs.base import Curve, DominatingPair, cap
 from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, PiecewiseExponential
@@ -561,14 +561,30 @@ class StepFormulas(PolynomialFormulas):
         return PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:
+        """Return eps -> delta(eps), which is linear in e^eps between the values l_1 < l_2 < ... of the loss.
+
+        delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
+        """
         pieces = self.pieces()
         p, q = self._masses(pieces)
+        xp = namespace(pieces.loss)
+        largest = cap(pieces.loss.dtype)
+        infinite = pieces.loss >= largest
+        infinity_mass, infinity_mass_q = (xp.where(infinite, mass, 0.0).sum() for mass in (p, q))
+        level = xp.clip(pieces.loss, -largest, largest)
+        order = xp.argsort(-level)
+        level, other = level[order], xp.where(infinite, 0.0, p * xp.exp(-level))[order]
+        above = xp.cumsum(other)
+        steps = above[:-1] * xp.exp(level[:-1]) * -xp.expm1(level[1:] - level[:-1])
+        delta = xp.concatenate([xp.zeros_like(level[:1]), xp.cumsum(steps)])
+        slope = above * xp.exp(level)
 
         def at(eps: Real) -> Any:
-            xp = namespace(eps, p)
-            level = xp.expand_dims(eps, -1)
-            gap = xp.where(pieces.loss > level, p - xp.exp(level) * q, 0.0)
-            return xp.where(gap < 0, 0.0, gap).sum(-1)
+            xp = namespace(eps, level)
+            count = len(level) - xp.searchsorted(level[::-1], eps, side="right")
+            i = xp.maximum(count - 1, 0)
+            some = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
+            return some + infinity_mass - xp.exp(eps) * infinity_mass_q
 
         return at
 
