@@ -33,15 +33,20 @@ def _fields(kind: Any) -> dict[str, str]:
     return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
 
 
-def to_json_form(item: Any) -> Any:
-    """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density."""
+def to_json_form(item: Any, names: dict[str, type] | None = None) -> Any:
+    """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density.
+
+    ``names`` are those of all classes, which are looked up once for an item and its parts.
+    """
+    names = names or _names()
     if item is None or isinstance(item, str):
         return item
     if isinstance(item, tuple):
-        return {"tuple": [to_json_form(entry) for entry in item]}
+        return {"tuple": [to_json_form(entry, names) for entry in item]}
     name = _CLASS_NAMES.get(type(item), type(item).__name__)
-    if _names().get(name) is type(item):
-        return {"type": name, **{there: to_json_form(getattr(item, here)) for here, there in _fields(item).items()}}
+    if names.get(name) is type(item):
+        values = {there: to_json_form(getattr(item, here), names) for here, there in _fields(item).items()}
+        return {"type": name, **values}
     if isinstance(item, int):
         return item
     array = np.asarray(item)
@@ -52,19 +57,20 @@ def to_json_form(item: Any) -> Any:
     return float(array) if array.ndim == 0 else {"array": array.tolist()}
 
 
-def from_json_form(form: Any) -> Any:
-    """Return the item from which ``to_json_form`` made the form."""
+def from_json_form(form: Any, names: dict[str, type] | None = None) -> Any:
+    """Return the item from which ``to_json_form`` made the form, with the same ``names``."""
+    names = names or _names()
     if form is None or isinstance(form, int | float | str):
         return form
     if not isinstance(form, dict):
         raise ValueError(f"form: {type(form).__name__} {UNKNOWN}")
     if "tuple" in form:
-        return tuple(from_json_form(entry) for entry in form["tuple"])
+        return tuple(from_json_form(entry, names) for entry in form["tuple"])
     if "array" in form:
         return np.array(form["array"], np.float64)
     name = form.get("type")
-    kind: Any = _names().get(name) if isinstance(name, str) else None
+    kind: Any = names.get(name) if isinstance(name, str) else None
     fields = _fields(kind) if kind else {}
     if kind is None or set(form) - {"type"} != set(fields.values()):
         raise ValueError(f"form: {name!r} {UNKNOWN}")
-    return kind(**{here: from_json_form(form[there]) for here, there in fields.items()})
+    return kind(**{here: from_json_form(form[there], names) for here, there in fields.items()})
