@@ -158,7 +158,7 @@ class Truncated(Scaled):
         return 2.0
 
     def shape(self, free: dict[str, Any]) -> Reweighted:
-        (width,) = free.values()
+        width = free[f"{self.kernel.lengths[0]}/bound"]
         return Reweighted(rescaled(self.kernel, width), -1.0, 1.0, 0.0)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:

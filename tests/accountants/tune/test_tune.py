@@ -288,6 +288,11 @@ def test_truncated_gaussian_is_as_calibrated():
         assert found.value <= float(known.noise.variance) * (1 + 1e-8)
 
 
+def test_shapes_of_truncated_noise_take_their_width_by_name():
+    with pytest.raises(KeyError, match="sigma/bound"):
+        tune.truncated_gaussian(epsilon=1.0, delta=0.1).shape({"upper": 1.0})
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("budgets", [[*ANY_BUDGET[:6], (20.0, 1e-10, 1.0)], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
