@@ -228,12 +228,15 @@ def budget_recycled(
     Raises:
         ValueError: an argument is out of range, no q makes the kernel private enough, with the scale that it needs, or
             q is given together with a distribution.
+        TypeError: kernel is neither a distribution nor a type of one.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     target = epsilon, delta, sensitivity
     drawn: Any = kernel
+    if not (issubclass(kernel, Distribution) if isinstance(kernel, type) else isinstance(kernel, Distribution)):
+        raise TypeError(f"kernel: {kernel!r} is no distribution; one, or the type Gaussian or Laplace, is needed")
     if isinstance(kernel, type):
         unit = kernel(1.0)
         scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)

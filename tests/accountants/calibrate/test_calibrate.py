@@ -458,3 +458,9 @@ def test_ends_move_until_the_profile_meets_a_small_delta():
     assert accountants.delta(made, epsilon=eps) <= delta
     plain = dpk.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D)
     assert made.noise.high == pytest.approx(plain.noise.high, rel=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", int, None, np.array(1.0)])
+def test_a_kernel_that_is_no_distribution_is_refused(kernel):
+    with pytest.raises(TypeError, match=r"^kernel: .* is no distribution; .*Gaussian or Laplace"):
+        calibrate.budget_recycled(kernel, theta=1.0, epsilon=1.0, delta=0.1)
