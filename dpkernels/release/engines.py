@@ -31,8 +31,6 @@ from dpkernels.settings import own_settings
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(CORES, 9)
-# The smallest number of values for which waking another thread is worth its time.
-_SMALLEST_PIECE = 1 << 14
 # Values per chunk on a CPU device; eight times that on an accelerator.
 _DEVICE_CHUNK = 1 << 18
 
@@ -164,7 +162,7 @@ def in_chunks(
             engine(checked, start + first, reports)
             return checked.size
 
-        if x.size <= CHUNK and x.size < 2 * _SMALLEST_PIECE:
+        if x.size <= CHUNK:  # Waking another thread takes longer than it would save.
             advance(released := release(0, x.size))
         else:
             released = _release_pieces(release, advance, x.size)
@@ -179,7 +177,7 @@ def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int],
     ``release`` takes two indices; ``advance`` is called in this thread with the size of every completed piece. Of
     several pieces that fail, the error of the first one is raised.
     """
-    number = max(-(-count // CHUNK), min(_WORKERS, count // _SMALLEST_PIECE))
+    number = -(-count // CHUNK)
     size = min(CHUNK, -(-count // (number * BLOCK_VALUES)) * BLOCK_VALUES)
     ends = [*range(0, count, size), count]
     pieces, done, failed = iter(list(pairwise(ends))), deque[int](), dict[int, BaseException]()
