@@ -11,7 +11,7 @@ from dpkernels.numerics import namespace
 from dpkernels.solve import while_loop
 
 _STEPS = 60
-_CREEPING = 12  # Newton's method is done after so many steps, unless it creeps.
+_CREEPING = 12  # By this step Newton's method has ended, unless it creeps.
 # The error of log delta before the last Newton step, as a power of the rounding unit: 1e-9, or 1e-4 in 32 bits.
 _NEAR = 0.575
 

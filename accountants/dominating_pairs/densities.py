@@ -207,7 +207,7 @@ class Densities(DominatingPair):
         return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
 
     def check(self) -> None:
-        """Do nothing: ``densities`` has checked both."""
+        """Accept the pair: ``densities`` has checked both distributions."""
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:

@@ -223,7 +223,7 @@ class ReplacedNoise(ReplacedBounded):
         return PrivacyLossDistribution(p, q, self.loss(at), 0 * mass)
 
     def _beyond(self, last: Real) -> PrivacyLossDistribution:
-        """Return the reports beyond all knots, of which ``last`` is the one of f."""
+        """Return the reports beyond all knots; ``last`` is the last knot of f."""
         near, middle, far = (floating(self.noise.sf(last + k * self.distance))[None] for k in range(3))
         without = (1 - self.rate) * middle
         upper = PrivacyLossDistribution.of_masses(without + self.rate * near, without + self.rate * far)
