@@ -28,7 +28,7 @@ from scipy.special import log_ndtr
 import accountants
 from accountants.tune.fisher import cdf_error
 from dpkernels.cli.explorer.page import PACKED, TABLES, UNIT
-from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, piecewise
+from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, hybrid, piecewise
 from dpkernels.mechanisms.named_additive import laplace
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.solve import bounded_minimum, minimum_near_grid
@@ -158,9 +158,17 @@ def hideable(people: float, delta: float) -> float:
 
 
 def shuffled(name: str, share: float, people: int, delta: float) -> float:
-    """Return log of the epsilon of shuffled reports over that of one report, which is ``share`` of ``hideable``."""
+    """Return log of the epsilon of shuffled reports over that of one report, which is ``share`` of ``hideable``.
+
+    The hybrid mechanism is a mixture at every budget here, so that its table is smooth. The page takes the table of
+    Duchi's mechanism for budgets up to ``HYBRID_EPSILON``, where the two mechanisms are the same.
+    """
     epsilon = share * hideable(people, delta)
-    return math.log(accountants.shuffled(made(name, epsilon), people).epsilon(delta) / epsilon)
+    if name == "hybrid":
+        mechanism = hybrid(epsilon=epsilon, lower=0.0, upper=1.0, share=-math.expm1(-epsilon / 2))
+    else:
+        mechanism = made(name, epsilon)
+    return math.log(accountants.shuffled(mechanism, people).epsilon(delta) / epsilon)
 
 
 def rounded(values: Iterable[float], digits: int = DIGITS) -> list[float]:

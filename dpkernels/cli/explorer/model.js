@@ -269,7 +269,8 @@ function makeModel(tables) {
   function shuffled(one, epsilon, people, delta) {
     const share = epsilon / hideable(people, delta);
     if (!(share > tables.grids.shares[0] * 0.999 && share < 1.001)) return NaN;
-    const byPeople = ofDelta(tables.shuffled[one.name], delta).map((row) => lookUp(tables.grids.shares, row, share));
+    const name = one.name === "hybrid" && epsilon <= tables.jumps.hybrid[0] ? "duchi" : one.name;
+    const byPeople = ofDelta(tables.shuffled[name], delta).map((row) => lookUp(tables.grids.shares, row, share));
     return Math.min(epsilon * Math.exp(lookUp(tables.grids.people, byPeople, people)), epsilon);
   }
   const total = (one, epsilon, state) =>

@@ -236,6 +236,16 @@ def test_epsilon_of_several_reports_is_that_of_python(tmp_path, kind, count):
 
 
 @with_node
+def test_shuffled_hybrid_reports_about_the_budget_where_they_begin_to_mix(tmp_path):
+    settings = [drawn_setting(np.random.default_rng(0), "shuffled") | {"name": "hybrid"} for _ in range(6)]
+    for setting, epsilon in zip(settings, [0.55, 0.593, 0.609, 0.61, 0.62, 0.668], strict=True):
+        setting["epsilon"] = epsilon
+        setting["state"] = setting["state"] | {"n": 1234, "delta": 1e-5}
+    for setting, found in zip(settings, of_the_script(settings, tmp_path), strict=True):
+        assert is_close(found["total"], float(expected_total(setting, mechanism_of(setting, {}))), 1e-3), setting
+
+
+@with_node
 @pytest.mark.thorough
 def test_errors_of_the_distribution_are_those_of_python(tmp_path):
     for setting, found in checked("distribution", 1000, tmp_path):
