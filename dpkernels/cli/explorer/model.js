@@ -135,8 +135,7 @@ function makeModel(tables) {
     const w = -Math.expm1(-epsilon / 2);
     return {
       ...spread,
-      low: Math.min(spread.low, points.low),
-      high: Math.max(spread.high, points.high),
+      low: Math.min(spread.low, points.low), high: Math.max(spread.high, points.high),
       density: (y, t) => w * spread.density(y, t),
       places: points.places,
       probability: (j, t) => (1 - w) * points.probability(j, t),
