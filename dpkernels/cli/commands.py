@@ -325,8 +325,8 @@ def perturb(
     sensitivities without looking at the data. OUT.json, the sidecar, holds a certificate for every column.
     """
     with importing():
-        from dpkernels.cli.files.row_options import RowOptions
         from dpkernels.cli.release import plan, summary
+        from dpkernels.cli.release.sidecar import RowOptions
 
     runs = {name: options.pop(name) for name in opts.ENGINE}
     names = ("columns", "clip", "force", "sidecar", "kind", "delimiter", "multiline")
@@ -369,11 +369,7 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
     with importing():
         from dpkernels.cli import compare as comparing
 
-    given = opts.single(options)
-    rows = comparing.comparison(**given)
-    if plot is not None:
-        comparing.plot(plot, **given)
-    click.echo(as_text(rows) if as_json else comparing.as_table(rows, **given))
+    _print(comparing.comparison(**opts.single(options)), as_json, plot)
 
 
 @dpkernels.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,52 @@ def _laplace_variance(epsilon: float, width: float) -> float:
     return 2 * (width / epsilon) ** 2
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Every bounded mechanism and pure noise at one budget."""
+
+    epsilon: float
+    lower: float | None
+    upper: float | None
+    sensitivity: float | None
+    rows: list[dict[str, Any]]  # the lowest worst-case variance first
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return self.rows
+
+    def __str__(self) -> str:
+        title = f"epsilon {shortest(self.epsilon)}"
+        if self.lower is not None and self.upper is not None:
+            title += f", inputs in [{shortest(self.lower)}, {shortest(self.upper)}]"
+        if self.sensitivity is not None:
+            title += f", sensitivity {shortest(self.sensitivity)}"
+        title += "; variances in squared data units"
+        if any(row["mechanism"] in CENTRAL for row in self.rows):
+            title += f"\nneighbours at most the sensitivity apart: noise, {', '.join(CENTRAL)}; else any two inputs"
+        cells = [["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]]
+        for row in self.rows:
+            numbers = [rounded(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
+            above = row["percent_above_optimum"]
+            reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(rounded, row["reports"]))
+            cells.append([row["mechanism"], *numbers, "none" if above is None else f"{rounded(above, 4)} %", reports])
+        return "\n".join([title, *aligned(cells)])
+
+    def plot(self, target: Path) -> None:
+        """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
+        if self.lower is None or self.upper is None:
+            raise click.UsageError("--plot: draws bounded mechanisms; give --lower and --upper")
+        click.echo("drawing: computes every mechanism at up to 25 budgets, half a minute", err=True)
+        breadth = 1.0 if self.sensitivity is None else (self.upper - self.lower) / self.sensitivity
+        names = [*MECHANISMS, *(() if self.sensitivity is None else CENTRAL)]
+        names = [name for name in names if _covers(name, 2 * _LEAST, breadth)]
+        curves = {name: _curve(name, self.epsilon, self.lower, self.upper, breadth) for name in names}
+        write_png(_figure(curves, self.epsilon, None if self.sensitivity is None else breadth), target)
+
+
 def comparison(
     epsilon: float, lower: float | None = None, upper: float | None = None, sensitivity: float | None = None
-) -> list[dict[str, Any]]:
-    """Return a row for every bounded mechanism and for pure noise, the lowest worst-case variance first.
+) -> Comparison:
+    """Compare the mechanisms that protect values in an interval, a statistic of a sensitivity, or such a one in it.
 
     Only noise protects a statistic without an interval. A sensitivity adds the bounded mechanisms for it, and noise is
     for it; the other mechanisms still protect any two inputs. The optimum is that of the linear program, which is
@@ -60,27 +102,32 @@ def comparison(
         options = {"epsilon": epsilon, "lower": lower, "upper": upper}
         made = {name: mechanism(name, options) for name in MECHANISMS if name != "optimal"}
         if sensitivity is not None:
-            made |= {"central-piecewise": mechanism("central-piecewise", {**options, "sensitivity": sensitivity})}
+            made["central-piecewise"] = mechanism("central-piecewise", {**options, "sensitivity": sensitivity})
         made |= _optima(options, sensitivity)
         D = upper - lower if sensitivity is None else sensitivity
-    laplace = _laplace_variance(epsilon, D)
-    best = made.get("optimal" if sensitivity is None else "optimal-central")
-    optimum = None if best is None else float(best.worst_variance)
-    rows: list[dict[str, Any]] = []
-
-    def add(name: str, worst: float, central: float, reports: list[float] | None) -> None:
-        above = None if optimum is None else 100 * (worst / optimum - 1)
-        row = {"mechanism": name, "worst_variance": worst, "central_variance": central}
-        row |= {"worst_over_laplace": worst / laplace, "percent_above_optimum": above, "reports": reports}
-        rows.append(row)
-
-    for name, one in made.items():
-        add(name, float(one.worst_variance), float(one.central_variance), [float(end) for end in one.output_interval])
+    found: list[tuple[str, float, float, list[float] | None]] = [
+        (name, float(one.worst_variance), float(one.central_variance), [float(end) for end in one.output_interval])
+        for name, one in made.items()
+    ]
     for name in NOISE:
         unit: Any = mechanism(name, {"epsilon": epsilon, "sensitivity": 1.0})
         variance = float(unit.noise.variance) * D**2
-        add(f"{name} (unbounded)", variance, variance, None)
-    return sorted(rows, key=lambda row: row["worst_variance"])
+        found.append((f"{name} (unbounded)", variance, variance, None))
+    laplace = _laplace_variance(epsilon, D)
+    best = made.get("optimal" if sensitivity is None else "optimal-central")
+    optimum = None if best is None else float(best.worst_variance)
+    rows: list[dict[str, Any]] = [
+        {
+            "mechanism": name,
+            "worst_variance": worst,
+            "central_variance": central,
+            "worst_over_laplace": worst / laplace,
+            "percent_above_optimum": None if optimum is None else 100 * (worst / optimum - 1),
+            "reports": reports,
+        }
+        for name, worst, central, reports in sorted(found, key=lambda one: one[1])
+    ]
+    return Comparison(epsilon, lower, upper, sensitivity, rows)
 
 
 def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Mechanism]:
@@ -95,65 +142,21 @@ def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, M
     return {name: mechanism(name, own) for name, own in wanted.items()}
 
 
-def as_table(
-    rows: Sequence[Mapping[str, Any]],
-    epsilon: float,
-    lower: float | None = None,
-    upper: float | None = None,
-    sensitivity: float | None = None,
-) -> str:
-    """Return the rows for a terminal."""
-    heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
-    title = f"epsilon {shortest(epsilon)}"
-    if lower is not None and upper is not None:
-        title += f", inputs in [{shortest(lower)}, {shortest(upper)}]"
-    if sensitivity is not None:
-        title += f", sensitivity {shortest(sensitivity)}"
-    title += "; variances in squared data units"
-    if any(row["mechanism"] in CENTRAL for row in rows):
-        title += f"\nneighbours at most the sensitivity apart: noise, {', '.join(CENTRAL)}; else any two inputs"
-    cells = [heading]
-    for row in rows:
-        numbers = [rounded(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
-        above = row["percent_above_optimum"]
-        reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(rounded, row["reports"]))
-        cells.append([row["mechanism"], *numbers, "none" if above is None else f"{rounded(above, 4)} %", reports])
-    return "\n".join([title, *aligned(cells)])
-
-
 # Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
 _LEAST, _MOST = 0.1, 8.0
 _POINTS, _FEWER = 25, 13
 _SLOW = ("quartic", "optimal")
 
 
-def plot(
-    target: Path,
-    epsilon: float,
-    lower: float | None = None,
-    upper: float | None = None,
-    sensitivity: float | None = None,
-) -> None:
-    """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
-    if lower is None or upper is None:
-        raise click.UsageError("--plot: draws bounded mechanisms; give --lower and --upper")
-    click.echo("drawing: computes every mechanism at up to 25 budgets, half a minute", err=True)
-    D = upper - lower if sensitivity is None else sensitivity
-    names = [*MECHANISMS, *(() if sensitivity is None else CENTRAL)]
-    names = [name for name in names if _covers(name, 2 * _LEAST, (upper - lower) / D)]
-    curves = {name: _curve(name, epsilon, lower, upper, D) for name in names}
-    write_png(_figure(curves, epsilon, None if sensitivity is None else (upper - lower) / D), target)
-
-
-def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: float) -> tuple[np.ndarray, np.ndarray]:
+def _curve(name: str, epsilon: float, lower: float, upper: float, breadth: float) -> tuple[np.ndarray, np.ndarray]:
     """Return budgets up to the largest of the mechanism, including the given one, and variances over Laplace's."""
     count = _FEWER if any(part in name for part in _SLOW) else _POINTS
     budgets = np.geomspace(min(_LEAST, epsilon), max(_MOST, epsilon), count)
-    ratio = (upper - lower) / sensitivity
-    budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), ratio)])
-    near = {"sensitivity": sensitivity} if name in CENTRAL else {}
+    budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), breadth)])
+    D = (upper - lower) / breadth
+    near = {"sensitivity": D} if name in CENTRAL else {}
     made = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
-    return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), sensitivity) for m in made])
+    return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), D) for m in made])
 
 
 def _covers(name: str, epsilon: float, ratio: float) -> bool:

@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels import checks
-from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.interrupts import stop_if_asked
-from dpkernels.cli.release.output import digest, own_sidecar
+from dpkernels.cli.release.output import digest, sidecar_path
 from dpkernels.cli.release.rows import label
-from dpkernels.cli.release.sidecar import check_fields, title
+from dpkernels.cli.release.sidecar import read_sidecar, title
 from dpkernels.cli.text import aligned, shown
 from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel, channel_of
@@ -164,23 +163,13 @@ def read(
     Without a sidecar it is the one beside the file, whose hash must be the file's. ``column`` may be None where there
     is only one, and ``bounds`` are for additive noise.
     """
-    place = path.with_name(path.name + ".json") if sidecar is None else sidecar
+    place = sidecar_path(path) if sidecar is None else sidecar
     if not place.is_file():
         raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
-    target = place.with_name(place.name.removesuffix(".json"))
-    try:
-        own = own_sidecar(target, read_text(place))
-        if own is None:
-            raise ValueError(f"a run to {target} was killed; its sidecar is there, its output is not")
-        form = parse_json(own)
-        check_fields(form)
-        written = Layout.from_dict(form["layout"])
-        if sidecar is None and "parts" in form["output"]:
-            raise ValueError("it is that of a release of many files; REPORTS is then their folder")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{place}: is not the sidecar of a release") from error
-    except ValueError as error:
-        raise ValueError(f"{place}: is not the sidecar of a release of one file; {error}") from error
+    form, _ = read_sidecar(place)
+    written = Layout.from_dict(form["layout"])
+    if sidecar is None and "parts" in form["output"]:
+        raise ValueError(f"{place}: is the sidecar of a release of many files; REPORTS is then their folder")
     if sidecar is None and form["output"]["sha256"] != digest(path):
         raise ValueError(
             f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"

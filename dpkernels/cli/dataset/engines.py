@@ -26,7 +26,7 @@ import click
 import jax
 
 from dpkernels.cli.dataset import ray_watch
-from dpkernels.cli.dataset.parts import Part, Secret, Task, TaskError, run_task
+from dpkernels.cli.dataset.release import Part, Secret, Task, TaskError, run_task
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import understood
 

@@ -7,16 +7,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpkernels.bounded_json import parse_json
 from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
-from dpkernels.cli.dataset.parts import Part, Secret, planned, results
-from dpkernels.cli.dataset.release import LONG_ROWS
+from dpkernels.cli.dataset.release import Part, Secret, planned, results
 from dpkernels.cli.estimate import Read, Tallied, Wanted, tallied
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
-from dpkernels.cli.release.sidecar import check_fields, versions
-from dpkernels.progress import bar
+from dpkernels.cli.release.sidecar import parsed, versions
 
 
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
@@ -34,10 +31,8 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
         raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
-    with bar(len(parts), None, form["rows"] >= LONG_ROWS) as moved:
-        found = results(engine, tally_part, Count(wanted, layout, hashes), None, parts, lambda: moved(advance=1))
-        with closing(found):
-            return Read.of(wanted, found, folder)
+    with closing(results(engine, tally_part, Count(wanted, layout, hashes), None, parts)) as found:
+        return Read.of(wanted, found, folder)
 
 
 @dataclass(frozen=True)
@@ -70,15 +65,14 @@ def _sha256(place: Place) -> str:
 
 
 def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
+    sidecar = place.child(SIDECAR)
     try:
-        with place.child(SIDECAR).read() as file:
-            form: dict[str, Any] = parse_json(file.read().decode())
-        check_fields(form)
+        with sidecar.read() as file:
+            form = parsed(file.read().decode())
         if "parts" not in form["output"]:
             raise ValueError("output.parts: is missing")
         return form, Layout.from_dict(form["layout"])
     except FileNotFoundError:
         raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
-    except (ValueError, KeyError, TypeError) as error:
-        problem = f"; {error}" if isinstance(error, ValueError) else ""
-        raise ValueError(f"{place.child(SIDECAR)}: is not the sidecar of a release of many files{problem}") from error
+    except ValueError as error:
+        raise ValueError(f"{sidecar}: is not the sidecar of a release of many files; {error}") from error

@@ -17,44 +17,38 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Self
 
 import click
 from pyarrow import fs
 
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.cli.release.output import say_swept
-from dpkernels.staging import claimed, naming, place_folder, replaced, staged_folder, sweep
+from dpkernels.cli.release.output import ClaimedOutput, check_parent
+from dpkernels.staging import naming, place_folder, replaced, staged_folder
 
 SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
 
-@dataclass
-class LocalFolder:
-    """A folder on a file system of this machine, or one that all machines share; it goes to every worker."""
+class LocalFolder(ClaimedOutput):
+    """A folder on a file system of this machine, or one that all machines share; it goes to every worker.
 
-    target: Path  # OUT
-    like: Path | None  # a folder whose permissions it gets at most
-    staging: Path = Path()  # the hidden folder, once it is made
-    visible: bool = False  # whether another user may have read it
+    ``like`` is a folder whose permissions it gets at most.
+    """
+
+    def __init__(self, target: Path, like: Path | None) -> None:
+        super().__init__(target)
+        self._like, self.staging = like, Path()  # the hidden folder, once it is made
 
     def named(self, number: int, parts: int, suffix: str) -> str:
         return f"part-{number:0{len(str(parts - 1))}}{suffix}"
 
-    @contextmanager
-    def run(self) -> Iterator[None]:
-        """Make the folder for a release, and remove it at the end unless ``finish`` was called."""
+    def _make(self, held: ExitStack) -> None:
         check_local(self.target)
-        with ExitStack() as held:
-            with uninterrupted():
-                held.enter_context(claimed(self.target))
-                say_swept(sweep(self.target), self.target)
-                self.staging = held.enter_context(staged_folder(self.target))
-                (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
-            stop_if_asked()
-            yield
+        self.staging = held.enter_context(staged_folder(self.target))
+        (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
 
     def part(self, name: str, like: Path | None) -> AbstractContextManager[BufferedIOBase]:
         """Yield a new file that gets its name at once when it is complete."""
@@ -68,13 +62,11 @@ class LocalFolder:
         return found
 
     def withdraw(self) -> bool:
-        """Delete the parts; return False if another user may have read them, or if they cannot be deleted."""
         if not self.visible:
             shutil.rmtree(self.staging, ignore_errors=True)
         return not self.visible and not os.path.lexists(self.staging)
 
-    def finish(self, sidecar: str, names: Sequence[str]) -> None:
-        """Write the sidecar, which makes the folder a release of the files of these names."""
+    def commit(self, sidecar: str, names: Sequence[str] = ()) -> None:
         with naming(self.target), replaced(self.staging / SIDECAR, like=self.staging / names[0]) as file:
             file.write(sidecar.encode())
         for name in self.sizes().keys() - {*names, SIDECAR}:
@@ -84,7 +76,7 @@ class LocalFolder:
             with independent_of_reports():
                 check_local(self.target)
             self.visible = True
-            place_folder(self.staging, self.target, self.like)
+            place_folder(self.staging, self.target, self._like)
             finished()
 
 
@@ -100,12 +92,12 @@ class StoreFolder:
         return f"part-{number:0{len(str(parts - 1))}}-{self.number}{suffix}"
 
     @contextmanager
-    def run(self) -> Iterator[None]:
+    def run(self) -> Iterator[Self]:
         self.number = secrets.token_hex(8)
         self._clear()
         self._put(NOTE, _NOTE + self.number + "\n")
         try:
-            yield
+            yield self
         except BaseException:
             with uninterrupted(), suppress(OSError, click.UsageError):  # report the failure, not the rest
                 if self._note() == self.number:
@@ -127,7 +119,7 @@ class StoreFolder:
     def withdraw(self) -> bool:
         return False  # a store shows each part as soon as it is put, and may keep its versions
 
-    def finish(self, sidecar: str, names: Sequence[str]) -> None:
+    def commit(self, sidecar: str, names: Sequence[str]) -> None:
         if self._note() != self.number:
             raise OSError(f"{self.target}: another run has begun to write here")
         others = self.sizes().keys() - {*names, NOTE}
@@ -176,11 +168,8 @@ def folder(text: str, like: Path | None) -> Folder:
 
 def check_local(target: Path) -> None:
     """Refuse a folder whose parent does not exist or cannot be written, or that exists and is not an empty folder."""
-    if not target.parent.is_dir():
-        raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
+    check_parent(target)
     if target.is_symlink() or (os.path.lexists(target) and not target.is_dir()):
         raise click.UsageError(f"OUT: {target} is not a folder; a dataset is released into a folder")
     if target.is_dir() and any(target.iterdir()):
         raise click.UsageError(f"OUT: {target} is not empty; name a new folder for a release of many files")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise click.UsageError(f"OUT: the folder {target.parent} cannot be written")

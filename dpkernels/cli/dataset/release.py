@@ -1,39 +1,269 @@
-"""``dpkernels perturb`` of a dataset: planned, charged once, released in parts by an engine, and bound by a sidecar."""
+"""``perturb`` of a dataset: planned in parts, charged once, released part by part by an engine, and bound by a sidecar.
+
+A plan reads the files' footers, so every part knows the index of its first row before a row is read. A task may be run
+again, anywhere, and makes the same bytes: the noise of a row is a function of the release's key and of the row's index,
+and so is the name that the file gets, by a rename or an atomic put. A second run of a part, after or beside the first,
+makes no difference.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import click
 
-from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
-from dpkernels.cli.dataset.parts import (
-    Done,
-    Job,
-    Part,
-    Secret,
-    Task,
-    check_part,
-    common_layout,
-    perturb_part,
-    planned,
-    results,
-)
-from dpkernels.cli.files.layout import DASH
+from dpkernels.cli.files.arrays import ArrayFile
+from dpkernels.cli.files.formats import Source
+from dpkernels.cli.files.layout import DASH, Layout, layout_of
+from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
-from dpkernels.cli.interrupts import independent_of_reports
+from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerAccount
 from dpkernels.cli.release.plan import Plan, Request
-from dpkernels.cli.release.sidecar import WrittenFile
+from dpkernels.cli.release.rows import check_values, perturbed
+from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
+from dpkernels.staging import naming, path_of, sha256_and_size
 
-LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
+# Bytes before compression up to which row groups form a part: 2^23 values of a column, a second's work.
+PART_BYTES = 1 << 26
+_OPENED = 32  # files at once: a store answers in 50 ms
+_LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one file, and their place in the release. For arrays, rows are values."""
+
+    number: int  # of the part, in the order of the rows
+    file: Place
+    stamp: tuple[int, int, str]  # of the file when it was planned
+    groups: tuple[int, int] | None  # the range of its row groups; None for a file without any
+    row: int  # the first row, counted in the file
+    first: int  # the same row, counted in the whole release; its noise has this index
+    rows: int
+
+    @contextmanager
+    def opened(self, layout: Layout) -> Iterator[Source]:
+        """Open the part as a file; ValueError if the file has changed since it was planned."""
+        self.check_unchanged()
+        with _source(self.file, layout, self.groups) as source:
+            yield source
+
+    def check_unchanged(self) -> None:
+        try:
+            now = self.file.stamp()
+        except FileNotFoundError:
+            now = None
+        if now != self.stamp:
+            raise ValueError(f"{self.file}: has changed since the release was planned, so it cannot be released")
+
+    def check_whole(self, read: int) -> None:
+        """Refuse a part that did not have the planned number of rows, or whose file has changed."""
+        with independent_of_reports():
+            if read != self.rows:
+                raise ValueError(f"{self.file}: has {read} rows in a part that was planned with {self.rows}")
+            self.check_unchanged()
+
+
+@dataclass(frozen=True)
+class _PlannedFile:
+    """A file before its place in the release is known."""
+
+    file: Place
+    stamp: tuple[int, int, str]
+    schema: Any  # what all files of a dataset have in common: columns, with their types where the format has any
+    values_per_row: int
+    # Of each part the range of row groups, None for a file without any, and the number of rows.
+    pieces: list[tuple[tuple[int, int] | None, int]]
+
+    @classmethod
+    def of(cls, file: Place, layout: Layout) -> _PlannedFile:
+        """Read a footer or header, or all rows of a delimited file to count them."""
+        stamp = file.stamp()
+        with _source(file, layout) as source:
+            pieces: list[tuple[tuple[int, int] | None, int]]
+            if isinstance(source, ParquetFile):
+                pieces, schema = _joined(source.groups), source.schema
+            elif isinstance(source, ArrayFile):
+                pieces, schema = [(None, source.values)], (str(source.dtype),)
+            else:
+                rows = sum(len(piece) for piece in source.pieces(source.names[:1]))
+                pieces, schema = [(None, rows)], tuple(source.names)
+        if file.stamp() != stamp:
+            raise ValueError(f"{file}: changed while it was planned")
+        return cls(file, stamp, schema, source.values_per_row, [piece for piece in pieces if piece[1]])
+
+    def check_like(self, first: _PlannedFile) -> None:
+        both = f"{first.file} and {self.file}"
+        if first.values_per_row != self.values_per_row:
+            counts = f"{first.values_per_row} and {self.values_per_row}"
+            raise ValueError(f"{both}: have {counts} values a row; all files need the same number")
+        if first.schema != self.schema:
+            what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
+            raise ValueError(f"{both}: {what}, {first._columns()} and {self._columns()}")
+
+    def _columns(self) -> str:
+        return ", ".join(f"{c.name} {c.type}" if hasattr(c, "type") else str(c) for c in self.schema)
+
+
+def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
+    """Return the layout of all the files, which is also the output's; click.UsageError if they have several."""
+    layouts = dict[Layout, Place]()
+    for file in files:
+        name = Path(file.name)
+        layouts.setdefault(layout_of(name, name, kind, delimiter, multiline), file)
+    if len(layouts) > 1:
+        one, other = list(layouts.values())[:2]
+        raise click.UsageError(f"IN: {one} and {other} have different formats")
+    return next(iter(layouts))
+
+
+def planned(files: Sequence[Place], layout: Layout) -> tuple[Part, ...]:
+    """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows."""
+    with ThreadPoolExecutor(_OPENED) as pool:
+        found = list(pool.map(lambda file: _PlannedFile.of(file, layout), files))
+    parts, first = list[Part](), 0
+    for one in found:
+        one.check_like(found[0])
+        row = 0
+        for groups, rows in one.pieces:
+            parts.append(Part(len(parts), one.file, one.stamp, groups, row, first + row, rows))
+            row += rows
+        first += row
+    if not parts:
+        raise ValueError(f"{files[0]}: no file has a row to perturb")
+    return tuple(parts)
+
+
+@contextmanager
+def _source(file: Place, layout: Layout, groups: tuple[int, int] | None = None) -> Iterator[Source]:
+    if layout.kind == "parquet":
+        yield ParquetFile(Path(str(file)), layout, groups, None if file.local else file.opened)
+        return
+    with file.at_hand() as path:
+        yield open_source(path, layout)
+
+
+def _joined(groups: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int] | None, int]]:
+    """Join consecutive row groups (rows, bytes) to about ``PART_BYTES``; return each part's range and rows."""
+    joined = list[tuple[tuple[int, int] | None, int]]()
+    begin = rows = size = 0
+    for at, (some, more) in enumerate(groups):
+        if rows and size + more > PART_BYTES:
+            joined.append(((begin, at), rows))
+            begin, rows, size = at, 0, 0
+        rows, size = rows + some, size + more
+    return [*joined, ((begin, len(groups)), rows)]
+
+
+@dataclass(frozen=True, repr=False)
+class Secret:
+    """The release's key, 32 bytes: in memory, and in what an engine sends to its workers. It is never printed."""
+
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work on every part: the same for all, and without a secret. The versions are the driver's."""
+
+    spec: ReleaseSpec
+    parts: int
+    folder: Folder
+    versions: dict[str, str] = field(default_factory=versions)
+
+
+@dataclass(frozen=True)
+class TaskError:
+    """The failure of a part whose data are unfit: no exception, because engines write those to logs many can read."""
+
+    message: str
+    usage: bool = False  # whether the options are wrong
+    independent: bool = False  # whether the failure does not depend on the reports
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished part."""
+
+    number: int
+    rows: int  # how many (for an array: values) are left
+    written: WrittenFile | None = None  # its file; None for a check
+    not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
+
+
+# A function that engines run, of what is the same for all parts (such as a ``Job``), the release's key and a part.
+Task = Callable[[Any, Secret | None, Any], Any]
+
+
+def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
+    """Run a task. Unfit data are a result, a ``TaskError``; after an OSError the task may be tried again."""
+    if job.versions != (own := versions()):
+        problem = f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version"
+        return TaskError(problem, independent=True)
+    try:
+        return task(job, secret, part)
+    except click.UsageError as error:
+        return TaskError(error.message, usage=True)
+    except ValueError as error:
+        name = str(part.file)
+        message = str(error) if name in str(error) else f"{name}: {error}"
+        return TaskError(message, independent=is_independent(error))
+
+
+def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
+    """Read, check, perturb and write a part; ValueError if its values cannot be perturbed, or the file has changed."""
+    if secret is None:
+        raise TypeError("secret: is missing")
+    name = job.folder.named(part.number, job.parts, job.spec.layout.suffix)
+    with naming(f"{part.file} to {name}"), ExitStack() as held:
+        with independent_of_reports():
+            source = held.enter_context(part.opened(job.spec.layout))
+        file = held.enter_context(job.folder.part(name, part.file.local))
+        read = rows = 0
+        pieces = perturbed(job.spec, source, secret.value, row=part.row, first=part.first)
+        with source.sink(path_of(file)) as sink, closing(pieces):
+            for piece, before, left in pieces:
+                sink.write(piece)
+                read, rows = read + before, rows + left
+        not_kept = tuple(source.not_kept(path_of(file)))
+        part.check_whole(read)
+        written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
+    return Done(part.number, rows, written, not_kept)
+
+
+def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
+    """Read and check a part; refuse what ``perturb_part`` would."""
+    with naming(part.file), part.opened(job.spec.layout) as source:
+        read, rows = check_values(job.spec, source, row=part.row)
+        part.check_whole(read)
+    return Done(part.number, rows)
+
+
+def results(
+    engine: Any, task: Task, job: Any, secret: Secret | None, parts: Sequence[Part], progress: bool | None = None
+) -> Generator[Any, None, None]:
+    """Yield the results of an engine for parts, as they come, with a progress bar; raise the first refusal."""
+    long = sum(part.rows for part in parts) >= _LONG_ROWS
+    with bar(len(parts), progress, long) as moved, closing(engine.each(task, job, secret, parts)) as found:
+        for one in found:
+            if isinstance(one, TaskError):
+                error = click.UsageError(one.message) if one.usage else ValueError(one.message)
+                if one.independent:
+                    mark_independent(error)
+                raise error
+            moved(advance=1)
+            yield one
 
 
 @dataclass(frozen=True)
@@ -42,12 +272,12 @@ class DatasetPlan(Plan):
 
     parts: tuple[Part, ...]
     folder: Folder
-    engine: Engine
+    engine: Any
 
     @contextmanager
     def output(self) -> Iterator[Folder]:
-        with self.folder.run(), self.engine.ready():
-            yield self.folder
+        with self.folder.run() as made, self.engine.ready():
+            yield made
 
     def read(self, progress: bool | None) -> int:
         return sum(one.rows for one in self._all(check_part, None, progress))
@@ -64,16 +294,9 @@ class DatasetPlan(Plan):
         not_kept = dict.fromkeys(note for one in done for note in one.not_kept)
         return sum(one.rows for one in done), list(not_kept), written
 
-    def commit(self, output: Folder, sidecar: str, written: list[WrittenFile]) -> None:
-        output.finish(sidecar, [one.name for one in written])
-
     def _all(self, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
-        long = sum(part.rows for part in self.parts) >= LONG_ROWS
         job = Job(self.spec, len(self.parts), self.folder)
-        with (
-            bar(len(self.parts), progress, long) as moved,
-            closing(results(self.engine, task, job, secret, self.parts, lambda: moved(advance=1))) as found,
-        ):
+        with closing(results(self.engine, task, job, secret, self.parts, progress)) as found:
             done = sorted(found, key=lambda one: one.number)
         if not any(one.rows for one in done):
             with independent_of_reports():
@@ -82,10 +305,20 @@ class DatasetPlan(Plan):
         return done
 
 
-def plan(request: Request, engine: Engine) -> DatasetPlan:
+def plan(request: Request, engine: Any) -> DatasetPlan:
     """Check everything of a release of many files that can be checked before a value is read."""
     source, target = str(request.source), str(request.target)
-    _refuse(request)
+    for wrong, problem in (
+        (
+            target == str(DASH),
+            "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)",
+        ),
+        (request.force, "--force: a release of many files needs a new folder"),
+        (request.rows.shuffle, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
+        (request.sidecar, f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder"),
+    ):
+        if wrong:
+            raise click.UsageError(problem)
     found = find(source)
     if found.skipped:
         why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
@@ -101,19 +334,6 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
         spec = request.spec(first, layout, replace(request.rows, shuffleable=False))
     name = f"perturb {shown(parts[0].file.name)} and on to {shown(target)}"
     return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
-
-
-def _refuse(request: Request) -> None:
-    """Refuse options that are for single files."""
-    dash = "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
-    for wrong, problem in (
-        (str(request.target) == str(DASH), dash),
-        (request.force, "--force: a release of many files needs a new folder"),
-        (request.rows.shuffle, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
-        (request.sidecar, f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder"),
-    ):
-        if wrong:
-            raise click.UsageError(problem)
 
 
 def _check_apart(source: str, found: FoundFiles, target: Place) -> None:

@@ -37,10 +37,13 @@ class Layout:
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Layout:
         """Return the layout of an output, to read it; ValueError for anything that ``to_dict`` does not make."""
-        made = cls(form["kind"], form["delimiter"], form["multiline"], form["unpack"], form["unpack"])
+        kind, delimiter, multiline, packed = (
+            form.get(name, "") for name in ("kind", "delimiter", "multiline", "unpack")
+        )
+        made = cls(kind, delimiter, multiline, packed, packed)
         if made.kind not in FORMATS or not _is_delimiter(made.delimiter):
             raise ValueError(f"layout: {brief(made.kind)} with {brief(made.delimiter)} is not a known format")
-        if made.to_dict() != form or not all(type(form[name]) is bool for name in ("multiline", "unpack")):
+        if made.to_dict() != form or {type(made.multiline), type(made.pack)} != {bool}:
             raise ValueError("layout: is not the layout of an output")
         return made
 

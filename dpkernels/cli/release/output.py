@@ -25,8 +25,8 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Self
@@ -35,7 +35,7 @@ import click
 
 from dpkernels.bounded_json import parse_json
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.staging import Staged, Swept, claimed, naming, path_of, sha256_and_size, staged, sweep, to_disk
+from dpkernels.staging import Staged, Swept, claimed, naming, sha256_and_size, staged, sweep, to_disk
 
 # A double sidecar begins with this, and no other does.
 _REPLACING = '{"replacing": '
@@ -50,13 +50,18 @@ def sidecar_path(target: Path) -> Path:
 
 def check_target(source: Path, target: Path, force: bool) -> None:
     """Refuse a target that is the input or not a file, exists (unless ``force``), or cannot be written."""
-    if not target.parent.is_dir():
-        raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
+    check_parent(target)
     for path in (target, sidecar_path(target)):
         _check_kind(path)
     if target.exists() and source.exists() and source.samefile(target):
         raise click.UsageError(f"OUT: {target} is the input")
     _check_free(target, force)
+
+
+def check_parent(target: Path) -> None:
+    """Refuse a target in a folder that does not exist or cannot be written."""
+    if not target.parent.is_dir():
+        raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise click.UsageError(f"OUT: the folder {target.parent} cannot be written")
 
@@ -80,79 +85,69 @@ def _check_free(target: Path, force: bool) -> None:
         raise click.UsageError(f"OUT: {taken[0]} exists; --force replaces it")
 
 
-class _ClaimedOutput(abc.ABC):
+class ClaimedOutput(abc.ABC):
     """A claimed name, and new files that ``commit`` puts in place; otherwise they are deleted."""
 
-    place: object  # how errors call the output while it is written
-    _file: BufferedIOBase  # the output
+    visible = False  # whether another user may have read some of the output
 
-    def __init__(self, named: Path, force: bool) -> None:
-        self._named, self._force = named, force
-        self._visible = False  # whether another user may have read some of the output
-        self._held = ExitStack()
+    def __init__(self, target: Path) -> None:
+        self.target = target
 
-    def __enter__(self) -> Self:
+    @contextmanager
+    def run(self) -> Iterator[Self]:
         """Claim the name, remove the files of a killed run, and make the new files; refuse to replace an output."""
-        # An interrupt between a file and the note that it must go would leave the file.
-        with uninterrupted(), ExitStack() as held:
-            held.enter_context(claimed(self._named))
-            say_swept(sweep(self._named), self._named)
-            self._make(held)
+        held = ExitStack()
+        try:
+            # An interrupt between a file and the note that it must go would leave the file.
+            with uninterrupted():
+                held.enter_context(claimed(self.target))
+                say_swept(sweep(self.target), self.target)
+                self._make(held)
             stop_if_asked()
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with uninterrupted():
-            self._held.close()
+            yield self
+        finally:
+            with uninterrupted():
+                held.close()
 
     @abc.abstractmethod
     def _make(self, held: ExitStack) -> None:
         """Make the new files, which go when the stack is closed."""
-
-    @property
-    def path(self) -> Path:
-        """Return the path to write to: that of the open file, which cannot be exchanged even if its name can."""
-        return path_of(self._file)
-
-    def digest(self) -> tuple[str, int]:
-        """Return the SHA-256 of what was written, in hexadecimal, and its number of bytes."""
-        return sha256_and_size(self._file)
 
     @abc.abstractmethod
     def withdraw(self) -> bool:
         """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
 
     @abc.abstractmethod
-    def commit(self, sidecar: str) -> None:
-        """Put the output and its sidecar, which binds it, in place; from then on the work is finished."""
+    def commit(self, sidecar: str, names: Sequence[str] = ()) -> None:
+        """Put the output, files of these names, and its sidecar in place; from then on the work is finished."""
 
 
-class Output(_ClaimedOutput):
+class Output(ClaimedOutput):
     """A new file for the target, with at most the permissions of the input, and its sidecar."""
 
     def __init__(self, source: Path, target: Path, force: bool = False) -> None:
-        super().__init__(target, force)
-        self._source, self._sidecar, self.place = source, sidecar_path(target), target
+        super().__init__(target)
+        self._source, self._force, self._sidecar = source, force, sidecar_path(target)
+        self.place: object = target  # how errors call the output while it is written
 
     def _make(self, held: ExitStack) -> None:
-        settle(self._named)
-        _check_free(self._named, self._force)
+        settle(self.target)
+        _check_free(self.target, self._force)
         self._old = _text(self._sidecar)
-        self._output, self._double, self._single = (held.enter_context(staged(self._named)) for _ in range(3))
-        self._file = self._output.file
+        self._output, self._double, self._single = (held.enter_context(staged(self.target)) for _ in range(3))
+        self.file: BufferedIOBase = self._output.file
 
     def withdraw(self) -> bool:
-        if self._visible:
+        if self.visible:
             return False
         name = self._output.path
         with suppress(OSError):
             name.unlink(missing_ok=True)
         return not os.path.lexists(name)
 
-    def commit(self, sidecar: str) -> None:
+    def commit(self, sidecar: str, names: Sequence[str] = ()) -> None:
         files = self._output, self._double, self._single
-        with naming(self._named):
+        with naming(self.target):
             self._double.file.write((_REPLACING + json.dumps(self._old) + ", " + sidecar[1:]).encode())
             self._single.file.write(sidecar.encode())
             for new in files:
@@ -160,53 +155,53 @@ class Output(_ClaimedOutput):
         stop_if_asked()
         with uninterrupted():
             with independent_of_reports():
-                _check_free(self._named, self._force)
-            self._visible = True
+                _check_free(self.target, self._force)
+            self.visible = True
             for new in files:
                 new.finish(self._source)
             try:
                 _place(self._double, self._sidecar)
-                _place(self._output, self._named)
+                _place(self._output, self.target)
                 _place(self._single, self._sidecar)
             except OSError:
-                settle(self._named)
+                settle(self.target)
                 raise
             finished()
 
 
-class StandardOutput(_ClaimedOutput):
+class StandardOutput(ClaimedOutput):
     """A file without a name, copied to standard output by ``commit``, and its sidecar, whose name is claimed."""
 
     def __init__(self, sidecar: Path, force: bool = False) -> None:
-        super().__init__(sidecar, force)
-        self.place = f"the temporary folder {tempfile.gettempdir()}"
+        super().__init__(sidecar)
+        self._force, self.place = force, f"the temporary folder {tempfile.gettempdir()}"
 
     def _make(self, held: ExitStack) -> None:
         with naming(self.place):
-            self._file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))  # noqa: SIM115
+            self.file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))  # noqa: SIM115
 
     def withdraw(self) -> bool:
-        if not self._visible:
-            self._file.close()
-        return not self._visible
+        if not self.visible:
+            self.file.close()
+        return not self.visible
 
-    def commit(self, sidecar: str) -> None:
+    def commit(self, sidecar: str, names: Sequence[str] = ()) -> None:
         """Write the output, and when it is complete name its sidecar, which is already on the disk."""
-        with staged(self._named) as new:
-            with naming(self._named):
+        with staged(self.target) as new:
+            with naming(self.target):
                 new.file.write(sidecar.encode())
                 new.finish()
             stop_if_asked()
-            if os.path.lexists(self._named) and not self._force:
+            if os.path.lexists(self.target) and not self._force:
                 with independent_of_reports():
-                    raise click.UsageError(f"--sidecar: {self._named} exists by now; --force replaces it")
-            self._visible = True
-            self._file.seek(0)
+                    raise click.UsageError(f"--sidecar: {self.target} exists by now; --force replaces it")
+            self.visible = True
+            self.file.seek(0)
             with naming("standard output"):
-                shutil.copyfileobj(self._file, sys.stdout.buffer, 1 << 20)
+                shutil.copyfileobj(self.file, sys.stdout.buffer, 1 << 20)
                 sys.stdout.buffer.flush()
             with uninterrupted():
-                _place(new, self._named)
+                _place(new, self.target)
                 finished()
 
 
@@ -217,7 +212,7 @@ def settle(target: Path) -> None:
         return
     try:
         text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {error}") from error
     if text is None:
         sidecar.unlink()
@@ -237,8 +232,10 @@ def own_sidecar(target: Path, text: str) -> str | None:
     if not text.startswith(_REPLACING):
         return text
     new = parse_json(text)
-    old = new.pop("replacing")
-    return json.dumps(new) + "\n" if digest(target) == new["output"]["sha256"] else old
+    old, output = new.pop("replacing"), new.get("output")
+    if type(output) is not dict or "sha256" not in output or type(old) not in (str, type(None)):
+        raise ValueError("it begins as a sidecar that is being replaced, and is none")
+    return json.dumps(new) + "\n" if digest(target) == output["sha256"] else old
 
 
 def digest(target: Path) -> str | None:

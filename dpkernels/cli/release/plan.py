@@ -16,16 +16,15 @@ from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.places import FILE, kind
-from dpkernels.cli.files.row_options import RowOptions, permutation
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.rows import check_some_rows, check_values, label, perturbed, row_order_secret
-from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, WrittenFile, to_json
+from dpkernels.cli.release.rows import check_some_rows, check_values, label, perturbed, row_order
+from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
-from dpkernels.staging import naming
+from dpkernels.staging import naming, path_of, sha256_and_size
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
@@ -88,19 +87,15 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def output(self) -> AbstractContextManager[Any]:
-        """Return the output, ready to be written, which is withdrawn unless ``commit`` is called."""
+        """Return the output, ready to be written, which is withdrawn unless it is committed."""
 
     @abc.abstractmethod
     def read(self, progress: bool | None) -> int:
         """Read and check every value; return the number of rows (for an array: values) of the release."""
 
     @abc.abstractmethod
-    def write(self, output: Any, progress: bool | None) -> tuple[int, Sequence[str], WrittenFile | list[WrittenFile]]:
+    def write(self, output: Any, progress: bool | None) -> tuple[int, Sequence[str], list[WrittenFile]]:
         """Perturb every value; return the number of rows, the properties that are not kept, and the files."""
-
-    @abc.abstractmethod
-    def commit(self, output: Any, sidecar: str, written: Any) -> None:
-        """Put the files and their sidecar in place."""
 
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
@@ -119,7 +114,7 @@ class Plan(abc.ABC):
             with charged(self.ledger_account, self.spec.totals(), self.label, output) as ledger_charge:
                 values, not_kept, written = self.write(output, progress)
                 release = self._release(values, not_kept, ledger_charge)
-                self.commit(output, to_json(release, written), written)
+                output.commit(to_json(release, written), [one.name for one in written])
         return release
 
     def _release(self, values: int, not_kept: Sequence[str] = (), ledger_charge: LedgerCharge | None = None) -> Release:
@@ -134,10 +129,10 @@ class FilePlan(Plan):
     target: Path
     force: bool
 
-    def output(self) -> Output | StandardOutput:
+    def output(self) -> AbstractContextManager[Output | StandardOutput]:
         if self.target == DASH:
-            return StandardOutput(Path(self.sidecar), self.force)
-        return Output(self.source.path, self.target, self.force)
+            return StandardOutput(Path(self.sidecar), self.force).run()
+        return Output(self.source.path, self.target, self.force).run()
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         if check_first and self.source.path == STANDARD_INPUT:
@@ -150,13 +145,14 @@ class FilePlan(Plan):
         check_some_rows(self.source.path, read, rows)
         return rows
 
-    def write(self, output: Output | StandardOutput, progress: bool | None) -> tuple[int, list[str], WrittenFile]:
+    def write(self, output: Output | StandardOutput, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
         source, row_options, secret = self.source, self.spec.row_options, os.urandom(32)
+        path = path_of(output.file)
         held, read, rows, size = list[Any](), 0, 0, 0
         with (
             self._shown(progress) as show,
             naming(f"{source.path} to {output.place}"),
-            source.sink(output.path) as sink,
+            source.sink(path) as sink,
             closing(perturbed(self.spec, source, secret, show)) as pieces,
         ):
             for piece, before, left in pieces:
@@ -170,13 +166,9 @@ class FilePlan(Plan):
             with independent_of_reports():
                 check_some_rows(source.path, read, rows)
             if held:
-                order = permutation(row_order_secret(secret), rows // source.values_per_row)
-                for piece in source.reordered(held, order):
+                for piece in source.reordered(held, row_order(secret, rows // source.values_per_row)):
                     sink.write(piece)
-        return rows, source.not_kept(output.path), WrittenFile(*output.digest())
-
-    def commit(self, output: Output | StandardOutput, sidecar: str, written: WrittenFile) -> None:
-        output.commit(sidecar)
+        return rows, source.not_kept(path), [WrittenFile(*sha256_and_size(output.file))]
 
     @contextmanager
     def _shown(self, wanted: bool | None) -> Iterator[Callable[[], Any]]:

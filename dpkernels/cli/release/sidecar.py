@@ -1,4 +1,4 @@
-"""The sidecar of a release, from which anyone can verify it."""
+"""A release as it is specified before a value is read, and its sidecar, from which anyone can verify it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import jax
 import numpy as np
 
 import dpkernels
-from dpkernels.bounded_json import brief
+from dpkernels.bounded_json import brief, parse_json, read_text
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.files.row_options import RowOptions
+from dpkernels.cli.release.output import own_sidecar
 from dpkernels.cli.text import shown
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import shown as rounded
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 CONFIDENCE = 0.95  # of the interval of a true value behind a released one
+# Rows are held in memory to be shuffled.
+MOST_SHUFFLED_BYTES = 1 << 30
+MOST_DECIMALS = 15  # of reports that are rounded
+_LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 _LOCAL = "any two values of a row (local DP, replace one row's values)"
 _MIXED = "rows whose perturbed values are neighbouring in every column"
@@ -135,6 +141,50 @@ class Column:
 
 
 @dataclass(frozen=True)
+class RowOptions:
+    """The treatment of rows besides noise: missing values, rounding, and their order."""
+
+    missing: str = "error"  # "error", "keep" or "drop"
+    decimals: int | None = None  # to which reports are rounded; None for not
+    shuffle: bool = False  # whether rows are put into a random order
+    shuffleable: bool = True  # whether they could be: not the rows of a dataset, which are nowhere held together
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
+
+    def notices(self) -> list[str]:
+        """Return sentences on what the output reveals about rows."""
+        lines = []
+        if self.missing == "keep":
+            lines.append("missing values are kept: which values are missing is NOT protected")
+        if self.missing == "drop":
+            lines.append("rows with missing values are dropped: it is NOT protected that a row is not there")
+        if self.decimals is not None:
+            lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
+        if not self.shuffle:
+            advice = "--shuffle-rows prevents" if self.shuffleable else "shuffle the rows beforehand to prevent"
+            lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice} this")
+        return lines
+
+    def check_size(self, path: Path) -> None:
+        """Refuse early a file that is too large to be shuffled."""
+        if self.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
+            raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
+
+    def check_held(self, size: int) -> None:
+        if size > MOST_SHUFFLED_BYTES:
+            raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
+
+    def rounded(self, reports: np.ndarray) -> np.ndarray:
+        """Return reports rounded to the decimals; those too large to have decimals stay as they are."""
+        if self.decimals is None:
+            return reports
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = np.round(reports, self.decimals)
+        return np.where(np.isfinite(rounded), rounded, reports)
+
+
+@dataclass(frozen=True)
 class ReleaseSpec:
     """A release that is specified before a value is read."""
 
@@ -145,6 +195,11 @@ class ReleaseSpec:
     names: tuple[str, ...]  # all columns of each file, perturbed or not, in their order; empty for an array
     values_per_row: int  # the number of values that a row holds in each perturbed column
     copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
+
+    @cached_property
+    def guarantee(self) -> StatedGuarantee:
+        """Return the guarantee of a row."""
+        return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
 
     def totals(self) -> tuple[Fraction, Fraction]:
         return exact_totals([column.guarantee for column in self.columns], self.values_per_row)
@@ -158,11 +213,6 @@ class Release:
     rows: int
     not_kept: tuple[str, ...] = ()
     ledger_charge: LedgerCharge | None = None
-
-    @cached_property
-    def guarantee(self) -> StatedGuarantee:
-        """Return the guarantee of a row."""
-        return of_a_row([column.guarantee for column in self.spec.columns], self.spec.values_per_row)
 
 
 def title(name: str | None) -> str:
@@ -198,20 +248,16 @@ class WrittenFile:
         return {"name": self.name, "rows": self.rows, "bytes": self.size, "sha256": self.sha256}
 
 
-def to_json(release: Release, written: WrittenFile | Sequence[WrittenFile]) -> str:
+def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
     """Return the text of the sidecar of a release of one file, or of several in the order of their rows."""
-    if isinstance(written, WrittenFile):
-        files: dict[str, Any] = written.to_dict()
-    else:
-        files = {"parts": [part.to_dict() for part in written]}
-    spec = release.spec
+    spec, files = release.spec, [one.to_dict() for one in written]
     form = {
         "format": FORMAT,
-        **release.guarantee.to_dict(),
+        **spec.guarantee.to_dict(),
         "rows": release.rows,
         "values_per_row": spec.values_per_row,
         "clip": spec.clip,
-        "output": {**files, "columns": list(spec.names)},
+        "output": {**({"parts": files} if written[0].name else files[0]), "columns": list(spec.names)},
         "layout": spec.layout.to_dict(),
         **spec.row_options.to_dict(),
         "not_kept": release.not_kept,
@@ -259,8 +305,25 @@ _PARTS: dict[str, Rule] = {"parts": _OBJECTS, "columns": _NAMES}
 _PART: dict[str, Rule] = {"name": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes": _COUNT}
 
 
-def check_fields(form: Any) -> None:
-    """Refuse JSON that is not shaped as the sidecar of a release; ``verify`` checks whether it is true."""
+def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return the JSON of the release beside a sidecar, and whether a run that was to replace it was killed.
+
+    It is shaped as that of a release; else there is a ValueError. ``verify`` checks whether it is true.
+    """
+    target = path.with_name(path.name.removesuffix(".json"))
+    try:
+        text = read_text(path)
+        own = own_sidecar(target, text)
+        if own is None:
+            raise ValueError(f"a run to {target} was killed; its sidecar is there, its output is not")
+        return parsed(own), own != text
+    except ValueError as error:
+        raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the JSON of a sidecar; ValueError if it is not shaped as one."""
+    form = parse_json(text)
     if type(form) is dict and type(form.get("format")) is int and form["format"] != FORMAT:
         raise ValueError(f"format {brief(form['format'])}; this version reads format {FORMAT}")
     _check("", form, _FIELDS)
@@ -275,6 +338,7 @@ def check_fields(form: Any) -> None:
     _check("output.", output, _PARTS if "parts" in output else _OUTPUT)
     for number, part in enumerate(output.get("parts", ())):
         _check(f"output.parts[{number}].", part, _PART)
+    return form
 
 
 def _check(where: str, form: Any, fields: dict[str, Rule]) -> None:

@@ -27,7 +27,8 @@ Places = tuple[Path | str, Path | str] | None  # of output and certificates; Non
 
 def summary_lines(release: Release, places: Places, left: str = "") -> list[str]:
     """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
-    own, columns, row_options = release.guarantee, release.spec.columns, release.spec.row_options
+    spec = release.spec
+    own, columns = spec.guarantee, spec.columns
     found = aligned([_HEADING, *map(_cells, columns)])
     # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
@@ -42,9 +43,9 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if release.ledger_charge is not None:
         found.append(str(release.ledger_charge))
     found += advice(release)
-    if release.spec.copied:
-        found.append(f"copied as they are, NOT protected: {listed(release.spec.copied)}")
-    found += row_options.notices()
+    if spec.copied:
+        found.append(f"copied as they are, NOT protected: {listed(spec.copied)}")
+    found += spec.row_options.notices()
     if release.not_kept:
         found.append(f"not kept of the file: {'; '.join(release.not_kept)}")
     rows = f"{rounded(release.rows, 15)} rows"
@@ -62,21 +63,21 @@ def _cells(column: Column) -> list[str]:
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:
     """Return the same for programs."""
     target, sidecar = (None, None) if places is None else map(str, places)
-    columns, row_options = release.spec.columns, release.spec.row_options
+    spec = release.spec
     return {
         "output": target,
         "certificates": sidecar,
         "rows": release.rows,
-        **release.guarantee.to_dict(),
+        **spec.guarantee.to_dict(),
         "columns": [
             {"column": one.name, "mechanism": one.mechanism, "parameters": parameters(one.sampler.mechanism)}
             | one.guarantee.to_dict()
-            for one in columns
+            for one in spec.columns
         ],
-        "copied": list(release.spec.copied),
-        **row_options.to_dict(),
+        "copied": list(spec.copied),
+        **spec.row_options.to_dict(),
         "not_kept": list(release.not_kept),
-        "notices": advice(release) + row_options.notices(),
+        "notices": advice(release) + spec.row_options.notices(),
         "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
     }
 

@@ -21,23 +21,24 @@ from typing import Any
 import click
 import numpy as np
 
-from dpkernels.bounded_json import brief, integer, parse_json, read_text
+from dpkernels.bounded_json import brief, integer
 from dpkernels.budgets.filters import printed
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
-from dpkernels.cli.files.row_options import MOST_DECIMALS, RowOptions
 from dpkernels.cli.mechanisms import build_exact_sampler
-from dpkernels.cli.release.output import digest, own_sidecar
+from dpkernels.cli.release.output import digest
 from dpkernels.cli.release.sidecar import (
+    MOST_DECIMALS,
+    RowOptions,
     StatedGuarantee,
-    check_fields,
     exact_totals,
     guarantee,
     interval,
     noise_of,
     of_a_row,
     parameters,
+    read_sidecar,
     title,
     versions,
 )
@@ -211,23 +212,11 @@ def verify(path: Path) -> list[str]:
 
     A CertificateError says that a table does not have its guarantee, or that the file claims anything that is not so.
     """
+    form, was_killed = read_sidecar(path)
     target = path.with_name(path.name.removesuffix(".json"))
-    try:
-        text = read_text(path)
-        own = own_sidecar(target, text)
-        if own is None:
-            raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
-        form = parse_json(own)
-        check_fields(form)
-    except CertificateError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: is not the sidecar of a release") from error
     killed = f"a run that was to replace {target} was killed: this is the release that is there"
     try:
-        return [*([] if text == own else [killed]), *_verified(path, form)]
+        return [*([killed] if was_killed else []), *_verified(path, form)]
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
 

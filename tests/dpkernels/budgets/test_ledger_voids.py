@@ -26,7 +26,7 @@ from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
 from dpkernels.cli.files.delimited import _LineSink
 from dpkernels.cli.files.places import Place
-from dpkernels.cli.release.output import Output, StandardOutput
+from dpkernels.cli.release.output import Output
 
 run = pytest.fixture(command, name="run")
 
@@ -234,9 +234,9 @@ def test_an_output_that_appears_meanwhile_is_no_wrong_usage_any_more(run: Run, m
     Path("in.csv").write_text(GOOD_CSV)
     commit = Output.commit
 
-    def late(output: Output, sidecar: str) -> None:
+    def late(output: Output, *given: Any) -> None:
         Path("out.csv").write_text("of another program")
-        commit(output, sidecar)
+        commit(output, *given)
 
     monkeypatch.setattr(Output, "commit", late)
     assert_refused(
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.Monk
 
 def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr("dpkernels.cli.files.row_options.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
+    monkeypatch.setattr("dpkernels.cli.release.sidecar.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
     done = run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET, "--shuffle-rows")
     assert_refused(done, 1, "--shuffle-rows: the rows take more than", STAYS)
     assert standing() == [1]
@@ -336,7 +336,8 @@ def test_standard_output_that_has_begun_keeps_the_charge(
     if begun:
         monkeypatch.setattr("dpkernels.cli.release.output.shutil.copyfileobj", begun)
     else:
-        monkeypatch.setattr(StandardOutput, "digest", lambda _: (Path("out.json").write_text("of another") and "", 0))
+        digest = lambda _: (Path("out.json").write_text("of another") and "", 0)  # noqa: E731
+        monkeypatch.setattr("dpkernels.cli.release.plan.sha256_and_size", digest)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", *SMALL, *BUDGET)
     if begun:
         assert_refused(done, 1, "standard output: No space left" if begun is full else "interrupted", STAYS)
@@ -387,7 +388,7 @@ from pathlib import Path
 from dpkernels.cli.ledger import LedgerAccount, charged
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.release.output import Output
-from dpkernels.cli.release.output import StandardOutput
+from dpkernels.staging import path_of
 assert not {"jax", "numpy"} & set(sys.modules)
 os.chdir(sys.argv[1])
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
@@ -418,9 +419,9 @@ connect = sqlite3.connect
 sqlite3.connect = lambda *given, **named: connect(*given, **named, factory=Stepping)
 
 def release():
-    with Output(Path("in.csv"), Path("out.csv")) as out:
+    with Output(Path("in.csv"), Path("out.csv")).run() as out:
         with charged(LedgerAccount(Path("ledger")), (Fraction(1), Fraction(0)), "", out):
-            out.path.write_text("reports")
+            path_of(out.file).write_text("reports")
             step()
             if FAILS:
                 with independent_of_reports():
@@ -454,7 +455,7 @@ while killed:
     files = [one.read_text() for one in Path().iterdir() if one.name != "in.csv" and one.suffix in (".csv", ".part")]
     found.append([standing, len(statement.voided), "reports" in files])
     last = None
-    with Output(Path("in.csv"), Path("other.csv")):
+    with Output(Path("in.csv"), Path("other.csv")).run():
         pass
     try: release()
     except ValueError: pass

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.release import plan, rows
+from dpkernels.cli.release.sidecar import RowOptions
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.

@@ -158,7 +158,7 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tune, "best", refused)
     monkeypatch.setattr(compare, "_optima", lambda *_: {})
-    monkeypatch.setattr(compare, "plot", lambda *_, **__: None)
+    monkeypatch.setattr(compare.Comparison, "plot", lambda *_: None)
     monkeypatch.setattr("webbrowser.open", lambda _: True)
 
 

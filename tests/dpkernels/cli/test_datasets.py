@@ -28,15 +28,14 @@ from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release
 import dpkernels as dpk
 from dpkernels.cli import estimate
 from dpkernels.cli.dataset import estimate as estimates
-from dpkernels.cli.dataset import parts as plans
+from dpkernels.cli.dataset import release as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
-from dpkernels.cli.dataset.parts import Job, Secret, TaskError, check_part, perturb_part, run_task
+from dpkernels.cli.dataset.release import Job, Secret, TaskError, check_part, perturb_part, run_task
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place, find
-from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.mechanisms import build_exact_sampler
-from dpkernels.cli.release.sidecar import Column, ReleaseSpec
+from dpkernels.cli.release.sidecar import Column, ReleaseSpec, RowOptions
 from dpkernels.random.keys import column_secret
 
 run = pytest.fixture(command, name="run")
@@ -490,7 +489,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     with store.run():
         done = [perturb_part(made, Secret(SECRET), part) for part in parts]
         (tmp_path / "out" / "part-0-0123456789abcdef.parquet").touch()  # by a worker whose driver is dead
-        store.finish("{}", [one.written.name for one in done])
+        store.commit("{}", [one.written.name for one in done])
     assert store.sizes().keys() == {SIDECAR, *(one.written.name for one in done)}
     with pytest.raises(Exception, match="is not empty"), store.run():
         pass
@@ -506,7 +505,7 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
         assert list(store.sizes()) == [NOTE]
         (tmp_path / "out" / NOTE).write_text("number 2")
         with pytest.raises(OSError, match="another run"):
-            store.finish("{}", [])
+            store.commit("{}", [])
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(Exception, match="is not empty"), store.run():
         pass
@@ -518,7 +517,7 @@ def test_what_others_put_into_a_store_meanwhile_is_not_removed(tmp_path: Path) -
         store = StoreFolder(Place(str(tmp_path / "out")))
         with pytest.raises(OSError, match=f"{strange} has been put there meanwhile"), store.run():  # noqa: PT012
             (tmp_path / "out" / strange).write_text("mine")
-            store.finish("{}", [])
+            store.commit("{}", [])
         assert (tmp_path / "out" / strange).read_text() == "mine"
         (tmp_path / "out" / strange).unlink()
         (tmp_path / "out" / NOTE).unlink()

@@ -31,8 +31,8 @@ from command_helpers import (
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
 from dpkernels.cli.release import output, summary
-from dpkernels.cli.release.output import Output, StandardOutput, own_sidecar, sidecar_path
-from dpkernels.staging import TakenError, claimed, staged, sweep
+from dpkernels.cli.release.output import Output, own_sidecar, sidecar_path
+from dpkernels.staging import TakenError, claimed, path_of, sha256_and_size, staged, sweep
 
 run = pytest.fixture(command, name="run")
 
@@ -51,6 +51,7 @@ EVERY_STEP = """
 import hashlib, json, os, signal, sys, traceback
 from pathlib import Path
 from dpkernels.cli.release.output import Output, check_target, own_sidecar, sidecar_path
+from dpkernels.staging import path_of, sha256_and_size
 assert not {"jax", "numpy"} & set(sys.modules)
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
 
@@ -69,9 +70,9 @@ sys.addaudithook(dies)
 
 def release(content, force):
     check_target(SOURCE, TARGET, force)
-    with Output(SOURCE, TARGET, force) as out:
-        out.path.write_text(content)
-        sha256, size = out.digest()
+    with Output(SOURCE, TARGET, force).run() as out:
+        path_of(out.file).write_text(content)
+        sha256, size = sha256_and_size(out.file)
         out.commit(json.dumps({"format": 3, "of": content, "output": {"sha256": sha256, "bytes": size}}) + "\\n")
 
 def found():
@@ -169,8 +170,8 @@ def sidecar_text(content: str) -> str:
 
 
 def release(content: str, force: bool = True) -> None:
-    with Output(Path("in.csv"), Path("out.csv"), force) as new:
-        new.path.write_text(content)
+    with Output(Path("in.csv"), Path("out.csv"), force).run() as new:
+        path_of(new.file).write_text(content)
         new.commit(sidecar_text(content))
 
 
@@ -267,8 +268,8 @@ def test_of_twenty_racing_processes_one_wins(run: Run) -> None:
 def test_a_claimed_output_is_refused_and_what_is_there_is_not_touched(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     Ledger.create("people.ledger", 1)
-    with Output(Path("in.csv"), Path("out.csv")) as other:
-        other.path.write_text("half")
+    with Output(Path("in.csv"), Path("out.csv")).run() as other:
+        path_of(other.file).write_text("half")
         refused = run(*GIVEN, "--ledger", "people.ledger")
         assert_refused(refused, 1, "out.csv: another process is writing it")
         assert Ledger("people.ledger").statement().entries == ()
@@ -279,7 +280,7 @@ def test_a_claimed_output_is_refused_and_what_is_there_is_not_touched(run: Run) 
 
 def test_an_output_that_appears_meanwhile_is_not_replaced(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    with Output(Path("in.csv"), Path("out.csv")) as new:
+    with Output(Path("in.csv"), Path("out.csv")).run() as new:
         Path("out.csv").write_text("of another program")
         with pytest.raises(click.UsageError, match=r"out\.csv exists"):
             new.commit(sidecar_text(""))
@@ -366,13 +367,13 @@ def test_the_private_copy_of_standard_output_has_no_name(run: Run, monkeypatch: 
     Path("in.csv").write_text(GOOD_CSV)
     Path("temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", "temporary")
-    seen, digest = list[int](), StandardOutput.digest
+    seen = list[int]()
 
-    def noted(output: StandardOutput) -> Any:
-        seen.extend((output.path.stat().st_size, len(list(Path("temporary").iterdir()))))
-        return digest(output)
+    def noted(file: Any) -> Any:
+        seen.extend((path_of(file).stat().st_size, len(list(Path("temporary").iterdir()))))
+        return sha256_and_size(file)
 
-    monkeypatch.setattr(StandardOutput, "digest", noted)
+    monkeypatch.setattr("dpkernels.cli.release.plan.sha256_and_size", noted)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", "--column", "age", *AGE)
     assert (done.code, seen) == (0, [len(done.out), 0])
 
@@ -403,11 +404,11 @@ def test_a_link_put_in_place_of_the_new_file_is_not_written_through(run: Run) ->
     """In a folder where others may write, the name may become another file between two openings of it."""
     Path("in.csv").write_text(GOOD_CSV)
     Path("victim").write_text("mine")
-    with Output(Path("in.csv"), Path("out.csv")) as new:
-        (name,) = (path for path in Path().glob(".dpkernels-*.part") if path.samefile(new.path))
+    with Output(Path("in.csv"), Path("out.csv")).run() as new:
+        (name,) = (path for path in Path().glob(".dpkernels-*.part") if path.samefile(path_of(new.file)))
         name.unlink()
         name.symlink_to("victim")
-        new.path.write_text("reports")
+        path_of(new.file).write_text("reports")
         assert Path("victim").read_text() == "mine"
 
 

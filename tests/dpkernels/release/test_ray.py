@@ -27,7 +27,7 @@ from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release_of, nam
 import dpkernels as dpk
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR
-from dpkernels.cli.dataset.parts import Secret, perturb_part
+from dpkernels.cli.dataset.release import Secret, perturb_part
 from dpkernels.random.keys import column_secret
 from dpkernels.release import ray_data
 from dpkernels.release.ray_data import BlockSecrets, numbered, perturbed_block
