@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from scipy import sparse  # Loaded where it is used: it takes a third of the time of ``import accountants``.
 
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
-_SLACKS = (1e-6, 1e-5, 1e-4)
+SLACKS = (1e-6, 1e-5, 1e-4)
 
 _ZERO = 1e-9  # A column whose probabilities are all below this is a solver's zero.
 
 # The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
 # 64-bit integers can represent within the slack.
-_LEAST = 2.0**-40
+LEAST = 2.0**-40
 
 # Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
 _FEW_ROWS, _FEW_OUTPUTS = 21, 81
@@ -72,7 +72,7 @@ def least_variance(
     (x -> -x, y -> -y) if they are.
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))
-    for slack in _SLACKS:
+    for slack in SLACKS:
         unused = slack * min(1.0, epsilon)
         ratio = math.exp(epsilon) * (1 - unused)
         p = _table(Grids(ratio, inputs, outputs, min(cells, len(inputs) - 1), weights, symmetric))
@@ -90,7 +90,7 @@ def _table(grids: Grids) -> np.ndarray:
     p = np.zeros((grids.rows, len(grids.outputs)))
     np.add.at(p.T, profiles[:, 0], w[:, None] * grids.values(profiles, np.arange(grids.rows)))
     p = p + p[::-1, ::-1] if grids.symmetric else p
-    return np.where(p.max(axis=0) > _ZERO, p + _LEAST, 0.0)
+    return np.where(p.max(axis=0) > _ZERO, p + LEAST, 0.0)
 
 
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:

@@ -1,31 +1,44 @@
-"""The constructor ``optimal``: it chooses grids, solves the program, caches the solution and makes the mechanism."""
+"""The constructor ``optimal``: it chooses grids, solves the program, caches the solution and makes the mechanism.
+
+Solutions are kept on disk, in the folder of ``cache_folder``; this saves time, and no guarantee relies on it. Every
+table that is read is checked to be as private, unbiased and fine as one that the program would give, and a release
+certifies its integers in any case. The variance is not checked. A user who can write to the folder can therefore make
+reports noisier, but not less private.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
+import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.mechanisms.optimal import cache as optimal_cache
+from dpkernels.cache_folder import folder
 from dpkernels.mechanisms.optimal import grid as grids
 from dpkernels.mechanisms.optimal.mechanism import Optimal
-from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
+from dpkernels.mechanisms.optimal.program import LEAST, SLACKS, ProgramError, least_variance
 from dpkernels.numerics import namespace
+from dpkernels.staging import staged
 
+FORMAT = 2  # Part of every file's name. Increase it whenever the program or the format changes.
+_MOST_BYTES = 1 << 24  # Of a file, and of its uncompressed content.
 _COARSE = 40  # The program that finds the output range has 2 _COARSE + 1 outputs.
-# The problems of tables that were read from the cache, by their probabilities as bytes; and those being solved again.
-_READ: dict[bytes, _Problem] = {}
-_DISTRUSTED: set[_Problem] = set()
 _DISCRETE = (
     "The grids and the vertex that the linear program finds are discrete choices; give plain numbers, or take hybrid, "
     "piecewise or central_piecewise, which are differentiable."
 )
-_ROUNDING = 1e-9  # Of sums and means of a table that was read, in half widths of the interval.
+_ROUNDING = 1e-12  # Of sums and means of a table that was read, in half widths of the interval.
+
+Arrays = dict[str, np.ndarray]
 
 
 def optimal(
@@ -41,7 +54,7 @@ def optimal(
     """Return the bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
     It solves a linear program over the table of probabilities (see ``program``). The solution takes a second, or up to
-    15 s with many rows, and is kept in memory and in the user's cache folder (see ``cache``). Grids twice as fine as
+    15 s with many rows, and is kept in memory and in the user's cache folder. Grids twice as fine as
     the default ones lower the worst-case variance by less than 1 %. ``Optimal`` explains the privacy guarantee. JAX may
     trace only the interval, and only for local DP with the objective "worst".
 
@@ -104,7 +117,11 @@ class _Problem:
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
     """Return whether ``optimal`` with these arguments finds its solution in the cache folder."""
-    return optimal_cache.is_kept(repr(_problem(epsilon, lower, upper, sensitivity, None, None, "worst")))
+    path = _path(_problem(epsilon, lower, upper, sensitivity, None, None, "worst"))
+    try:
+        return path is not None and path.exists()
+    except OSError:  # The user may not read the folder.
+        return False
 
 
 def _problem(
@@ -150,48 +167,19 @@ def _mechanism(problem: _Problem, lower: float, upper: float, sensitivity: float
 
 
 @lru_cache(maxsize=64)
-def _solution(problem: _Problem) -> optimal_cache.Arrays:
-    """Return the table in half widths of the interval: probabilities, places, spacing."""
-
-    def solve() -> optimal_cache.Arrays:
-        apart = grids.spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
-        p = problem.table(problem.rows, apart, problem.half)
-        used = np.flatnonzero(p.max(axis=0) > 0)
-        return {"probabilities": p[:, used], "places": used - problem.half, "spacing": np.array(apart)}
-
-    def is_taken(kept: optimal_cache.Arrays) -> bool:
-        taken = problem not in _DISTRUSTED and _is_sound(kept, problem)
-        if taken:
-            _READ[kept["probabilities"].tobytes()] = problem
-        return taken
-
-    return optimal_cache.cached(repr(problem), solve, is_taken)
-
-
-def solved_again(mechanism: Optimal) -> Optimal | None:
-    """Solve a mechanism's program again and return the new mechanism; None unless its solution is a cached file's.
-
-    It is used if a cached table cannot be certified, since a table that passed the checks up to rounding may be too far
-    from a private one.
-    """
-    solution = np.asarray(mechanism.probabilities).tobytes()
-    problem = _READ.get(solution)
-    if problem is None:
-        return None
-    place: Any = mechanism.lower, mechanism.upper, mechanism.sensitivity
-    low, high, D = place
-    made, ratio = _mechanism(problem, low, high, D), 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
-    same = (getattr(mechanism, name) == getattr(made, name) for name in ("epsilon", "places", "reach", "spacing"))
-    if ratio != problem.ratio or not all(same):
-        return None
-    del _READ[solution]
-    _solution.cache_clear()
-    _mechanism.cache_clear()
-    _DISTRUSTED.add(problem)
-    try:
-        return _mechanism(problem, low, high, D)
-    finally:
-        _DISTRUSTED.discard(problem)  # The file now holds the new solution.
+def _solution(problem: _Problem) -> Arrays:
+    """Return the table in half widths of the interval, kept or solved: probabilities, places, spacing."""
+    path = _path(problem)
+    kept = None if path is None else _read(path, repr(problem))
+    if kept is not None and _is_sound(kept, problem):
+        return kept
+    apart = grids.spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
+    p = problem.table(problem.rows, apart, problem.half)
+    used = np.flatnonzero(p.max(axis=0) > 0)
+    solution = {"probabilities": p[:, used], "places": used - problem.half, "spacing": np.array(apart)}
+    if path is not None:
+        _write(path, repr(problem), solution)
+    return solution
 
 
 def _output_range(problem: _Problem) -> float:
@@ -209,17 +197,58 @@ def _output_range(problem: _Problem) -> float:
     raise ProgramError(f"no output range up to {wanted:.3g} half widths of the interval is wide enough")
 
 
-def _is_sound(kept: optimal_cache.Arrays, problem: _Problem) -> bool:
-    """Return whether arrays that were read are a private, unbiased table on the problem's grids, to rounding."""
+# Files
+
+
+def _path(problem: _Problem) -> Path | None:
+    place, key = folder(), f"{FORMAT} {problem!r}".encode()
+    return None if place is None else place / f"optimal-{hashlib.sha256(key).hexdigest()[:32]}.npz"
+
+
+def _read(path: Path, key: str) -> Arrays | None:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        with zipfile.ZipFile(path) as file:
+            if sum(member.file_size for member in file.infolist()) > _MOST_BYTES:
+                return None
+            arrays = {name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()}
+    except Exception:  # A damaged file fails in zipfile, in zlib or in NumPy, each with errors of its own.
+        return None
+    same = "key" in arrays and str(arrays.pop("key")) == key
+    return arrays if same else None
+
+
+def _array(data: bytes) -> np.ndarray:
+    """Return the array of a .npy file; it is never larger than the file, whatever the header states."""
+    file = io.BytesIO(data)
+    np.lib.format.read_magic(file)
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _write(path: Path, key: str, arrays: Arrays) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staged(path, 0o666) as new:
+            np.savez_compressed(new.file, key=np.array(key), **arrays)  # type: ignore[arg-type]
+            new.file.flush()
+            new.place(path)
+
+
+def _is_sound(kept: Arrays, problem: _Problem) -> bool:
+    """Return whether arrays that were read have all that a release's integers need of a solution; see ``program``."""
     try:
         p, places, apart = kept["probabilities"], kept["places"], float(kept["spacing"])
         if p.dtype != np.float64 or p.shape != (problem.rows.points, *places.shape) or places.dtype.kind != "i":
             return False
-        if np.abs(places).max() > problem.half:
+        if np.abs(places).max() > problem.half or not (np.all(np.diff(places) > 0) and 0 < apart < math.inf):
             return False
-        if not (np.all(np.isfinite(p)) and np.all(p > 0) and np.all(np.diff(places) > 0) and 0 < apart < math.inf):
+        # Corrections of its rows leave a solution half of the unused share of e^eps, and of the least probability.
+        most = math.exp(problem.epsilon) * (1 - 0.4 * SLACKS[0] * min(1.0, problem.epsilon))
+        if not (np.all(np.isfinite(p)) and np.all(p > LEAST / 2)):
             return False
         off = max(np.abs(p.sum(axis=1) - 1).max(), np.abs(p @ (apart * places) - problem.rows.inputs).max())
-        return bool(off < _ROUNDING and grids.largest_ratio(p, problem.rows.cells) <= math.exp(problem.epsilon))
+        return bool(off < _ROUNDING and grids.largest_ratio(p, problem.rows.cells) <= most)
     except (KeyError, ValueError, TypeError):
         return False
