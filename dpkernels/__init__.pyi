@@ -21,12 +21,12 @@ from .estimation.released import confidence_interval as confidence_interval
 from .estimation.released import histogram_quantile as histogram_quantile
 from .estimation.released import released_values as released_values
 from .exact.certificate import CertificateError as CertificateError
-from .exact.combined import Certificate as Certificate
+from .exact.registry import Certificate as Certificate
 from .exact.registry import exact_sampler as exact_sampler
 from .exact.rows import RowCertificate as RowCertificate
 from .mechanisms.additive import Additive as Additive
-from .mechanisms.additive_vector import AdditiveVector as AdditiveVector
-from .mechanisms.additive_vector import on_vectors as on_vectors
+from .mechanisms.additive import AdditiveVector as AdditiveVector
+from .mechanisms.additive import on_vectors as on_vectors
 from .mechanisms.central_piecewise import CentralPiecewise as CentralPiecewise
 from .mechanisms.central_piecewise import central_piecewise as central_piecewise
 from .mechanisms.multivariate import Multivariate as Multivariate

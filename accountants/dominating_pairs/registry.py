@@ -25,8 +25,8 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.combined import ExactMixture, ExactMultivariate
 from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows import ExactWindow

@@ -21,10 +21,14 @@ from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.combined import Certificate, ExactMultivariate, MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.noise import NoiseCertificate
-from dpkernels.exact.noise_vectors import VectorNoiseCertificate
-from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.registry import (
+    Certificate,
+    ExactMultivariate,
+    MixtureCertificate,
+    MultivariateCertificate,
+    exact_sampler,
+)
 from dpkernels.exact.rows import RowCertificate, RowTable
 from dpkernels.exact.sampler import ExactSampler, report_kernel
 from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable

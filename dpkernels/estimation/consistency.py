@@ -16,7 +16,7 @@ from dpkernels import checks
 from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.released import bounds_of, check_possible, table_of, together_of
 from dpkernels.exact.noise import NoiseTable
-from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.release import containers
 
 # The largest numbers of bins, and of groups and bins together, since the program for groups is dense.

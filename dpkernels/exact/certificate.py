@@ -15,27 +15,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import brief
+from dpkernels.bounded_json import brief, real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.solve import first_feasible, floats_from
 
-# The exclusions that every certificate prints.
+# What every certificate excludes, and the coverage of those for which any two inputs are neighbours.
 LIMITS = (
     "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
     "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
 )
-
-# The coverage of certificates for which any two inputs are neighbours.
 COVERS = (
     "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
     f"{LIMITS}"
 )
-
-# The possible log2 of a table's total: 32 or 64 bits of a random word (16 in tests).
-WORDS = (16, 32, 64)
-
-# The largest number of weights that is read. Tables built here have at most this many.
-MOST_WEIGHTS = 1 << 21
+WORDS = (16, 32, 64)  # The possible log2 of a table's total: the bits of a random word (16 in tests).
+MOST_WEIGHTS = 1 << 21  # The largest number of weights that is read. Tables built here have at most this many.
 
 
 class CertificateError(ValueError):
@@ -294,6 +288,7 @@ class BoundedCertificate(Certificate):
 
     parts: ClassVar[Mapping[str, str]] = {"table": "table"}
     is_unbiased: ClassVar[bool] = True
+    table_type: ClassVar[type[Any]]
 
     facts: ClassVar[tuple[str, ...]] = (
         *("epsilon", "table.total", "table.codes", "table.rows", "realised_epsilon", "ratio", "lowest", "highest"),
@@ -314,8 +309,18 @@ class BoundedCertificate(Certificate):
         # One random word rounds neighbours to rows at most ``cells`` apart, see docs/proofs/row_mixtures.md.
         cells = table.cells(sensitivity)
         ratio = certified_ratio(*table.extremes(cells), epsilon)
-        check_means(table, Fraction(1) if cls.is_unbiased else table.slope)
+        slope = Fraction(1) if cls.is_unbiased else table.slope
+        away = ((table.row_mean(s) - table.middle, table.row_input(s) - table.middle) for s in table.decisive_rows)
+        if error := max(abs(mean - slope * x) for mean, x in away):
+            raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")
         return cls(float(epsilon), None if sensitivity is None else float(sensitivity), cells, ratio, table)
+
+    @classmethod
+    def certified(cls, payload: dict[str, Any]) -> Self:
+        (table,) = cls.parts
+        near = payload.get("sensitivity")
+        sensitivity = None if near is None else real("sensitivity", near)
+        return cls.of(cls.table_type.from_dict(payload[table]), real("epsilon", payload["epsilon"]), sensitivity)
 
     @property
     def realised_epsilon(self) -> float:
@@ -415,12 +420,3 @@ def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fracti
             f"epsilon: a ratio is {shortest(float(ratio))}, {above:.3g} above epsilon {shortest(epsilon)}"
         )
     return ratio
-
-
-def check_means(table: BoundedTable, slope: Fraction) -> None:
-    """Refuse a table if a row's mean is not  middle + slope (input - middle)."""
-    error = max(
-        abs(table.row_mean(i) - table.middle - slope * (table.row_input(i) - table.middle)) for i in table.decisive_rows
-    )
-    if error:
-        raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")

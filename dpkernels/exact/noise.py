@@ -9,6 +9,14 @@ are integers. The report is h (position + code), with code ``first + j`` of prob
 x is. The privacy of the release is that of the table shifted by up to ceil(ceil(D/g) / M) bins, see
 docs/proofs/noise_tables.md. The hockey-stick divergence is computed at every such shift.
 
+Two properties of a table bound the privacy loss of a vector, one table serving every coordinate, when a neighbour moves
+coordinate i by s_i bins (docs/proofs/vectors.md).
+
+* l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
+  itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
+* l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's bin masses, the
+  vector has the delta of Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), plus d tau (1 + e^eps).
+
 A table is built of the masses of a density on bins, or of points on a lattice, rounded up to integers. A bin's weight
 is the density's mass in it, so sampling the table is a rounding of the density's noise and inherits its guarantee.
 Rounding weights up costs at most one unit of 2^-bits per code.
@@ -22,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -43,7 +52,7 @@ from dpkernels.exact.certificate import (
     moments,
 )
 from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words, alias_columns, alias_kernel
-from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.additive import NORMS, Additive, AdditiveVector
 from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
 
 
@@ -86,17 +95,18 @@ class NoiseTable:
         return cells_apart(sensitivity, self.grid_log2, self.points_per_bin)
 
     @cached_property
-    def _moments(self) -> tuple[int, int]:
-        return moments(self.outcomes, range(self.first, self.last + 1))
+    def _mean_and_square(self) -> tuple[Fraction, Fraction]:
+        first, second = moments(self.outcomes, range(self.first, self.last + 1))
+        return self.bin_width * Fraction(first, self.total), self.bin_width**2 * Fraction(second, self.total)
 
     @property
     def mean(self) -> Fraction:
-        return self.bin_width * Fraction(self._moments[0], self.total)
+        return self._mean_and_square[0]
 
-    @cached_property
+    @property
     def variance(self) -> Fraction:
         """Return the exact variance of the noise; rounding the input adds at most h^2/4."""
-        return self.bin_width**2 * Fraction(self._moments[1], self.total) - self.mean**2
+        return self._mean_and_square[1] - self.mean**2
 
     @cached_property
     def is_unimodal(self) -> bool:
@@ -165,10 +175,8 @@ class AdditiveCertificate(Certificate):
     realised_delta: Fraction
     table: NoiseTable
 
-    @property
-    def lattice(self) -> float | None:
-        """Return the number of which every input is a multiple, or None; on a lattice no input is rounded."""
-        return None
+    lattice: float | None = None  # The number of which every input is a multiple: on a lattice no input is rounded.
+    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
 
     @property
     def worst_variance(self) -> Fraction:
@@ -218,7 +226,6 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         *("epsilon", "delta", "sensitivity", "shift", "realised_epsilon", "realised_delta", "lowest", "highest"),
         *("bias", "worst_variance"),
     )
-    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
 
     @property
     def bias(self) -> Fraction:
@@ -287,6 +294,210 @@ def check_lattice(table: NoiseTable) -> None:
         )
     if not table.first <= 0 <= table.last:
         raise CertificateError(f"table: has codes {table.first} to {table.last}; 0 is not one")
+
+
+_FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a bin.
+
+
+@dataclass(frozen=True)
+class VectorClaim:
+    """The claim for a vector."""
+
+    epsilon: float  # The budget, as printed.
+    delta: float  # As printed.
+    sensitivity: float  # D, the float's exact value.
+    norm: str  # In which neighbours are at most D apart.
+    dimensions: int  # d
+    lattice: float | None  # A number of which every value is a multiple, or None.
+    sigma: float | None  # In cells, of the Gaussian that the table rounds; None for noise judged in l1.
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.within("delta", self.delta, 0.0, 1.0, open_ends=True)
+        checks.positive("sensitivity", self.sensitivity)
+        checks.one_of("norm", self.norm, NORMS)
+        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
+        if self.sigma is not None:
+            checks.positive("sigma", self.sigma)
+        if self.lattice is not None:
+            checks.positive("lattice", self.lattice)
+            checks.within("lattice", self.lattice, 0.0, self.sensitivity)
+
+    @classmethod
+    def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
+        given = {name: payload[name] for name in cls.__dataclass_fields__}
+        for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
+            if given[name] is not None:
+                real(name, given[name])
+        return cls(**given)
+
+    def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
+        """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma."""
+        d, D, root = Fraction(self.dimensions), Fraction(self.sensitivity), root_up(Fraction(self.dimensions))
+        together = d if self.sigma is None else root
+        if self.norm == "linf" and self.lattice:
+            return together * math.floor(D / bin_width)
+        if self.norm == "linf":
+            return together * math.ceil(Fraction(math.ceil(D / bin_width * points_per_bin), points_per_bin))
+        length = D / bin_width * (root if self.norm == "l2" and self.sigma is None else 1)
+        # Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
+        cells = length + (0 if self.lattice else together)
+        return Fraction(math.floor(cells)) if self.sigma is None else cells
+
+
+@dataclass(frozen=True)
+class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
+    """Verified facts about one table for all coordinates. The shift is in l1, or in l2 for Gaussian noise."""
+
+    claim: VectorClaim
+    shift: Fraction
+    realised_delta: Fraction
+    table: NoiseTable
+
+    facts = (
+        *(f"claim.{name}" for name in VectorClaim.__dataclass_fields__),
+        *("shift", "realised_delta", "lowest", "highest", "worst_variance", "realised_epsilon"),
+    )
+    epsilon = property(attrgetter("claim.epsilon"))  # type: ignore[assignment]
+    delta = property(attrgetter("claim.delta"))  # type: ignore[assignment]
+    lattice = property(attrgetter("claim.lattice"))  # type: ignore[assignment]
+
+    @property
+    def covers(self) -> str:
+        return (
+            "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at "
+            f"most the sensitivity in the norm. {NOISE_LIMITS}"
+        )
+
+    @classmethod
+    def certified(cls, payload: dict[str, Any]) -> VectorNoiseCertificate:
+        return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
+
+    def lines(self) -> list[str]:
+        claim, own = self.claim, "l1" if self.claim.sigma is None else "l2"
+        budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
+        near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
+        return [
+            line("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
+            line("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
+            *super().lines(),
+        ]
+
+
+def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
+    """Verify all properties that a release of vectors relies on, and return the certificate.
+
+    Raises:
+        CertificateError: the total is wrong, the lattice is not a multiple of a cell, or delta exceeds the claim.
+    """
+    check_lattice(table)
+    if claim.lattice and (Fraction(claim.lattice) / table.bin_width).denominator != 1:
+        raise CertificateError(
+            f"lattice: {shortest(claim.lattice)} is not a multiple of the bin width {shortest(float(table.bin_width))}"
+        )
+    shift = claim.cells(table.bin_width, table.points_per_bin)
+    realised = _realised(table, claim, shift)
+    near = f"{claim.dimensions} values {shortest(claim.sensitivity)} apart in {claim.norm}"
+    check_delta(realised, claim.epsilon, claim.delta, near)
+    return VectorNoiseCertificate(claim, shift, realised, table)
+
+
+def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
+    """Return tau (e^eps - 1)/(rho - 1), or Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps)."""
+    eps, least = rational(claim.epsilon), exp_lower_bound(claim.epsilon)
+    most = least * (1 + Fraction(1, 1 << 100))
+    if claim.sigma is None:
+        rho = exp_lower_bound(eps / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
+        tau = max(excess(table.outcomes, sign, rho) for sign in (1, -1)) / table.total
+        return tau * (most - 1) / (rho - 1)
+    sigma = Fraction(claim.sigma)
+    mu = shift / sigma
+    first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
+    return first - least * max(Fraction(0), second) + claim.dimensions * _distance(table, sigma) * (1 + most)
+
+
+def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
+    """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian."""
+    far = max(-table.first, table.last) + 1
+    if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):
+        raise CertificateError(
+            f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
+            f"of at least {_FEWEST_CELLS} cells a sigma that reach at most {FAR} can be judged"
+        )
+    masses, error = cell_masses(sigma, far)
+    unit = FIXED_BITS - table.bits
+    # The sum of the positive differences; cells beyond the table only have negative ones.
+    over = sum(max(0, (w << unit) - masses[abs(table.first + j)]) for j, w in enumerate(table.outcomes))
+    return Fraction(over, 1 << FIXED_BITS) + 2 * error
+
+
+# Bounds of Gaussian probabilities, in fixed point with this many fractional bits, up to FAR standard deviations.
+FIXED_BITS, FAR = 256, 14
+# The first 50 decimals of pi, rounded down, and sqrt(2 pi).
+_PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
+_ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
+
+
+def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
+    """Return a lower and an upper bound of Phi(x), 2^-79 apart at most.
+
+        Phi(x) - 1/2 = 1/sqrt(2 pi) sum_k (-1)^k x^(2k+1) / (2^k k! (2k + 1))
+
+    Terms follow from each other, each rounded down; of the 2^9 those from the 450th on are below a unit.
+    """
+    if x < 0:
+        low, high = ndtr_bounds(-x)
+        return 1 - high, 1 - low
+    if x > FAR:
+        return 1 - Fraction(1, 1 << 100), Fraction(1)  # Phi(-14) < 2^-140
+    term = total = _fixed(x)
+    square = term * term >> FIXED_BITS
+    for k in range(1, 1 << 9):
+        term = term * square // (2 * k) >> FIXED_BITS
+        total += (-1) ** k * (term // (2 * k + 1))
+    central, slack = total * _ROOT.denominator // _ROOT.numerator, Fraction(1, 1 << 80)
+    value = Fraction(1, 2) + Fraction(central, 1 << FIXED_BITS)
+    return value - slack, value + slack
+
+
+def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
+    """Return the Gaussian masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, and a bound on their total error.
+
+    With h = 1/sigma, m = j h and Hermite polynomials He,
+
+        mass = phi(m) h (1 + He_2(m) h^2/24 + He_4(m) h^4/1920 + He_6(m) h^6/322560) + R,   |R| <= 42 h^9 / 92897280
+
+    and phi(m) follows from bin to bin: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
+    """
+    h, one = 1 / sigma, 1 << FIXED_BITS
+    decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))
+    step, phi, masses = _fixed(h), one * _ROOT.denominator // _ROOT.numerator, []
+    a, b, c = (_fixed(h ** (2 * k) / n) for k, n in ((1, 24), (2, 1920), (3, 322560)))
+    for j in range(count):
+        s = (j * step) ** 2 >> FIXED_BITS
+        he2 = s - one
+        he4 = (s * (s - 6 * one) >> FIXED_BITS) + 3 * one
+        he6 = (s * ((s * (s - 15 * one) >> FIXED_BITS) + 45 * one) >> FIXED_BITS) - 15 * one
+        bracket = one + (he2 * a + he4 * b + he6 * c >> FIXED_BITS)
+        masses.append((phi * step >> FIXED_BITS) * bracket >> FIXED_BITS)
+        phi, factor = phi * factor >> FIXED_BITS, factor * decay >> FIXED_BITS
+    return masses, count * 42 * h**9 / 92897280 + Fraction(2 * count**2, 1 << 119)
+
+
+def _fixed(x: Fraction) -> int:
+    """Return x in units of 2^-FIXED_BITS, rounded down."""
+    return (x.numerator << FIXED_BITS) // x.denominator
+
+
+def root_up(x: Fraction) -> Fraction:
+    """Return a rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
+    root = math.isqrt(x.numerator) if x.denominator == 1 else 0
+    if root * root == x:
+        return Fraction(root)
+    return Fraction(math.isqrt((x.numerator << 160) // x.denominator) + 1, 1 << 80)
+
+
+# Sampler
 
 
 class ExactNoise(ExactSampler):
@@ -385,29 +596,29 @@ def noise_table(
     if isinstance(noise, Lattice):
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
         return _table(weights / weights.sum(), -noise.reach, bits, *lattice_grid(noise.step, sensitivity))
-    if not isinstance(noise, Distribution):
-        raise TypeError(f"noise: {type(noise).__name__} has no table")
     D = float(sensitivity)
-    low, high = table_ends(noise, D, bits)
-    # The largest power of two of cells per sensitivity that keeps within the number of codes.
-    parts = 1 << min(_FINEST, max(0, math.floor(math.log2(codes * D / (high - low)))))
-    lattice = grid(sensitivity, parts)
-    return density_table(noise, D, cells_apart(sensitivity, *lattice), *lattice, bits, stretch)[0]
+    low, high = _ends(noise, D, bits)
+    lattice = grid(sensitivity, 1 << min(_FINEST, _parts_log2(codes, D, high - low)))
+    return density_table(noise, D, cells_apart(sensitivity, *lattice), *lattice, bits, stretch)
+
+
+def _parts_log2(codes: int, sensitivity: float, width: float) -> int:
+    """Return log2 of the largest power of two of cells per sensitivity that keeps within the number of codes."""
+    return max(0, math.floor(math.log2(codes * sensitivity / width)))
 
 
 def density_table(
-    noise: Distribution,
+    noise: Noise,
     sensitivity: float,
     parts: float,
     grid_log2: int,
     points_per_bin: int,
     bits: int = BITS,
     stretch: float = STRETCHES[0],
-) -> tuple[NoiseTable, float]:
-    """Return a table in which D is ``parts`` cells, and the factor by which it is wider than the distribution."""
-    first_quantile, last_quantile = _quantiles(noise, bits)
-    low, high = table_ends(noise, sensitivity, bits)
-    spread = last_quantile - first_quantile
+) -> NoiseTable:
+    """Return a table in which D is ``parts`` cells, wider than the distribution by the factor 1 + ``stretch``."""
+    low, high = _ends(noise, sensitivity, bits)
+    spread = float(np.diff(_quantiles(noise, bits))[0])
     if spread * parts < sensitivity:
         raise CertificateError(f"noise: is within {spread:.3g}; too narrow for sensitivity {shortest(sensitivity)}")
     if (high - low) * parts > _MOST_CODES * sensitivity:
@@ -418,23 +629,25 @@ def density_table(
     bin_width = sensitivity / parts / (1 + stretch)
     first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
     masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, bin_width), -first)
-    return _table(masses, first, bits, grid_log2, points_per_bin), 1 + stretch
+    return _table(masses, first, bits, grid_log2, points_per_bin)
 
 
-def _quantiles(noise: Distribution, bits: int) -> tuple[float, float]:
+def _quantiles(noise: Any, bits: int) -> tuple[float, float]:
     """Return the points beyond which less than a code's unit of mass is left on either side."""
     tail = np.float64(2.0 ** -(bits + 1))
     return float(noise.icdf(tail)), float(noise.isf(tail))
 
 
-def table_ends(noise: Distribution, sensitivity: float, bits: int = BITS) -> tuple[float, float]:
+def _ends(noise: Noise, sensitivity: float, bits: int = BITS) -> tuple[float, float]:
     """Return the ends of the support, or points D beyond those where the remaining mass is below a code's unit."""
+    if not isinstance(noise, Distribution):
+        raise TypeError(f"noise: {type(noise).__name__} has no table")
     (low, high), (first, last) = (float(end) for end in noise.support), _quantiles(noise, bits)
     # A code without a partner D further out would count in delta; this way only codes of one unit have none.
     return max(low, first - sensitivity), min(high, last + sensitivity)
 
 
-def _masses(noise: Distribution, edges: np.ndarray, bin_width: float) -> np.ndarray:
+def _masses(noise: Any, edges: np.ndarray, bin_width: float) -> np.ndarray:
     """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots."""
     # In cells whole edges are exactly alike: a step of e^eps leaves no room for other differences.
     cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
@@ -482,6 +695,7 @@ def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
 
 
 def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per_bin: int) -> NoiseTable:
+    """Return the table of the masses, with what rounding leaves of the total on the code 0."""
     weights = _rounded_up([int(mass) for mass in np.ldexp(masses, bits + 40)], 1 << bits)
     weights[-first] += (1 << bits) - sum(weights)
     if weights[-first] >> bits:
@@ -500,3 +714,59 @@ def _rounded_up(masses: list[int], total: int) -> list[int]:
         fits = sum(-(-mass * middle >> unit) for mass in masses) <= total
         low, high = (middle, high) if fits else (low, middle)
     return [-(-mass * low >> unit) for mass in masses]
+
+
+# For vectors: the numbers of codes that are tried, and the shares of the sensitivity that rounding may add before a
+# finer table is tried, and before the table is refused.
+_VECTOR_SIZES, _SMALL, _LARGE = (1 << 16, 1 << 18), 1e-3, 0.1
+
+
+def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
+    """Return the certified table of a vector mechanism: the narrowest that has the claim."""
+    noise, own = vector.coordinate.noise, float(vector.coordinate.sensitivity)
+
+    def certified(stretch: float) -> VectorNoiseCertificate:
+        if isinstance(noise, Lattice):
+            if vector.lattice is None or (Fraction(vector.lattice) / Fraction(float(noise.step))).denominator != 1:
+                raise CertificateError(
+                    f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
+                )
+            return certify_vector(noise_table(noise, Fraction(own), stretch=stretch), _claim(vector, 1.0))
+        grid_log2, points_per_bin, parts = _finest(noise, vector, own)
+        table = density_table(noise, own, float(parts), grid_log2, points_per_bin, stretch=stretch)
+        return certify_vector(table, _claim(vector, float(parts) / own * (1 + stretch)))
+
+    return narrowest([certified])
+
+
+def _claim(vector: AdditiveVector, cells: float) -> VectorClaim:
+    """Return the claim for a vector. Gaussian noise is described in cells, of which there are ``cells`` a data unit."""
+    m, sigma = vector.coordinate, vector.coordinate.noise.gaussian_sigma
+    lattice = None if vector.lattice is None else float(vector.lattice)
+    in_cells = None if sigma is None else float(sigma) * cells
+    D = float(vector.sensitivity)
+    return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, in_cells)
+
+
+def _finest(noise: Noise, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
+    """Return (grid_log2, M, cells between neighbours) of the coarsest table that adds little to the sensitivity."""
+    claim, (low, high) = _claim(vector, 1.0), _ends(noise, own)
+    for codes in _VECTOR_SIZES:
+        if vector.lattice is None:
+            grid_log2, points_per_bin = grid(Fraction(own), 1 << _parts_log2(codes, own, high - low))
+        else:
+            grid_log2, points_per_bin = lattice_grid(vector.lattice, Fraction(own))
+        unit = Fraction(2) ** grid_log2
+        # On a lattice a bin may be a part of a step.
+        while vector.lattice and points_per_bin % 2 == 0 and (high - low) / float(points_per_bin * unit) < codes / 2:
+            points_per_bin //= 2
+        parts = claim.cells(bin_width := points_per_bin * unit, points_per_bin)
+        added = float(parts * bin_width) / own - 1
+        if added <= _SMALL:
+            break
+    if added > _LARGE:
+        raise CertificateError(
+            f"dimensions: rounding {vector.dimensions} values adds {100 * added:.3g} % to the sensitivity; say what "
+            "they are multiples of (lattice=1.0 for counts), or release fewer at a time"
+        )
+    return grid_log2, points_per_bin, parts

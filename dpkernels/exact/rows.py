@@ -41,7 +41,6 @@ from dpkernels.exact.sampler import AliasColumns, BoundedSampler, alias_columns,
 from dpkernels.exact.windows import PROMISED_DEVIATION
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal
-from dpkernels.mechanisms.optimal.search import solved_again
 from dpkernels.numerics import RealArray
 
 _MOST_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
@@ -158,10 +157,7 @@ class RowCertificate(BoundedCertificate, kind="rows"):
     facts = (*BoundedCertificate.facts, "sensitivity", "cells")
     parts: ClassVar[Mapping[str, str]] = {"row_table": "table"}
 
-    @classmethod
-    def certified(cls, payload: dict[str, Any]) -> RowCertificate:
-        sensitivity = None if payload["sensitivity"] is None else real("sensitivity", payload["sensitivity"])
-        return cls.of(RowTable.from_dict(payload["row_table"]), real("epsilon", payload["epsilon"]), sensitivity)
+    table_type = RowTable
 
 
 class ExactRows(BoundedSampler):
@@ -218,7 +214,12 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
     slope = unit * round(Fraction(float(mechanism.step)) / Fraction(float(mechanism.spacing)) * total / unit)
     rows = []
     for i, row in enumerate(probabilities.tolist()):
-        weights = _diffused(row, bits)
+        # Cumulative sums are right to within 1/2, so that the mean is nearly right.
+        weights, carried, shift = [], 0, _FINE - bits
+        for p in row:
+            carried += int(math.ldexp(p, _FINE))
+            weights.append((carried + (1 << shift - 1)) >> shift)
+            carried -= weights[-1] << shift
         short = slope * (i - (n - 1) // 2) - sum(map(operator.mul, weights, places))
         rows.append(_repaired(weights, places, total - sum(weights), short, unit))
     lower, upper, reach = (float(value) for value in (mechanism.lower, mechanism.upper, mechanism.reach))
@@ -238,23 +239,22 @@ def outer_ends(lower: float, upper: float, reach: Fraction) -> tuple[float, floa
     return min(first, lower), max(last, upper)
 
 
-def _diffused(row: list[float], bits: int) -> list[int]:
-    """Return rounded weights whose cumulative sums are right to within 1/2, so that the mean is nearly right."""
-    weights, carried, shift = [], 0, _FINE - bits
-    for p in row:
-        carried += int(math.ldexp(p, _FINE))
-        weights.append((carried + (1 << shift - 1)) >> shift)
-        carried -= weights[-1] << shift
-    return weights
-
-
 def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: int, unit: int) -> list[int]:
     """Add ``missing`` to the sum and ``short`` to the sum of weight times place, in small shares of large weights."""
     changed = list(weights)
-    heavy = _heaviest(weights, places, unit)
+    # The heaviest columns, enough that moves between them can change a mean by one unit.
+    columns, count = sorted(range(len(places)), key=weights.__getitem__, reverse=True), _MOVED
+    while math.gcd(*(places[j] - places[columns[0]] for j in columns[:count])) > unit:
+        count *= 2
+    heavy = columns[:count]
     changed[heavy[0]] += missing
     short -= missing * places[heavy[0]]
-    by_gap = _heaviest_pairs(weights, places, sorted(heavy))
+    # For every gap the pair of columns whose lighter one is heaviest: its weight, and both columns.
+    by_gap: dict[int, tuple[int, int, int]] = {}
+    for a, b in combinations(sorted(heavy), 2):
+        gap, weight = places[b] - places[a], min(weights[a], weights[b])
+        if weight > by_gap.get(gap, (-1,))[0]:
+            by_gap[gap] = weight, a, b
     far = max(by_gap, key=lambda gap: gap * by_gap[gap][0])
     moves = {far: math.trunc(Fraction(short, far))}
     for gap in _moves(short - far * moves[far], tuple(sorted(by_gap))):
@@ -267,25 +267,6 @@ def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: 
         if abs(after - before) > max(1, _MOST_CHANGE * before) or after <= 0:
             raise CertificateError(f"rows: a weight of {before} at place {places[j]} would have to become {after}")
     return changed
-
-
-def _heaviest(weights: list[int], places: tuple[int, ...], unit: int) -> list[int]:
-    """Return the heaviest columns in descending order, enough that moves between them can change a mean by one unit."""
-    columns = sorted(range(len(places)), key=weights.__getitem__, reverse=True)
-    count = _MOVED
-    while math.gcd(*(places[j] - places[columns[0]] for j in columns[:count])) > unit:
-        count *= 2
-    return columns[:count]
-
-
-def _heaviest_pairs(weights: list[int], places: tuple[int, ...], columns: list[int]) -> dict[int, tuple[int, int, int]]:
-    """Return for every gap the pair of columns whose lighter one is heaviest: its weight, and both columns."""
-    best: dict[int, tuple[int, int, int]] = {}
-    for a, b in combinations(columns, 2):
-        gap, weight = places[b] - places[a], min(weights[a], weights[b])
-        if weight > best.get(gap, (-1,))[0]:
-            best[gap] = weight, a, b
-    return best
 
 
 @lru_cache(maxsize=1 << 12)
@@ -313,23 +294,17 @@ _CELLS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 _MARGIN = Fraction(1, 1 << 15)
 
 
-@lru_cache(maxsize=64)
-def central_sampler(mechanism: CentralPiecewise) -> ExactRows:
-    """Return the coarsest table whose variance is the mechanism's to within 0.1 %, at 32 bits a word or at 64."""
+def central_certificate(mechanism: CentralPiecewise) -> RowCertificate:
+    """Return that of the coarsest table with a variance within 0.1 % of the mechanism's, at 32 or 64 bits a word."""
     variance, (span, D) = float(mechanism.worst_variance), _span_and_sensitivity(mechanism)
-
-    def beyond(cells: int) -> Fraction:
-        """Return how many times as wide as the interval its whole cells are."""
-        half = span / D / 2 * cells
-        return math.ceil(half) / half
-
     for ends in pairwise(_CELLS):
-        cells = min(range(*ends), key=beyond)
+        # The number whose whole cells reach the least beyond the interval.
+        cells = min(range(*ends), key=lambda cells: math.ceil(span / D / 2 * cells) / (span / D / 2 * cells))
         for bits in (32, 64):
             table = central_table(mechanism, cells, bits)
             if table is None or abs(float(table.worst_variance) / variance - 1) > PROMISED_DEVIATION:
                 continue
-            return ExactRows(mechanism, RowCertificate.of(table, mechanism.epsilon, mechanism.sensitivity))
+            return RowCertificate.of(table, mechanism.epsilon, mechanism.sensitivity)
     raise CertificateError(
         f"rows: no table of at most {MOST_WEIGHTS} weights out of 2^64 has the variance of {mechanism.steps} steps, "
         f"each e^{shortest(mechanism.epsilon)} times the last, to within {PROMISED_DEVIATION}; fewer steps may"
@@ -388,19 +363,7 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
     return levels(low) if low > 0 else None
 
 
-@lru_cache(maxsize=64)
-def optimal_sampler(mechanism: Optimal) -> ExactRows:
-    """Return the sampler; if a solution from the cache folder cannot be certified, solve its program again."""
-    try:
-        return ExactRows(mechanism, _narrowest(mechanism))
-    except CertificateError:
-        again = solved_again(mechanism)
-        if again is None:
-            raise
-        return ExactRows(again, _narrowest(again))
-
-
-def _narrowest(mechanism: Optimal) -> RowCertificate:
+def optimal_certificate(mechanism: Optimal) -> RowCertificate:
     """Return the certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
     sensitivity = None if mechanism.sensitivity is None else float(mechanism.sensitivity)
 

@@ -120,7 +120,9 @@ class BoundedSampler(ExactSampler):
 
     @property
     def negligible(self) -> float:
-        return negligible(self.table.shifts, *self.table.ends)
+        """Return 2^-10 of a step of ``positions``."""
+        first, last = self.table.ends
+        return math.ldexp((last - first) / self.table.shifts, -self.fraction_bits - 10)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         noise, rounding = words
@@ -252,11 +254,6 @@ def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray
     xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
     doubled = (x.astype(np.float64, copy=False) - first) * (2 * steps / (last - first))
     return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
-
-
-def negligible(shifts: int, first: float, last: float) -> float:
-    """Return the distance from 0 within which inputs may be read as 0: 2^-10 of a step of ``positions``."""
-    return math.ldexp((last - first) / shifts, -fraction_bits(shifts) - 10)
 
 
 def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]:

@@ -210,16 +210,14 @@ def _from_runs(name: str, runs: Any) -> np.ndarray:
 class WindowCertificate(BoundedCertificate, kind="window"):
     """Verified facts about one window table whose means are the inputs; see ``BoundedCertificate``."""
 
-    @classmethod
-    def certified(cls, payload: dict[str, Any]) -> WindowCertificate:
-        return cls.of(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
+    table_type = WindowTable
 
 
 class PlacedCertificate(BoundedCertificate, kind="placed window"):
     """Verified facts about a window table placed at the input: the mean lies between the input and the middle."""
 
+    table_type = WindowTable
     is_unbiased = False
-
     facts = tuple("slope" if name == "mean_error" else name for name in BoundedCertificate.facts)
 
     @property
@@ -240,10 +238,6 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
         """Verify the table with its values placed; see ``BoundedCertificate.of``."""
         return super().of(table.placed, epsilon, sensitivity)
 
-    @classmethod
-    def certified(cls, payload: dict[str, Any]) -> PlacedCertificate:
-        return cls.of(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
-
 
 class ExactWindow(BoundedSampler):
     """A mechanism that is one window table: windowed, square wave or two-point."""
@@ -263,12 +257,9 @@ class ExactWindow(BoundedSampler):
 # Construction: the number of codes and rows, and weights rounded towards the guarantee
 
 # A table is accepted if its variances are within this of the mechanism's, relatively, and its window height within
-# 0.5 %. This determines its width as well.
-ACCEPTED_DEVIATION = 2e-4
-# If no table is accepted, the best one is used if it is within this. ``estimate_mean`` allows for this difference.
-PROMISED_DEVIATION = 1e-3
-_HEIGHT_TOLERANCE = 0.005
-
+# 0.5 %. This determines its width as well. If none is, the best one is used if it is within what is promised:
+# ``estimate_mean`` allows for this difference.
+_ACCEPTED_DEVIATION, PROMISED_DEVIATION, _HEIGHT_TOLERANCE = 2e-4, 1e-3, 0.005
 # Cell masses come from float64 cdfs; this share of the window's height makes their rounding conservative.
 _SLACK = 1e-8
 
@@ -282,10 +273,8 @@ _ORDER = (
     (True, 64, 1 << 17),
     (False, 64, 1 << 17),
 )
-_MOST_CODES = 1 << 17  # of the last candidates
-
-# Fewer rows would need more than 16 bits to round an input among them.
-_FEWEST_ROWS = 1 << 8
+_MOST_CODES = 1 << 17  # Of the last candidates.
+_FEWEST_ROWS = 1 << 8  # With fewer, rounding an input among them would need more than 16 bits.
 
 
 def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
@@ -296,35 +285,34 @@ def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
     return WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))
 
 
-def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
-    """Return ``windowed_table`` of the unbiased counterpart, of the same width, with values moved to the middle."""
-
-    def deviation(unbiased: Windowed, table: WindowTable) -> float:
-        width = len(table.window) / table.shifts / 2
-        return max(_deviation(unbiased, table), abs(width / mechanism.half_width - 1))
-
-    return windowed_table(mechanism.unbiased, bits, codes, deviation).placed
-
-
 def windowed_table(
-    mechanism: Windowed,
-    bits: int | None = None,
-    codes: int | None = None,
-    deviation: Callable[[Windowed, WindowTable], float] | None = None,
+    mechanism: Windowed, bits: int | None = None, codes: int | None = None, half_width: float | None = None
 ) -> WindowTable:
     """Return the first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
 
-    ``deviation`` is the relative difference of a mechanism and a table, by default that of their variances. With
-    ``codes``, any deviation is accepted, of a table with at most this many codes and the total 2^bits. A
+    Its variances, and the window's half width in widths of the interval if that is given, are near the mechanism's.
+    With ``codes``, any deviation is accepted, of a table with at most this many codes and the total 2^bits. A
     CertificateError says that the mechanism's height is not private at its epsilon, or that no table is near enough.
     """
-    best, best_deviation = None, math.inf
-    for tier in _tiers(mechanism, _permitted_height(mechanism), bits, codes):
-        for table in tier:
-            off = (deviation or _deviation)(mechanism, table)
+    relative, best_deviation = _permitted_height(mechanism), math.inf
+    best: Any = None
+    is_flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
+    order = _ORDER if codes is None else ((True, bits or 32, codes), (False, bits or 32, codes))
+    for divides, table_bits, limit in order:
+        if divides and not is_flat:
+            continue
+        for table in (_flat_tables if divides else _cell_tables)(mechanism, relative, table_bits, limit):
+            height = float(table.window.max() / table.base.max()) / mechanism.relative_height
+            if codes is None and (table.shifts < _FEWEST_ROWS or height < 1 - _HEIGHT_TOLERANCE):
+                continue
+            off = _deviation(mechanism, table)
+            if half_width is not None:
+                off = max(off, abs(len(table.window) / table.shifts / 2 / half_width - 1))
             if off < best_deviation:
                 best, best_deviation = table, off
-        if best is not None and best_deviation <= ACCEPTED_DEVIATION:
+            if not divides and best_deviation <= _ACCEPTED_DEVIATION:
+                return best
+        if best_deviation <= _ACCEPTED_DEVIATION:
             return best
     if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
         raise CertificateError(
@@ -335,22 +323,9 @@ def windowed_table(
     return best
 
 
-def _tiers(
-    mechanism: Windowed, relative: Fraction | float, bits: int | None, codes: int | None
-) -> Iterator[list[WindowTable]]:
-    """Yield groups of candidate tables, the cheapest to sample first."""
-
-    def fits(table: WindowTable) -> bool:
-        height = float(table.window.max() / table.base.max()) / mechanism.relative_height
-        return codes is not None or (table.shifts >= _FEWEST_ROWS and height >= 1 - _HEIGHT_TOLERANCE)
-
-    flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
-    order = _ORDER if codes is None else ((True, bits or 32, codes), (False, bits or 32, codes))
-    for divides, table_bits, limit in order:
-        if divides and flat:
-            yield [table for table in _flat_tables(mechanism, relative, table_bits, limit) if fits(table)]
-        elif not divides:
-            yield from ([table] for table in _cell_tables(mechanism, relative, table_bits, limit) if fits(table))
+def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
+    """Return ``windowed_table`` of the unbiased counterpart, of the same width, with values moved to the middle."""
+    return windowed_table(mechanism.unbiased, bits, codes, mechanism.half_width).placed
 
 
 def _deviation(mechanism: Windowed, table: WindowTable) -> float:

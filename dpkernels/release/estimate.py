@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.exact.combined import ExactMultivariate
+from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism

@@ -15,10 +15,9 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.exact.combined import ExactMultivariate
-from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.registry import ExactMultivariate, exact_sampler
 from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
-from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape, chosen_coordinates
 from dpkernels.numerics import RealArray

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.random.keys import column_secret
 from dpkernels.release import containers
 from dpkernels.release.engines import exact_engine, in_chunks

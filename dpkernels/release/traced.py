@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.engines import check_words

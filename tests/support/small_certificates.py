@@ -13,9 +13,8 @@ from noise_tables import plain_table
 from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
-from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.noise import certify_noise, noise_table
-from dpkernels.exact.noise_vectors import VectorClaim, certify_vector
+from dpkernels.exact.noise import VectorClaim, certify_noise, certify_vector, noise_table
+from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, placed_table, two_point_table, windowed_table
 
 # The sidecar of a release of two columns, and a certificate whose sums wrap around at 2^64.

@@ -45,8 +45,8 @@ from dpkernels.cli.release.sidecar import (
 from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.combined import Certificate, MixtureCertificate
 from dpkernels.exact.noise import NoiseCertificate
+from dpkernels.exact.registry import Certificate, MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 
 # Reports are rounded to floats a few times: this many units in the last place of the largest.

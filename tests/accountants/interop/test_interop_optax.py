@@ -20,7 +20,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from accountants.interop.optax import TrainingRun, best_training_run, noise_multiplier_for
-from dpkernels.exact.noise_vectors import FIXED_BITS, cell_masses
+from dpkernels.exact.noise import FIXED_BITS, cell_masses
 from dpkernels.interop import optax as interop
 from dpkernels.interop.optax import (
     poisson_batch,

@@ -17,7 +17,7 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import sampler
 from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
-from dpkernels.exact.combined import Certificate, MixtureCertificate
+from dpkernels.exact.registry import Certificate, MixtureCertificate
 from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, windowed_table
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 

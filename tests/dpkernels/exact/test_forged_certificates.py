@@ -32,7 +32,7 @@ from dpkernels.bounded_json import parse_json
 from dpkernels.cli.release.verify import verify
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import _KINDS, CertificateError, log_upper_bound
-from dpkernels.exact.combined import Certificate, MultivariateCertificate
+from dpkernels.exact.registry import Certificate, MultivariateCertificate
 from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.windows import WindowCertificate, two_point_table, windowed_table
 

@@ -19,8 +19,8 @@ from noise_tables import CLAIMS
 from noise_tables import exact as exact_noise
 
 import dpkernels as dpk
-from dpkernels.exact.combined import ExactMixture
 from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.registry import ExactMixture
 from dpkernels.exact.windows import ExactWindow
 
 RNG = np.random.default_rng(11)

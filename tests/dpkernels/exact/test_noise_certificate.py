@@ -26,8 +26,8 @@ from noise_tables import (
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import Certificate, MultivariateCertificate
 from dpkernels.exact.noise import BITS, NoiseCertificate, NoiseTable, certify_noise, excess, hockey_stick, noise_table
+from dpkernels.exact.registry import Certificate, MultivariateCertificate
 
 RNG = np.random.default_rng(11)
 every_claim = pytest.mark.parametrize("name", CLAIMS)

@@ -15,20 +15,23 @@ from noise_tables import plain_table
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import Certificate
-from dpkernels.exact.noise import NoiseTable, density_table, noise_table
-from dpkernels.exact.noise_vectors import (
+from dpkernels.exact.noise import (
     FAR,
     FIXED_BITS,
+    STRETCHES,
+    NoiseTable,
     VectorClaim,
     VectorNoiseCertificate,
     _distance,
     cell_masses,
     certify_vector,
+    density_table,
     ndtr_bounds,
+    noise_table,
     root_up,
 )
-from dpkernels.mechanisms.additive_vector import growth
+from dpkernels.exact.registry import Certificate
+from dpkernels.mechanisms.additive import growth
 
 RNG = np.random.default_rng(13)
 KEY = dpk.key_from_bytes(bytes(range(7, 39)))
@@ -181,8 +184,8 @@ def test_roots_are_rounded_up(x):
 @cache
 def gaussian_table(parts=20, own=0.5, bits=64):
     """sigma = 1, 2 parts cells."""
-    table, wider = density_table(dpk.Gaussian(1.0), own, parts, -10, 1 << 10, bits)
-    return table, parts / own * wider
+    table = density_table(dpk.Gaussian(1.0), own, parts, -10, 1 << 10, bits)
+    return table, parts / own * (1 + STRETCHES[0])
 
 
 def float_delta(table, shift, epsilon):

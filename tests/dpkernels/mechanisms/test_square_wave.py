@@ -22,7 +22,7 @@ from scipy import integrate, stats
 import accountants
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
+from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, placed_table
 from dpkernels.mechanisms.windowed.square_wave import published_half_width
 
