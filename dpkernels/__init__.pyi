@@ -56,9 +56,9 @@ from .mechanisms.two_point import Mixture as Mixture
 from .mechanisms.two_point import TwoPoint as TwoPoint
 from .mechanisms.windowed.bases import Constant as Constant
 from .mechanisms.windowed.bases import Quartic as Quartic
+from .mechanisms.windowed.mechanism import SquareWave as SquareWave
 from .mechanisms.windowed.mechanism import Windowed as Windowed
-from .mechanisms.windowed.square_wave import SquareWave as SquareWave
-from .mechanisms.windowed.square_wave import square_wave as square_wave
+from .mechanisms.windowed.mechanism import square_wave as square_wave
 from .mechanisms.windowed.tabulated import base_from as base_from
 from .mechanisms.windowed.tabulated import window_from as window_from
 from .mechanisms.windowed.windows import Sine as Sine

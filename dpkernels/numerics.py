@@ -83,9 +83,8 @@ def add_at(size: int, index: Any, values: Any) -> Any:
 
 def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
     """Return ``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
-    xp = namespace(z)
-    ordinary = xp.isfinite(z)
-    value = function(xp.where(ordinary, z, 0.0))
+    ordinary = namespace(z).isfinite(z)
+    value = function(namespace(z).where(ordinary, z, 0.0))
     return namespace(z, value).where(ordinary, value, 0.0)
 
 
@@ -134,11 +133,8 @@ def _ndtri_float32(u: Real) -> Real:
     return (u - 0.5) * jnp.where(central, h, root * h)
 
 
-@_ndtri_float32.defjvp
-def _ndtri_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """Return dz = du / phi(z)."""
-    z = _ndtri_float32(*primals)
-    return z, tangents[0] * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2)
+# The derivative is 1/phi(z).
+_ndtri_float32.defjvps(lambda du, z, _: du * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2))
 
 
 # Minimax polynomials in the square of the argument, from the constant term up, by Remez' algorithm. Of float32 and
@@ -178,10 +174,8 @@ def _sin_pi(z: Any) -> Any:
     return jnp.minimum(t + t * (math.pi / 2 - 1 + t * t * _polynomial(_SINE, t * t)), 1.0)
 
 
-@_sin_pi.defjvp
-def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """Return pi cos(pi z) dz."""
-    return _sin_pi(*primals), tangents[0] * (math.pi * _sin_pi(0.5 - primals[0]))
+# The derivative is pi cos(pi z).
+_sin_pi.defjvps(lambda dz, _, z: dz * (math.pi * _sin_pi(0.5 - z)))
 
 
 def arcsine_cdf(w: Any) -> Any:
@@ -203,14 +197,11 @@ def _arcsine_cdf(w: Any) -> Any:
     return jnp.where(w < 0.5, t, 1 - t)
 
 
-@_arcsine_cdf.defjvp
-def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+@_arcsine_cdf.defjvps
+def _(dw: Any, _: Any, w: Any) -> Any:
     """Return dw / (pi sqrt(w (1 - w))), and 0 at the ends, where it is infinite."""
-    (w,) = primals
     slope = math.pi * root_or_zero(w * (1 - w))
-    inside = slope > 0
-    change = jnp.where(inside, tangents[0] / jnp.where(inside, slope, 1.0), 0.0)
-    return _arcsine_cdf(w), change
+    return jnp.where(slope > 0, dw / jnp.where(slope > 0, slope, 1.0), 0.0)
 
 
 def half_precision(x: Any) -> Any:

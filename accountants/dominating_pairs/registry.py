@@ -37,8 +37,7 @@ from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
 from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import maximum_on

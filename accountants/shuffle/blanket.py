@@ -37,8 +37,7 @@ from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
 from dpkernels.numerics import gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect

@@ -209,8 +209,8 @@ class Certificate(abc.ABC):
         """Return text: the guarantee, for which neighbours it holds, and what it does not cover."""
 
     @abc.abstractmethod
-    def lines(self) -> list[str]:
-        """Return the lines of the printed certificate, without its coverage and the certificates of its parts."""
+    def lines(self) -> list[tuple[str, str]]:
+        """Return labels and texts of the printed certificate, without its coverage and its parts' certificates."""
 
     @classmethod
     @abc.abstractmethod
@@ -252,7 +252,8 @@ class Certificate(abc.ABC):
 
     def __str__(self) -> str:
         inner = [f"-- {name}\n{part}" for name, part in self._parts().items() if isinstance(part, Certificate)]
-        return "\n".join([*self.lines(), line("covers", self.covers), *inner])
+        lines = [f"{label:<20}{text}" for label, text in (*self.lines(), ("covers", self.covers))]
+        return "\n".join([*lines, *inner])
 
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, attribute) for name, attribute in self.parts.items()}
@@ -269,11 +270,6 @@ class Certificate(abc.ABC):
                 raise CertificateError(
                     f"{name}: the payload says {brief(payload[name])}, the integers give {brief(value)}"
                 )
-
-
-def line(label: str, text: str) -> str:
-    """Return a line of a certificate as text."""
-    return f"{label:<20}{text}"
 
 
 @dataclass(frozen=True)
@@ -358,18 +354,18 @@ class BoundedCertificate(Certificate):
         """Return the printed statement about the means of the rows."""
         return f"equal to the input, as fractions (error {self.mean_error})"
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, str]]:
         table = self.table
         near = "any two rows" if self.cells == table.shifts else f"rows up to {self.cells} apart"
         ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.shifts))
         realised = shortest(self.realised_epsilon)
         return [
-            line("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
-            line("reports", f"{table.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
-            line("inputs", f"{table.rows} rows from {ends}; ratios of {near}"),
-            line("total weight", f"2^{table.bits}, for every row"),
-            line("row means", self.means),
-            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
+            ("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
+            ("reports", f"{table.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
+            ("inputs", f"{table.rows} rows from {ends}; ratios of {near}"),
+            ("total weight", f"2^{table.bits}, for every row"),
+            ("row means", self.means),
+            ("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
         ]
 
 

@@ -48,7 +48,6 @@ from dpkernels.exact.certificate import (
     exp_lower_bound,
     frozen_weights,
     integers,
-    line,
     moments,
 )
 from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words, alias_columns, alias_kernel
@@ -196,14 +195,14 @@ class AdditiveCertificate(Certificate):
     def highest(self) -> Fraction:
         return self.table.bin_width * self.table.last
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, str]]:
         ends = f"{float(self.lowest):.9g} to {float(self.highest):.9g}"
         return [
-            line("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
-            line("noise", f"{self.table.codes} values from {ends}"),
-            line("total weight", f"2^{self.table.bits}"),
-            line("mean of the noise", f"{float(self.table.mean):.9g}"),
-            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} a value"),
+            ("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
+            ("noise", f"{self.table.codes} values from {ends}"),
+            ("total weight", f"2^{self.table.bits}"),
+            ("mean of the noise", f"{float(self.table.mean):.9g}"),
+            ("variance", f"at most {shortest(float_at_least(self.worst_variance))} a value"),
         ]
 
 
@@ -243,12 +242,12 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         claims = (real(name, payload[name]) for name in ("sensitivity", "epsilon", "delta"))
         return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims)
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, str]]:
         epsilon, delta, D = (shortest(value) for value in (self.epsilon, self.delta, self.sensitivity))
         realised = shortest(float_at_least(self.realised_delta))
         return [
-            line("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
-            line("neighbours", f"at most {D} apart, which is at most {self.shift} cells"),
+            ("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
+            ("neighbours", f"at most {D} apart, which is at most {self.shift} cells"),
             *super().lines(),
         ]
 
@@ -373,13 +372,13 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
     def certified(cls, payload: dict[str, Any]) -> VectorNoiseCertificate:
         return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, str]]:
         claim, own = self.claim, "l1" if self.claim.sigma is None else "l2"
         budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
         near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
         return [
-            line("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
-            line("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
+            ("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
+            ("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
             *super().lines(),
         ]
 

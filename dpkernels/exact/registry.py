@@ -14,7 +14,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import integer
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError, line
+from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
 from dpkernels.exact.noise import ExactNoise, noise_certificate, vector_certificate
 from dpkernels.exact.rows import ExactRows, RowCertificate, central_certificate, optimal_certificate
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
@@ -32,8 +32,7 @@ from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed.mechanism import Windowed
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed
 from dpkernels.numerics import RealArray, namespace
 
 
@@ -95,11 +94,11 @@ class MixtureCertificate(Certificate, kind="mixture"):
         first, second = (WindowCertificate.from_dict(payload[part]) for part in ("first", "second"))
         return cls(first, second, integer("threshold", payload["threshold"]))
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, str]]:
         return [
-            line("epsilon", f"{shortest(self.epsilon)}, of either table and of their mixture"),
-            line("mixture", f"the first table with probability {self.threshold}/2^32, else the second"),
-            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
+            ("epsilon", f"{shortest(self.epsilon)}, of either table and of their mixture"),
+            ("mixture", f"the first table with probability {self.threshold}/2^32, else the second"),
+            ("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
         ]
 
 
@@ -143,12 +142,12 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         coordinate: Any = Certificate.from_dict(payload["coordinate"])
         return cls(coordinate, integer("dimensions", payload["dimensions"]), integer("sampled", payload["sampled"]))
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, str]]:
         each = f"{self.sampled} of {self.dimensions} coordinates, {shortest(self.coordinate.epsilon)} each"
         share = f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}"
         return [
-            line("epsilon", f"{shortest(self.epsilon)} a vector: {each}, on [-1, 1]"),
-            line("coordinates", f"a cyclic run from a uniform start, each within a relative {share}"),
+            ("epsilon", f"{shortest(self.epsilon)} a vector: {each}, on [-1, 1]"),
+            ("coordinates", f"a cyclic run from a uniform start, each within a relative {share}"),
         ]
 
 
@@ -206,38 +205,33 @@ def exact_sampler(mechanism: Any) -> Any:
     try:
         return _once(mechanism)
     except TypeError:
-        if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter may be an array, which has no hash.
-            return _once(jax.tree.map(_concrete, mechanism))
-        if isinstance(mechanism, Multivariate):
+        if isinstance(mechanism, Multivariate):  # A parameter may be an array, which has no hash.
             return _sampler(mechanism)
+        if isinstance(mechanism, Mechanism | AdditiveVector):
+            return _once(_of_numbers(mechanism))
         raise
 
 
 @lru_cache(maxsize=256)
 def _once(mechanism: Any) -> Any:
-    if isinstance(mechanism, ExactSampler | ExactMultivariate):
+    return mechanism if isinstance(mechanism, ExactSampler | ExactMultivariate) else _sampler(_of_numbers(mechanism))
+
+
+def _of_numbers(mechanism: Any) -> Any:
+    """Return a mechanism with plain numbers as parameters, of which there are no arrays but those of ``Optimal``."""
+    if not isinstance(mechanism, Mechanism | AdditiveVector):
         return mechanism
-    if isinstance(mechanism, Optimal):  # Its parameters are arrays.
-        for leaf in jax.tree.leaves(mechanism):
-            _refuse_traced(leaf)
-    elif isinstance(mechanism, Mechanism | AdditiveVector):
-        mechanism = jax.tree.map(_concrete, mechanism)
-    return _sampler(mechanism)
-
-
-def _concrete(leaf: Any) -> float:
-    _refuse_traced(leaf)
-    if np.ndim(leaf):
-        raise TypeError(f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each")
-    return float(leaf)
-
-
-def _refuse_traced(leaf: object) -> None:
-    if isinstance(leaf, jax.core.Tracer):
-        raise TypeError(
-            "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
-            "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
-        )
+    for leaf in jax.tree.leaves(mechanism):
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(
+                "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
+                "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
+            )
+        if np.ndim(leaf) and not isinstance(mechanism, Optimal):
+            raise TypeError(
+                f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each"
+            )
+    return mechanism if isinstance(mechanism, Optimal) else jax.tree.map(float, mechanism)
 
 
 @singledispatch

@@ -38,8 +38,7 @@ from dpkernels.exact.certificate import (
 from dpkernels.exact.sampler import BoundedSampler, alias_columns, alias_kernel
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import Windowed, height_at, relative_height
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, height_at, relative_height
 from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import RealArray, namespace
 

@@ -167,21 +167,20 @@ class AdditiveVector:
     def log_prob(self, y: Real, x: Any) -> Any:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...)."""
         for name, value in (("y", y), ("x", x)):
-            self.check_shape(np.shape(value), name)
+            check_shape(self, np.shape(value), name)
         return self.coordinate.log_prob(y, x).sum(-1)
-
-    def check_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
-        """Refuse arrays whose last axis does not hold the d values."""
-        if not shape or shape[-1] != self.dimensions:
-            raise ValueError(
-                f"{name}: has shape {shape}; its last axis must hold the {self.dimensions} values of a vector"
-            )
 
     def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:
         """Draw float reports for vectors x of shape (..., d), for simulation only; see ``Additive.sample``."""
         x = jnp.asarray(x)
-        self.check_shape(x.shape)
+        check_shape(self, x.shape)
         return self.coordinate.sample(key, x, method)
+
+
+def check_shape(mechanism: Any, shape: tuple[int, ...], name: str = "x") -> None:
+    """Refuse arrays whose last axis does not hold the coordinates of a mechanism on vectors."""
+    if not shape or shape[-1] != mechanism.dimensions:
+        raise ValueError(f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
 
 
 def growth(norm: str, own_norm: str, dimensions: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from functools import partial, singledispatch
+from functools import partial
 from typing import Any
 
 import jax
@@ -101,28 +101,12 @@ class Mechanism(abc.ABC):
         reparameterisation. At an atom they are NaN.
         """
         u, x = floating(u), floating(x)
-        leaves, structure = jax.tree.flatten(self)
         low, high = self.input_interval
         inside = (x >= low) & (x <= high)
         xp = namespace(inside, low)
         x = xp.where(inside, x, like(xp.asarray(low), x))
-        # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
-        moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
-
-        def rebuilt(parameters: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            moved, u, x = parameters
-            now = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
-            return jax.tree.unflatten(structure, now), u, x
-
-        if namespace(u, x, *leaves) is np:
-            y = self._icdf(u, x)
-        else:
-            y = found_roots(
-                lambda y, parameters: _beyond(y, rebuilt(parameters)),
-                (moving, u, x),
-                lambda parameters: _inverted(rebuilt(parameters)),
-                lambda y, parameters: _density(y, rebuilt(parameters)),
-            )
+        on_host = namespace(u, x, *jax.tree.leaves(self)) is np
+        y = self._icdf(u, x) if on_host else _moving_reports(self, u, x, inverse=True)
         return namespace(y, inside).where(inside, y, np.nan)
 
     def _icdf(self, u: Any, x: Any) -> Any:
@@ -136,6 +120,10 @@ class Mechanism(abc.ABC):
     @abc.abstractmethod
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, and each is accurate near 0."""
+
+    def sampler(self) -> Any:
+        """Return the object that draws reports: this one, or a pytree with tables that make drawing faster."""
+        return self
 
     def draw(self, u: Real, x: Real) -> Real:
         """Map a uniform number ``u`` in (0, 1) to a report by the fastest map with the right distribution."""
@@ -157,12 +145,6 @@ class Mechanism(abc.ABC):
         check_key(key)
         checks.one_of("method", method, METHODS)
         return sample_from(self, key, 0, jnp.asarray(x), method)
-
-
-@singledispatch
-def sampler(mechanism: Mechanism) -> Any:
-    """Return the object that draws a mechanism's reports: itself, or a pytree with tables that make drawing faster."""
-    return mechanism
 
 
 class Local(Mechanism):
@@ -252,7 +234,7 @@ class Parabolic(Bounded):
 def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
-    y = found_roots(_beyond, (mechanism, u, x), _inverted if inverse else _drawn, _density)
+    y = _moving_reports(mechanism, u, x, inverse)
     low, high = mechanism.input_interval
     return jnp.where((x >= low) & (x <= high), y, jnp.nan).astype(x.dtype)
 
@@ -261,27 +243,33 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: 
     """Sample the part of ``mechanism.sample`` that begins at flat index ``start``, with the same values."""
     inverse = method == "inverse"
     words = np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)
-    return _sample(mechanism if inverse else sampler(mechanism), key, words, x, inverse)
+    return _sample(mechanism if inverse else mechanism.sampler(), key, words, x, inverse)
 
 
-def _drawn(parameters: tuple[Any, Any, Any]) -> Any:
-    mechanism, u, x = parameters
-    return mechanism.draw(u, x)
+def _moving_reports(mechanism: Any, u: Any, x: Any, inverse: bool) -> Any:
+    """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
+    leaves, structure = jax.tree.flatten(mechanism)
+    # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
+    moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
 
+    def rebuilt(parameters: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        moved, u, x = parameters
+        now = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
+        return jax.tree.unflatten(structure, now), u, x
 
-def _inverted(parameters: tuple[Any, Any, Any]) -> Any:
-    mechanism, u, x = parameters
-    return mechanism._icdf(u, x)
+    def beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
+        mechanism, u, x = rebuilt(parameters)
+        return mechanism.cdf(y, x) - u
 
+    def found(parameters: tuple[Any, Any, Any]) -> Any:
+        mechanism, u, x = rebuilt(parameters)
+        return mechanism._icdf(u, x) if inverse else mechanism.draw(u, x)
 
-def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
-    mechanism, u, x = parameters
-    return mechanism.cdf(y, x) - u
+    def density(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
+        """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
+        mechanism, _, x = rebuilt(parameters)
+        density, (at, _) = mechanism.pdf(y, x), mechanism.atoms(x)
+        on_atom = jnp.any(abs(y - at) <= _ROUNDED * np.finfo(y.dtype).eps * abs(at), axis=0)
+        return jnp.where(on_atom, 0.0, density)
 
-
-def _density(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
-    """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
-    mechanism, _, x = parameters
-    density, (at, _) = mechanism.pdf(y, x), mechanism.atoms(x)
-    on_atom = jnp.any(abs(y - at) <= _ROUNDED * np.finfo(y.dtype).eps * abs(at), axis=0)
-    return jnp.where(on_atom, 0.0, density)
+    return found_roots(beyond, (moving, u, x), found, density)

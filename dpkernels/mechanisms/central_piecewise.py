@@ -95,14 +95,13 @@ class CentralPiecewise(Parabolic):
         far = self.reach * self.scale
         return self.middle - far, self.middle + far
 
-    def _t(self, x: Real) -> Real:
-        return (floating(x) - self.middle) / ((self.upper - self.lower) / 2)
-
-    def _v(self, y: Real) -> Any:
-        return (floating(y) - self.middle) / self.scale
+    def _scaled(self, y: Real, x: Real) -> tuple[Any, Any]:
+        """Return v and t."""
+        middle, half = self.middle, (self.upper - self.lower) / 2
+        return (floating(y) - middle) / self.scale, (floating(x) - middle) / half
 
     def pdf(self, y: Real, x: Any) -> Any:
-        v, t, (windows, base) = self._v(y), self._t(x), self.masses
+        (v, t), (windows, base) = self._scaled(y, x), self.masses
         xp = namespace(v, t, base)
         density = xp.where(xp.abs(v) <= self.reach, base / (2 * self.reach), 0.0)
         for w, r in zip(windows, self.half_widths, strict=True):
@@ -110,7 +109,7 @@ class CentralPiecewise(Parabolic):
         return density / self.scale
 
     def cdf(self, y: Real, x: Real) -> Real:
-        v, t, (windows, base) = self._v(y), self._t(x), self.masses
+        (v, t), (windows, base) = self._scaled(y, x), self.masses
         xp = namespace(v, t, base)
         total = base * xp.clip((v / self.reach + 1) / 2, 0.0, 1.0)
         for w, r in zip(windows, self.half_widths, strict=True):
@@ -119,7 +118,7 @@ class CentralPiecewise(Parabolic):
 
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the point of the step that holds u; a report above the input mirrors one below it."""
-        t, (windows, base), V = self._t(x), self.masses, self.reach
+        (_, t), (windows, base), V = self._scaled(x, x), self.masses, self.reach
         mirrored = u > self.cdf(self.middle + self.scale * t, x)
         xp = namespace(mirrored, base)
         u, t = xp.where(mirrored, above, u), xp.where(mirrored, -t, t)
@@ -137,12 +136,11 @@ class CentralPiecewise(Parabolic):
         (windows, base), half = self.masses, (self.upper - self.lower) / 2
         X = 1 / windows.sum()
         spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
-        return half**2 * (X**2 * spread + (X - 1) * self._t(x) ** 2)
+        return half**2 * (X**2 * spread + (X - 1) * self._scaled(x, x)[1] ** 2)
 
     def absolute_error(self, x: Real) -> Real:
         """Return 2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
-        t, (windows, base) = self._t(x), self.masses
-        v = self._v(x)
+        (v, t), (windows, base) = self._scaled(x, x), self.masses
         xp = namespace(v, base)
         integral = base * (v + self.reach) ** 2 / (4 * self.reach)
         for w, r in zip(windows, self.half_widths, strict=True):
@@ -179,8 +177,7 @@ def central_piecewise(
     D = checks.number("sensitivity", sensitivity)
     if isinstance(core, str) and core not in ("best", "published"):
         raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")
-    given = lower, upper, epsilon, D
-    best = isinstance(core, str) and core == "best"
+    given, best = (lower, upper, epsilon, D), isinstance(core, str) and core == "best"
     if steps is None:
         checks.not_traced("steps", "Their number is a discrete choice; give it.", *given, core)
         published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
@@ -213,15 +210,18 @@ def _best_steps(*given: Any) -> CentralPiecewise:
 def _best_core(steps: int, *given: Any) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
+    def made(log_r: Any, given: tuple[Any, ...]) -> CentralPiecewise:
+        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given)
+
     def variance(log_r: Any, given: tuple[Any, ...]) -> Any:
-        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given).worst_variance
+        return made(log_r[0], given).worst_variance
 
     if namespace(*given) is np:
-        log_r = bounded_minimum(lambda log_r: float(variance(log_r, given)), *_LOG_CORES, xatol=1e-9)[0]
+        log_r = bounded_minimum(lambda log_r: float(variance([log_r], given)), *_LOG_CORES, xatol=1e-9)[0]
     else:
         starts = np.linspace(*_LOG_CORES, 20)[:, None]
-        log_r = smooth_minimum(lambda x, given: variance(x[0], given), given, starts, starts[0], starts[-1])[0]
-    return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given)
+        log_r = smooth_minimum(variance, given, starts, starts[0], starts[-1])[0]
+    return made(log_r, given)
 
 
 def _published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> Any:

@@ -13,6 +13,7 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import METHODS, Bounded, sample_from
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
@@ -147,12 +148,6 @@ def _over_runs(values: Any, length: int) -> Any:
     sums = xp.cumsum(xp.concatenate([values, values[..., : length - 1]], -1), -1)
     before = xp.concatenate([xp.zeros_like(sums[..., :1]), sums[..., : values.shape[-1] - 1]], -1)
     return sums[..., length - 1 :] - before
-
-
-def check_shape(mechanism: Multivariate, shape: tuple[int, ...], name: str = "x") -> None:
-    """Refuse arrays whose last axis is not the coordinates."""
-    if not shape or shape[-1] != mechanism.dimensions:
-        raise ValueError(f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
 
 
 def chosen_coordinates(start: RealArray, dimensions: int, sampled: int) -> np.ndarray:

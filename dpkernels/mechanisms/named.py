@@ -86,12 +86,8 @@ def piecewise(
 ) -> Windowed:
     """Return the type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
 
-    Args:
-        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours.
-        lower: smallest valid input.
-        upper: largest valid input.
-        eta: output half-width over window half-width, above 1 and up to 2e100; by default the best.
-        objective: what the default eta minimises, "worst" or "central" variance.
+    Arguments are those of ``composite``, and eta, the output half-width over the window half-width, above 1 and up to
+    2e100. By default eta minimises the objective.
 
     Example:
         >>> float(piecewise(epsilon=1.0, lower=-1.0, upper=1.0).worst_variance).__round__(4)
@@ -108,7 +104,7 @@ def piecewise_triangle(
     Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1). For wide windows
     (m > 4/3), which cover the middle for every input, ``composite("triangle")`` may choose a larger one.
     """
-    given: dict[str, Any] = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
+    given: Any = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
     return composite("triangle", width=_width(eta), condition="sup_inf", **given)
 
 
@@ -127,13 +123,10 @@ def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
 def hybrid(*, epsilon: Real, lower: Real, upper: Real, share: Real | None = None) -> Mixture | TwoPoint:
     """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with a probability, else Duchi's mechanism.
 
-    Args:
-        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours.
-        lower: smallest valid input.
-        upper: largest valid input.
-        share: probability of the Piecewise Mechanism, in (0, 1). By default it has the lowest worst-case variance:
-            1 - e^(-eps/2) above eps = 0.61, else 0. The result is then Duchi's ``TwoPoint``, or, if JAX traces
-            epsilon, a ``Mixture`` of weight 0. A positive share below 0.61 makes the distribution estimable.
+    The probability of the Piecewise Mechanism is ``share``, in (0, 1), by default that of the lowest worst-case
+    variance: 1 - e^(-eps/2) above eps = 0.61, else 0. The result is then Duchi's ``TwoPoint``, or, if JAX traces
+    epsilon, a ``Mixture`` of weight 0. A positive share below 0.61 makes the distribution estimable. Other arguments
+    are those of ``composite``.
     """
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     points = duchi(epsilon=epsilon, lower=lower, upper=upper)

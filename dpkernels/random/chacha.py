@@ -44,13 +44,12 @@ def _rotate(word: Array, by: int) -> Array:
     return (word << np.uint32(by)) | (word >> np.uint32(32 - by))
 
 
-def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Array:
-    """Return ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3: little-endian uint32 words, shape (n, 16)."""
-    head = [
-        jnp.broadcast_to(words[:, None], (4, len(counter))) for words in (jnp.asarray(_CONSTANTS), key[:4], key[4:])
-    ]
-    row = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
-    start = (*head, jnp.stack(row))
+def blocks(head: Array, count: int) -> Array:
+    """Return consecutive blocks, RFC 8439 section 2.3, uint32 of shape (count, 16), from a state's words 4 to 15 on."""
+    low = head[8] + lax.iota(jnp.uint32, count)
+    high = head[9] + (low < head[8]).astype(jnp.uint32)
+    fixed = (jnp.broadcast_to(words[:, None], (4, count)) for words in (jnp.asarray(_CONSTANTS), head[:4], head[4:8]))
+    start = (*fixed, jnp.stack([low, high, *(jnp.broadcast_to(word, (count,)) for word in head[10:])]))
     end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
 
@@ -75,22 +74,15 @@ def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: i
 def words_from(head: Array, count: int, bits: int) -> Array:
     """Return ``stream_words`` of a state: of its words 4 to 15, the key, the first block's number, the stream and 0."""
     number = -(-count * bits // 512)
-    made = lax.platform_dependent(head, cuda=partial(gpu_blocks, count=number), default=partial(_blocks, count=number))
+    made = lax.platform_dependent(head, cuda=partial(gpu_blocks, count=number), default=partial(blocks, count=number))
     return _regroup(made.reshape(-1), bits)[:count]
 
 
-def _blocks(head: Array, count: int) -> Array:
-    low = head[8] + lax.iota(jnp.uint32, count)
-    carry = (low < head[8]).astype(jnp.uint32)
-    return block_words(head[:8], low, (head[9] + carry, head[10], head[11]))
-
-
 def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
-    """Return consecutive blocks from a state on, uint32 of shape (count, 16), by one Triton kernel for NVIDIA GPUs.
+    """Return ``blocks`` by one Triton kernel for NVIDIA GPUs; with ``interpret`` JAX's own operations run it.
 
     The rounds are a loop, and the state is in registers. XLA makes a kernel through memory of every quarter round, or
-    compiles for a minute. The head is words 4 to 15 of the first block's state, uint32. With ``interpret`` JAX's own
-    operations run it, on any device.
+    compiles for a minute.
     """
     pieces = [
         _gpu_piece(head, first, min(_MOST_BLOCKS, count - first), interpret) for first in range(0, count, _MOST_BLOCKS)
@@ -112,7 +104,14 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
         high = head_ref[9] + (low < at).astype(jnp.uint32)
         words = [*_CONSTANTS, *(head_ref[i] for i in range(8)), low, high, head_ref[10], head_ref[11]]
         start = tuple(jnp.broadcast_to(word, at.shape).astype(jnp.uint32) for word in words)
-        end = lax.fori_loop(0, 10, lambda _, state: _double_round_of_words(state), start)
+
+        def double_round(_: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            words = list(state)
+            for a, b, c, d in _COLUMNS + _DIAGONALS:
+                words[a], words[b], words[c], words[d] = _quarter_round(words[a], words[b], words[c], words[d])
+            return tuple(words)
+
+        end = lax.fori_loop(0, 10, double_round, start)
         for i in range(16):
             out_ref[:, i] = start[i] + end[i]
 
@@ -127,13 +126,6 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
             interpret=interpret,
         )(head)
     return made[:count]
-
-
-def _double_round_of_words(state: tuple[Array, ...]) -> tuple[Array, ...]:
-    words = list(state)
-    for a, b, c, d in _COLUMNS + _DIAGONALS:
-        words[a], words[b], words[c], words[d] = _quarter_round(words[a], words[b], words[c], words[d])
-    return tuple(words)
 
 
 def _regroup(words: Array, bits: int) -> Array:
@@ -154,24 +146,12 @@ def _seed(seed: Array) -> Array:
     )
 
 
-def _split(key: Array, shape: tuple[int, ...]) -> Array:
-    return stream_words(key, SPLIT_STREAM, (0, 0), 8 * math.prod(shape), 32).reshape(*shape, 8)
-
-
-def _fold_in(key: Array, data: Any) -> Array:
-    return stream_words(key, FOLD_STREAM, (jnp.asarray(data).astype(jnp.uint32), 0), 8, 32)
-
-
-def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
-    return stream_words(key, BITS_STREAM, (0, 0), math.prod(shape), bit_width).reshape(shape)
-
-
 chacha20_impl = define_prng_impl(
     key_shape=(8,),
     seed=_seed,
-    split=_split,
-    random_bits=_random_bits,
-    fold_in=_fold_in,
+    split=lambda key, shape: stream_words(key, SPLIT_STREAM, (0, 0), 8 * math.prod(shape), 32).reshape(*shape, 8),
+    random_bits=lambda key, bits, shape: stream_words(key, BITS_STREAM, (0, 0), math.prod(shape), bits).reshape(shape),
+    fold_in=lambda key, data: stream_words(key, FOLD_STREAM, (jnp.asarray(data).astype(jnp.uint32), 0), 8, 32),
     name="chacha20",
     tag="chacha20",
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from functools import cache, reduce
-from typing import Any
+from functools import reduce
 
 import numpy as np
 
@@ -22,8 +21,10 @@ class Keystream:
     """The key streams of one key of 32 bytes; for one thread at a time."""
 
     def __init__(self, key: bytes) -> None:
-        Cipher, ChaCha20 = _openssl()
-        self._encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        # Imported here: OpenSSL costs 30 ms at start-up and only a release on the CPU needs it.
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+        self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def fill(self, out: np.ndarray, stream: int, first_block: int) -> None:
         """Fill contiguous unsigned integers with a stream's words from the 64-byte block number, below 2^64, on."""
@@ -40,14 +41,6 @@ class Keystream:
 def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:
     """Fill ``out`` with the words of one stream of a key (``Keystream``)."""
     Keystream(key).fill(out, stream, first_block)
-
-
-@cache
-def _openssl() -> tuple[Any, Any]:
-    # Imported here: OpenSSL costs 30 ms at start-up and only a release on the CPU needs it.
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    return Cipher, algorithms.ChaCha20
 
 
 def head(key: bytes, stream: int, block: int) -> np.ndarray:

@@ -13,9 +13,10 @@ from dpkernels import checks
 from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows import PROMISED_DEVIATION
+from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.mechanisms.multivariate import Multivariate, check_shape
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.windowed.mechanism import SquareWave
 from dpkernels.numerics import Real
 from dpkernels.release import containers
 

@@ -17,9 +17,9 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.exact.registry import ExactMultivariate, exact_sampler
 from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
-from dpkernels.mechanisms.additive import AdditiveVector
+from dpkernels.mechanisms.additive import AdditiveVector, check_shape
 from dpkernels.mechanisms.base import Mechanism, sample_from
-from dpkernels.mechanisms.multivariate import Multivariate, check_shape, chosen_coordinates
+from dpkernels.mechanisms.multivariate import Multivariate, chosen_coordinates
 from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host, keys
@@ -167,7 +167,7 @@ def _perturb_column(
 
 def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
     """Refuse vectors of another length, and values off a lattice known in advance."""
-    mechanism.check_shape(x.shape)
+    check_shape(mechanism, x.shape)
     if mechanism.lattice is None:
         return
     if clip:

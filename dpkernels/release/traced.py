@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.mechanisms.additive import AdditiveVector
+from dpkernels.mechanisms.additive import AdditiveVector, check_shape
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.engines import check_words
@@ -65,7 +65,7 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
     if values.size == 0:
         raise ValueError("x: is empty; at least one value is needed")
     if isinstance(sampler.mechanism, AdditiveVector):
-        sampler.mechanism.check_shape(values.shape)
+        check_shape(sampler.mechanism, values.shape)
         _check_lattice(sampler.mechanism.lattice, values)
     if not isinstance(values, jax.core.Tracer):
         Bounds.of(sampler, clip=False).check_on_device(values)

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Bounded, sampler
+from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
@@ -190,6 +190,9 @@ class Optimal(Bounded):
         threshold, other = zip(*rows, strict=True)
         return np.array(threshold), np.array(other)
 
+    def sampler(self) -> Any:
+        return self if checks.concrete(self.probabilities) is None else _Tabulated(self, *self.alias_columns)
+
     @property
     def _second_moments(self) -> RealArray:
         """Return sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
@@ -260,13 +263,6 @@ class _Tabulated:
 
 def _taken(table: Any, at: Any) -> Any:
     return table.at[at].get(mode="promise_in_bounds")
-
-
-@sampler.register
-def _(mechanism: Optimal) -> Any:
-    if checks.concrete(mechanism.probabilities) is None:
-        return mechanism
-    return _Tabulated(mechanism, *mechanism.alias_columns)
 
 
 def _alias_columns(p: list[float]) -> tuple[list[float], list[int]]:

@@ -37,13 +37,10 @@ if TYPE_CHECKING:
 
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 SLACKS = (1e-6, 1e-5, 1e-4)
-
 _ZERO = 1e-9  # A column whose probabilities are all below this is a solver's zero.
-
 # The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
 # 64-bit integers can represent within the slack.
 LEAST = 2.0**-40
-
 # Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
 _FEW_ROWS, _FEW_OUTPUTS = 21, 81
 # Profiles are added until they lower the variance by less than this share; the second value is for coarser grids.
@@ -51,8 +48,6 @@ _GAIN, _COARSE_GAIN = 1e-4, 1e-2
 _PROMISE = 1e-7  # Smaller relative reduced costs are rounding errors.
 _ROUNDS = 40  # The last solution is then returned, whose variance may be above the minimum.
 _MISSING = 1e4  # The cost of a residual of a sum or a mean, in variances. If some remain, there is no solution.
-
-
 # Profiles are followed down to 2^-24; smaller values are negligible next to the least probability of a report.
 _BITS = 24
 

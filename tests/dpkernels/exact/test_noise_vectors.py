@@ -607,5 +607,5 @@ def test_bad_values_of_vectors_are_named():
 @pytest.mark.parametrize("shape", [(8, 3), (7,), ()])
 def test_vectors_of_another_length_are_refused(shape):
     for exactly in (True, False):
-        with pytest.raises(ValueError, match="last axis must hold the 8 values"):
+        with pytest.raises(ValueError, match="last axis must hold the 8 coordinates"):
             dpk.perturb(np.zeros(shape), VECTORS["discrete"](), exact=exactly)

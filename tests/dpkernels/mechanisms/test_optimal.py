@@ -23,7 +23,6 @@ import accountants
 import dpkernels as dpk
 from accountants.composition import self_composed
 from accountants.dominating_pairs.registry import dominating_pairs
-from dpkernels.mechanisms.base import sampler
 from dpkernels.mechanisms.optimal import search as optimal_search
 from dpkernels.mechanisms.optimal.grid import (
     InputGrid,
@@ -542,7 +541,7 @@ def test_every_uniform_number_of_the_sampler(m):
     count = 1 << 18
     u = (np.arange(count) + 0.5) / count
     with jax.enable_x64(True):
-        draw = jax.jit(sampler(m).draw)
+        draw = jax.jit(m.sampler().draw)
         for x in inputs(m):
             at, p = m.atoms(np.array(x))
             y = np.asarray(draw(u, np.full(count, x)))

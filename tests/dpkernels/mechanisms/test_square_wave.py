@@ -24,7 +24,7 @@ import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, placed_table
-from dpkernels.mechanisms.windowed.square_wave import published_half_width
+from dpkernels.mechanisms.windowed.mechanism import published_half_width
 
 run = pytest.fixture(command, name="run")
 
