@@ -39,7 +39,10 @@ def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) 
             found = jax.lax.map(lambda some: sequential_vmap(every)(*these(some)), jnp.minimum(numbers, size - 1))
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], found)
 
-        found = jax.lax.platform_dependent(cpu=in_turn, default=lambda: every(*given))
+        if jax.default_backend() == "cpu":  # The other branch would take as long to trace.
+            found = in_turn()
+        else:
+            found = jax.lax.platform_dependent(cpu=in_turn, default=lambda: every(*given))
         return found, jax.tree.map(lambda _: True, found)
 
     return mapped

@@ -145,7 +145,7 @@ def descend(
     most_stale, gain = patience
     points, count, n = starts.shape
     rule = optax.with_extra_args_support(optimizer or bfgs())
-    turn = jax.vmap(partial(_turn, function, rule, optimizer is None), in_axes=(0, 0, None))
+    one_turn = partial(_turn, function, rule, optimizer is None)
     state = jax.vmap(partial(_begin, rule))(starts[0])
     log = jnp.zeros((turns, count, n + 1), starts.dtype)
 
@@ -156,7 +156,7 @@ def descend(
     def body(carry: Any) -> Any:
         number, active, state, log, evaluations, mark, stale = carry
         begins = number < points
-        state, more = turn(state, starts[jnp.minimum(number, points - 1)], begins)
+        state, more = jax.lax.map(lambda one: one_turn(*one, begins), (state, starts[jnp.minimum(number, points - 1)]))
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.best[1].min()
