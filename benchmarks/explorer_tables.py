@@ -26,7 +26,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 import accountants
-from accountants.tune.fisher import cdf_error
+from accountants.tune.objectives import cdf_error
 from dpkernels.cli.explorer.page import PACKED, TABLES, UNIT
 from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, hybrid, piecewise
 from dpkernels.mechanisms.named_additive import laplace

@@ -8,22 +8,17 @@ unconstrained, and ``calibrate`` solves for what the budget determines, with imp
 search is private, and no penalty is needed. Searches run from several starts in one compiled loop.
 """
 
-from accountants.tune import objectives as _objectives
-from accountants.tune import tuning as _tuning
-from accountants.tune.families import bounded as _bounded
+from accountants.tune import objectives, tuning
 from accountants.tune.families import composed as _composed
 from accountants.tune.families import constructed as _constructed
 from accountants.tune.families import noise as _noise
-from accountants.tune.families import recycled as _recycled
-from accountants.tune.families.bounded import *  # noqa: F403
 from accountants.tune.families.composed import *  # noqa: F403
 from accountants.tune.families.constructed import *  # noqa: F403
 from accountants.tune.families.noise import *  # noqa: F403
-from accountants.tune.families.recycled import *  # noqa: F403
 from accountants.tune.family import Family
 from accountants.tune.objectives import *  # noqa: F403
 from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
-_HOMES = _bounded, _composed, _constructed, _noise, _objectives, _recycled, _tuning
+_HOMES = _composed, _constructed, _noise, objectives, tuning
 __all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from accountants.tune.family import Family, Member
-from accountants.tune.fisher import cdf_error
 from dpkernels import checks
-from dpkernels.mechanisms.base import Bounded, Local
+from dpkernels.mechanisms.base import Bounded, Local, Mechanism
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
@@ -41,6 +40,7 @@ _NODES, _WEIGHTS = gauss_legendre(2)
 # Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
 _INPUTS = np.linspace(0.0, 1.0, 33)
 _BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
+_BINS, _CELLS, _INPUTS = 48, 192, 4  # Of an estimated distribution; inputs a bin, evenly spaced.
 
 
 def probability_within(mechanism: Any, x: Any, theta: Any) -> Any:
@@ -76,6 +76,54 @@ def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     # One Newton step of value 0: it carries the derivative. On an atom, or at a kink, the quantile stays.
     rise = rise - jax.lax.stop_gradient(rise)
     return t - jnp.where(slope > 0, rise / jnp.where(slope > 0, slope, 1.0), 0.0)
+
+
+@cache
+def _prior() -> np.ndarray:
+    """Return L, of shape (d, d - 1): a square root of the prior's covariance, of probabilities that sum to 1."""
+    x = (np.arange(_BINS) + 0.5) / _BINS
+    centred = np.eye(_BINS) - 1 / _BINS
+    r = np.sqrt(3) * np.abs(x[:, None] - x)
+    eigenvalues, vectors = np.linalg.eigh(centred @ ((1 + r) * np.exp(-r)) @ centred / _BINS**2)
+    return vectors[:, 1:] * np.sqrt(np.maximum(eigenvalues[1:], 0.0))
+
+
+def channel(mechanism: Mechanism) -> RealArray:
+    """Return A, of shape (K, d): P(report in cell | bin), cells evenly spaced over the output interval."""
+    (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
+    x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS) + 0.5) / (_BINS * _INPUTS)
+    inner = low + (high - low) * np.linspace(0, 1, _CELLS + 1)[1:-1, None]
+    below = mechanism.cdf(inner, x)
+    xp = namespace(below)
+    below = xp.concatenate([xp.zeros((1, x.size)), below, xp.ones((1, x.size))])
+    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS).mean(-1)
+
+
+def cdf_error(mechanism: Any, reports: Real) -> Real:
+    """Return the expected absolute error of a cdf estimated from reports, averaged over the interval, in data units.
+
+    Inputs are of one of d bins, reports of one of K cells; A is the channel between them. Of n reports the Fisher
+    information about the bins' probabilities is n A' diag(1/q) A, q = A p, here at the uniform p. It is nearly
+    singular, so the probabilities have a prior: the uniform one and a Gaussian process of the density with the
+    covariance (1 + r) e^-r, r = sqrt(3) |x - y| on [0, 1] (once differentiable), K0 = L L' for the bins. The posterior
+    covariance is
+
+        S = L (1 + n L' A' diag(1/q) A L)^-1 L'
+
+    and the error of the cdf at the ends of bins is sqrt(2/pi) times the square root of the diagonal of C S C', C the
+    sums of first bins: their mean is what the Wasserstein-1 distance of the estimate is about, in widths of the
+    interval.
+    """
+    lower, upper = mechanism.input_interval
+    A, L = channel(mechanism), _prior()
+    xp = namespace(A)
+    q = A.mean(1)
+    weight = xp.where(q > 0, 1 / xp.where(q > 0, q, 1.0), 0.0)
+    B = A @ L
+    information = xp.eye(L.shape[1]) + reports * (B.T * weight) @ B
+    C = xp.cumsum(L, axis=0)
+    variances = (C.T * xp.linalg.solve(information, C.T)).sum(0)
+    return xp.sqrt(2 / xp.pi) * xp.sqrt(xp.maximum(variances[:-1], 1e-30)).mean() * (upper - lower)
 
 
 def _unbiased(mechanism: Any) -> Any:
@@ -210,8 +258,8 @@ def quantile(beta: Real, x: Real | None = None) -> Objective:
 def distribution(reports: float = 1e5) -> Objective:
     """Return the expected error of the cdf estimated from n reports, about their Wasserstein-1 distance, in data units.
 
-    It applies to bounded mechanisms, and uses the Fisher information of their reports; see ``tune/fisher.py``. A
-    narrower window gives a better distribution than the window of least variance, in particular with many reports.
+    It applies to bounded mechanisms, and uses the Fisher information of their reports. A narrower window gives a
+    better distribution than the window of least variance, in particular with many reports.
 
     Raises:
         ValueError: reports is not in [1, 1e15].
@@ -235,7 +283,7 @@ def as_objective(objective: Aim) -> Objective:
         return objective
     if not callable(objective):
         raise TypeError(f"objective: {objective!r} is no Objective and not callable")
-    return Objective(objective, getattr(objective, "__name__", "objective"))
+    return dataclasses.replace(maximise(objective), sign=1)
 
 
 def _of_inputs(

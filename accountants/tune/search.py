@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ from accountants.tune.family import Family
 from accountants.tune.objectives import Objective, search_in_units
 from dpkernels.numerics import Real, RealArray
 
-Optimizer: TypeAlias = optax.GradientTransformation
-
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 _NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
@@ -32,18 +30,17 @@ _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal
 class Found(NamedTuple):
     """The result of a search: the best unconstrained point z, (n,), and its value in the natural direction.
 
-    The value is inf or -inf if no start was feasible. ``path`` and ``path_values`` are the winning start's after each
-    of ``turns`` turns. ``evaluations`` counts those with gradient over all starts. ``spent`` is what a release may
-    spend at z.
+    The value is inf or -inf if no start was feasible. ``path`` has the winning start's (z, value) after each of
+    ``turns`` turns. ``evaluations`` counts those with gradient over all starts. ``spent`` is what a release may spend
+    at z.
     """
 
     z: Any
     value: Any
     path: Any
-    path_values: Any
     turns: Any
     evaluations: Any
-    spent: Any = np.nan
+    spent: Any
 
 
 class _Start(NamedTuple):
@@ -87,65 +84,57 @@ _QUICK_COMPILING = (
 
 
 @cache
-def _compiler_options() -> dict[str, Any]:
+def compiled_search() -> Callable[..., Found]:
+    """Return ``search``, compiled once for each type of family and objective."""
     for options in _QUICK_COMPILING:
         try:
             jax.jit(lambda: 0.0, compiler_options=options)()
         except (ValueError, RuntimeError):
             continue
-        return options
-    return {}
+        return jax.jit(search, static_argnames=("turns", "optimizer"), compiler_options=options)
+    return jax.jit(search, static_argnames=("turns", "optimizer"))
 
 
-def search(family: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None) -> Found:
+def search(
+    family: Family, objective: Objective, starts: Real, turns: int, optimizer: optax.GradientTransformation | None
+) -> Found:
     """Return the best of all starts, of shape (points, starts, n), each from the best of its points.
 
     The steps of an optax transformation are taken as they are; those of BFGS are shortened until they lead down.
     """
-    return _compiled_search()(family, objective, starts, turns=turns, optimizer=optimizer)
-
-
-@cache
-def _compiled_search() -> Callable[..., Found]:
-    return jax.jit(_search, static_argnames=("turns", "optimizer"), compiler_options=_compiler_options())
-
-
-def _search(family: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None) -> Found:
     TRACES.append(family.name)
     family, objective, factor = search_in_units(family, objective)
-    function = partial(cost, family, objective)
-    found = descend(function, objective.sign, starts, turns, family.patience, optimizer)
-    return found._replace(value=found.value * factor, path_values=found.path_values * factor)
+    found = descend(partial(cost, family, objective), starts, turns, family.patience, optimizer)
+    factor = objective.sign * factor
+    return found._replace(value=found.value * factor, path=found.path.at[:, -1].multiply(factor))
 
 
 @partial(jax.jit, static_argnames=("turns", "optimizer"))
 def search_many(
-    families: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None
+    families: Family, objective: Objective, starts: Real, turns: int, optimizer: optax.GradientTransformation | None
 ) -> tuple[Found, dict[str, Real]]:
     """Return ``search`` of each family of a batch, whose numbers have one leading axis, and their parameters."""
 
     def one(family: Family) -> tuple[Found, dict[str, Any]]:
-        found = _search(family, objective, starts, turns, optimizer)
+        found = search(family, objective, starts, turns, optimizer)
         free = domains.values(family.domains, found.z)
         # The path of every one would fill the memory.
-        return found._replace(path=None, path_values=None), family.parameters(free, family.build(free))
+        return found._replace(path=None), family.parameters(free, family.build(free))
 
     return jax.vmap(one)(families)
 
 
 def descend(
     function: Callable[[Any, Any], Any],
-    sign: int,
     starts: Any,
     turns: int,
     patience: tuple[int, float] = Family.patience,
-    optimizer: Optimizer | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Found:
-    """Run the loop of ``search`` for a function of (z, what is spent nearby), and report ``sign`` times its values."""
+    """Run the loop of ``search`` for a function of (z, what is spent nearby) that is minimised."""
     most_stale, gain = patience
     points, count, n = starts.shape
     rule = optax.with_extra_args_support(optimizer or bfgs())
-    one_turn = partial(_turn, function, rule, optimizer is None)
     state = jax.vmap(partial(_begin, rule))(starts[0])
     log = jnp.zeros((turns, count, n + 1), starts.dtype)
 
@@ -156,7 +145,9 @@ def descend(
     def body(carry: Any) -> Any:
         number, active, state, log, evaluations, mark, stale = carry
         begins = number < points
-        state, more = jax.lax.map(lambda one: one_turn(*one, begins), (state, starts[jnp.minimum(number, points - 1)]))
+        given = state, starts[jnp.minimum(number, points - 1)]
+        # In turn, since a vmap takes twice as long to compile.
+        state, more = jax.lax.map(lambda one: _turn(function, rule, optimizer is None, *one, begins), given)
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.best[1].min()
@@ -169,8 +160,7 @@ def descend(
     number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
     z, value, spends = state.best
     winner = jnp.argmin(value)
-    path = log[:, winner]
-    return Found(z[winner], sign * value[winner], path[:, :-1], sign * path[:, -1], number, evaluations, spends[winner])
+    return Found(z[winner], value[winner], log[:, winner], number, evaluations, spends[winner])
 
 
 def _begin(rule: Any, z: RealArray) -> _Start:
@@ -196,7 +186,10 @@ def _turn(
     known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z, state.spent)[0]}
     step, memory = rule.update(gradient, memory, trial, **known)
     there = _Start(trial, value, gradient, spends, memory, step, jnp.ones_like(value), state.best)
-    shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))
+    # A failed step is shortened to where a parabola of its slope and rise is lowest, to 0.1 to 0.5 of it.
+    bend = 2 * (value - state.value - slope)
+    lowest = jnp.clip(-slope / jnp.where(bend > 0, bend, 1.0), 0.1, 0.5)
+    shorter = jnp.where(begins, 1.0, jnp.where((bend > 0) & (bend < jnp.inf), lowest, 0.25))
     here = state._replace(share=state.share * shorter)
     following: Any = jax.tree.map(partial(jnp.where, accepted), there, here)
     place = following.z, following.value, following.spent
@@ -206,13 +199,6 @@ def _turn(
         promised = -(following.gradient * following.share * following.step).sum()
         more &= promised > _NEGLIGIBLE * jnp.abs(following.value)
     return following._replace(best=best), more
-
-
-def _shorter(slope: Real, rise: Real) -> Real:
-    """Return the share of the step where a parabola of this slope and rise is lowest, in [0.1, 0.5]."""
-    bend = 2 * (rise - slope)
-    share = -slope / jnp.where(bend > 0, bend, 1.0)
-    return jnp.where((bend > 0) & (bend < jnp.inf), jnp.clip(share, 0.1, 0.5), 0.25)
 
 
 class BfgsState(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, checked, expression
 from accountants.tune.objectives import Aim, Objective, as_objective, evaluate
-from accountants.tune.search import Found, Optimizer, search, search_many
+from accountants.tune.search import Found, compiled_search, search_many
 from dpkernels import checks
 
 __all__ = ["Many", "Result", "best", "compare", "many"]
@@ -25,6 +24,7 @@ TURNS = 200  # A search ends by itself, see ``Family.patience``; this bounds the
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
+_MOST = 100_000  # Of starts and of turns.
 # How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
 _NEAR = 1 / 6
 
@@ -97,7 +97,7 @@ def best(
     at_most: float | None = None,
     starts: int | None = None,
     turns: int = TURNS,
-    optimizer: Optimizer | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Result:
     """Return the best member of a family, by a method of this package's own unless ``optimizer`` names another.
 
@@ -139,11 +139,15 @@ def best(
         if np.ndim(number):
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
     if method == "gradient":
-        search_with = partial(search, turns=_counted("turns", turns), optimizer=_optimizer(optimizer))
-        result = _by_gradient(family.for_error(chosen.theta), chosen, starts, search_with)
+        result = _by_gradient(family.for_error(chosen.theta), chosen, starts, *_limits(turns, optimizer))
     else:
         result = _by_enumeration(family if chosen.theta is None else family.for_error(chosen.theta), chosen)
-    _check_reached(result, at_least, at_most)
+    for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
+        if limit is not None and not sign * result.value >= sign * (wanted := checks.number(name, limit)):
+            raise ValueError(
+                f"{name}: {wanted:g} of {result.objective} is not feasible for {result.family}; the best achievable is "
+                f"{result.value:.6g}"
+            )
     return result
 
 
@@ -166,7 +170,7 @@ def many(
     *,
     starts: int | None = None,
     turns: int = TURNS,
-    optimizer: Optimizer | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Many:
     """Return the best members at many budgets, in one compiled call.
 
@@ -184,12 +188,12 @@ def many(
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
     points = starting_points(family, starts)
+    limits = _limits(turns, optimizer)
     if not points.size:
-        with jax.enable_x64(True):
-            results = [_determined(jax.tree.unflatten(tree, row), chosen) for row in zip(*columns, strict=True)]
-        return Many({}, np.reshape([result.value for result in results], shape), len(results))
+        rows = (jax.tree.unflatten(tree, row) for row in zip(*columns, strict=True))
+        values = [_by_gradient(row, chosen, None, *limits).value for row in rows]
+        return Many({}, np.reshape(values, shape), len(values))
     flat = jax.tree.unflatten(tree, columns)
-    limits = _counted("turns", turns), _optimizer(optimizer)
     with jax.enable_x64(True):
         found, every = jax.tree.map(np.asarray, search_many(flat, as_float64(chosen), points, *limits))
     if not np.isfinite(found.value).all():
@@ -199,34 +203,33 @@ def many(
     return Many(parameters, found.value.reshape(shape), int(found.evaluations.sum()))
 
 
-def _counted(name: str, value: int) -> int:
-    return checks.whole(name, value, 1, 100_000)
-
-
-def _optimizer(optimizer: Any) -> Optimizer | None:
+def _limits(turns: int, optimizer: Any) -> tuple[int, optax.GradientTransformation | None]:
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
-    return optimizer
+    return checks.whole("turns", turns, 1, _MOST), optimizer
 
 
 def starting_points(family: Family, count: int | None) -> np.ndarray:
     """Return the points of each start, neighbours where one number is free: of shape (points, starts, free)."""
     free = sum(domain.size for domain in family.domains.values())
     further = max(free - 1, 0)
-    chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
+    chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else checks.whole("starts", count, 1, _MOST)
     points = min(_POINTS * 2 ** (further + family.has_dips), _MOST_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 
-def _by_gradient(family: Family, objective: Objective, starts: int | None, search_with: Callable[..., Any]) -> Result:
+def _by_gradient(family: Family, objective: Objective, starts: int | None, turns: int, optimizer: Any) -> Result:
     points = starting_points(family, starts)
+    if not points.size:
+        mechanism = family.release({})
+        value = _value(objective, mechanism)
+        return _certified(family, objective, {}, mechanism, value, {"objective": np.array([value])}, 1)
 
     def find(points: np.ndarray) -> Found:
-        return jax.tree.map(np.asarray, search_with(as_float64(family), as_float64(objective), points))
+        found = compiled_search()(as_float64(family), as_float64(objective), points, turns=turns, optimizer=optimizer)
+        return jax.tree.map(np.asarray, found)
 
     with jax.enable_x64(True):
-        if not points.size:
-            return _determined(family, objective)
         found = find(points)
         if family.has_dips and np.isfinite(found.value):
             again = find(found.z + _NEAR * (points - points.mean((0, 1))))
@@ -238,31 +241,23 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, searc
             "no number of any"
         )
     free = domains.values(family.domains, found.z)
-    return _result(family, objective, free, family.release_from(_plain(free), float(found.spent)), found)
-
-
-def _determined(family: Family, objective: Objective) -> Result:
-    mechanism = family.release({})
-    value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
-    return _result(family, objective, {}, mechanism, Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1))
-
-
-def _result(family: Family, objective: Objective, free: dict[str, Any], mechanism: Any, found: Found) -> Result:
-    value = float(found.value)
-    if family.is_estimated:
-        with jax.enable_x64(True):
-            value = float(evaluate(as_float64(objective), as_float64(mechanism)))
-    points, values = found.path[: found.turns], found.path_values[: found.turns]
+    mechanism = family.release_from(_plain(free), float(found.spent))
+    value = _value(objective, mechanism) if family.is_estimated else float(found.value)
+    z, values = found.path[: found.turns, :-1], found.path[: found.turns, -1]
     moved = np.append(True, values[1:] != values[:-1]) & np.isfinite(values)
-    path = {**domains.values(family.domains, points[moved]), "objective": values[moved]}
-    return _certified(family, objective, free, mechanism, value, path, found.evaluations)
+    path = {**domains.values(family.domains, z[moved]), "objective": values[moved]}
+    return _certified(family, objective, free, mechanism, value, path, int(found.evaluations))
+
+
+def _value(objective: Objective, mechanism: Any) -> float:
+    with jax.enable_x64(True):
+        return float(evaluate(as_float64(objective), as_float64(mechanism)))
 
 
 def _by_enumeration(family: Family, objective: Objective) -> Result:
     found = family.published_search(objective)
-    path = {"objective": np.asarray(found.rounds)}
-    member = found.parameters, found.mechanism, found.value
-    return _certified(family, objective, *member, path, found.evaluations, source=found.source)
+    member = found.parameters, found.mechanism, found.value, {"objective": np.asarray(found.rounds)}
+    return _certified(family, objective, *member, found.evaluations, source=found.source)
 
 
 def _certified(
@@ -272,7 +267,7 @@ def _certified(
     mechanism: Any,
     value: float,
     path: dict[str, np.ndarray],
-    evaluations: Any,
+    evaluations: int,
     source: str = "",
 ) -> Result:
     epsilon, delta = family.verify(mechanism)
@@ -287,7 +282,7 @@ def _certified(
         parameters=parameters,
         path=path,
         steps=len(path["objective"]) - 1,
-        evaluations=int(evaluations),
+        evaluations=evaluations,
         epsilon=epsilon,
         delta=delta,
         python=expression(mechanism) if source else family.python(mechanism, parameters),
@@ -298,15 +293,3 @@ def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
     return {
         name: float(value) if np.ndim(value) == 0 else tuple(map(float, value)) for name, value in parameters.items()
     }
-
-
-def _check_reached(result: Result, at_least: float | None, at_most: float | None) -> None:
-    for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
-        if limit is None:
-            continue
-        wanted = checks.number(name, limit)
-        if not sign * result.value >= sign * wanted:
-            raise ValueError(
-                f"{name}: {wanted:g} of {result.objective} is not feasible for {result.family}; the best achievable is "
-                f"{result.value:.6g}"
-            )

@@ -14,7 +14,7 @@ import click
 from accountants import tune
 from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
-from accountants.tune.families import bounded, noise
+from accountants.tune.families import constructed, noise
 from dpkernels.cli.options import flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -42,7 +42,7 @@ _NOISE: tuple[Callable[..., Family], ...] = (
     *(partial(tune.budget_recycled, kernel) for kernel in noise.KERNELS),
 )
 _FAMILIES: dict[tuple[str, ...], tuple[Callable[..., Family], ...]] = {
-    _BOUNDED: bounded.COMPARED,
+    _BOUNDED: constructed.COMPARED,
     _PURE: tuple(family for family in _NOISE if "delta" not in signature(family).parameters),
     _ADDITIVE: tuple(family for family in _NOISE if "delta" in signature(family).parameters),
 }

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -44,21 +44,16 @@ _SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 class ComposableFamily(Family):
     """A family whose members may be one of several releases; the budget that it holds does not count then."""
 
-    solves_epsilon: ClassVar[bool] = False  # Whether what is solved for is the pure epsilon of a release.
-
-    def composed_domains(self, target: Composed) -> dict[str, Domain]:
-        return self.domains
-
-    @abc.abstractmethod
-    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
-        """Return one of the releases that meet the target together, as ``build_near``."""
+    def of_several(self, target: Composed) -> ComposableFamily:
+        """Return the family of one of the releases that meet the target together."""
+        return self
 
     @abc.abstractmethod
-    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
-        """Return the same as ``release_from`` does; 0 spent is not known."""
+    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
+        """Return one of the releases that meet the target together; plain numbers are rounded conservatively.
 
-    def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return self.parameters(free, mechanism)
+        JAX numbers are solved for from ``spent`` on. 0 is not known.
+        """
 
     def with_sensitivity(self, factor: Any) -> Any:
         """Return the family at this multiple of its sensitivity, if it has one."""
@@ -68,8 +63,6 @@ class ComposableFamily(Family):
 
 class PureDPFamily(ComposableFamily):
     """A family of a pure budget. Of several releases, each has the largest one that they together allow."""
-
-    solves_epsilon = True
 
     @property
     def budget(self) -> tuple[Real, Real]:
@@ -86,11 +79,10 @@ class PureDPFamily(ComposableFamily):
         """Return the function from ``epsilon`` to what is released at that budget."""
         return lambda *, epsilon: self.with_budget(epsilon).release(free)
 
-    def composed_build(self, target: Composed, free: dict[str, Any], spent: Any) -> Any:
+    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Any:
+        if namespace(target.epsilon) is np:
+            return calibrate.composed_budget(self.released(free), **target.options, initial_guess=spent or None)
         return self.member(target.largest_budget(free, spent), free)
-
-    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
-        return calibrate.composed_budget(self.released(free), **target.options, initial_guess=spent or None)
 
     def spent(self, member: Any) -> Any:
         return member.epsilon
@@ -160,10 +152,15 @@ class Composed(Family):
     @property
     def domains(self) -> dict[str, Domain]:
         if not isinstance(self.rate, FreeRate):
-            return self.inner.composed_domains(self)
+            return self.each.domains
         xp = namespace(self.delta)
         lowest = xp.maximum(_LEAST_RATE, xp.minimum(_SHARE_OF_DELTA * self.delta, 0.5))
         return {**self.at(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
+
+    @property
+    def each(self) -> ComposableFamily:
+        """Return the family of one release."""
+        return self.inner.of_several(self)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -177,7 +174,7 @@ class Composed(Family):
     @property
     def has_dips(self) -> bool:
         """Return whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
-        return self.rate is None and self.inner.solves_epsilon
+        return self.rate is None and isinstance(self.each, PureDPFamily)
 
     def at(self, p: Any) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
@@ -198,21 +195,15 @@ class Composed(Family):
         return self.build_near(free, 0.0)
 
     def build_near(self, free: dict[str, Any], spent: Any) -> Member:
-        return self._one(free, lambda target, free: target.inner.composed_build(target, free, spent))
-
-    def release(self, free: dict[str, Any]) -> Member:
-        """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
-        return self.release_from(free, 0.0)
-
-    def release_from(self, free: dict[str, Any], spent: float) -> Member:
-        return self._one(free, lambda target, free: target.inner.composed_release(target, free, spent))
-
-    def _one(self, free: dict[str, Any], make: Callable[[Composed, dict[str, Any]], Any]) -> Member:
+        """Return the mechanism; of plain numbers, private by the upper end of the rigorous bracket of all releases."""
         if not isinstance(self.rate, FreeRate):
-            return make(self, free)
+            return self.each.composed(self, free, spent)
         p = free["rate"]
         others = {name: value for name, value in free.items() if name != "rate"}
-        return Subsampled(make(self.at(p), others), p, self.rate.error(p), None)
+        return Subsampled(self.at(p).build_near(others, spent), p, self.rate.error(p), None)  # type: ignore[arg-type]
+
+    def release_from(self, free: dict[str, Any], spent: float) -> Member:
+        return self.build_near(free, spent)
 
     def guarantee(self, mechanism: Any) -> Guarantee:
         if isinstance(mechanism, Subsampled):
@@ -237,7 +228,7 @@ class Composed(Family):
         if isinstance(mechanism, Subsampled):
             return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "rate": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
-        return {**self.inner.composed_parameters(free, mechanism), **own}
+        return {**self.each.parameters(free, mechanism), **own}
 
     def spent(self, member: Any) -> Any:
         return self.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)

@@ -1,22 +1,29 @@
-"""Families of additive noise: determined by its budget, merged Laplace, staircase and truncated."""
+"""Families of additive noise: determined by its budget, merged Laplace, staircase, truncated and recycled."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
-from accountants import calibrate
+from accountants import calibrate, recycling, subsampling
+from accountants.calibrate.composed import conservative_parameter, with_own_claim
+from accountants.calibrate.reweighted import least_weight
+from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
-from accountants.scale import rescaled
-from accountants.tune.domains import Between, Domain, LogBetween, Ordered
-from accountants.tune.families.composed import Composed, PureDPFamily
+from accountants.published.recycling import published_sensitivity
+from accountants.published.searches import Enumerated, recycled_search, sampled_search
+from accountants.recycling import Subsampled
+from accountants.scale import infeasible_shift, rescaled
+from accountants.tune.domains import Above, Between, Domain, LogBetween, Ordered
+from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import Constructed, Scaled, constructed, scale_of
-from accountants.tune.family import Family
+from accountants.tune.family import ROUNDING, Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -27,15 +34,32 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import MARGINS, first_feasible
+from dpkernels.solve import MARGINS, NotPrivateError, first_feasible
 
-__all__ = ["gaussian", "laplace", "merged_laplace", "staircase", "truncated_gaussian", "truncated_laplace"]
+__all__ = [
+    "budget_recycled",
+    "gaussian",
+    "laplace",
+    "merged_laplace",
+    "sampled_recycled",
+    "staircase",
+    "truncated_gaussian",
+    "truncated_laplace",
+]
 
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
 _DEEPEST = 1.5  # Deeper falls of merged Laplace noise between breaks, in units of eps, are no optimum.
 _GAPS = (1e-4, 2.0)  # Between its breaks, in units of D: a window of length D sees no two sides of a wider one.
 # Scales of truncated noise on [-1, 1], from noise without visible truncation to nearly uniform noise.
 _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
+_WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))  # Deltas next to 1e-12 are known to some percent only, in floats.
+_SPAN = 7.5  # ln of the widest scale where a search starts, in units of the least one that may do.
+# The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
+_SPIKE, _THINNEST = 1e-2, 1e-8
+# The step of the log density at theta: the least in units of eps, and the most, which is all but truncation.
+_LEAST_STEP, _MOST_STEP = 1e-2, 28.0
+_LEAST_RATE = 100.0  # Of a sampling rate, relative to delta: below p = delta there is no budget.
+_WHOLE = 1 - 1e-6  # A best rate so close to 1 is 1: sampling noise is a kink there.
 
 
 def check_budget(epsilon: Real, delta: Real, sensitivity: Real) -> None:
@@ -86,7 +110,7 @@ class MergedLaplaces(PureDPFamily):
         return {"falls": Between(0.0, _DEEPEST, count=n), "breaks": Ordered(n, low, high, span=(-0.1, 1.2))}
 
     def on_unit(self) -> tuple[Any, Any, Any]:
-        return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
+        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def build(self, free: dict[str, Real]) -> Additive:
         breaks: Any = free["breaks"]
@@ -184,7 +208,7 @@ class TruncatedLaplace(Truncated):
         highest = named.symmetric_bound(**self.target)
         where = partial(namespace(noise.low, noise.high).where, self._is_symmetric(free))
         low, high = where(-highest, noise.low), where(highest, noise.high)
-        return dataclasses.replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))
+        return replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))
 
     def _is_symmetric(self, free: dict[str, Any]) -> Any:
         return named.symmetric_bound(**self.target) * (1 - 1e-9) <= free["upper"]
@@ -195,11 +219,8 @@ class TruncatedLaplace(Truncated):
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
-    def composed_domains(self, target: Composed) -> dict[str, Domain]:
-        return super().domains
-
-    def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return super().parameters(free, mechanism)
+    def of_several(self, target: Composed) -> Truncated:
+        return Truncated(self.kernel, self.epsilon, self.delta, self.sensitivity)
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
@@ -218,6 +239,294 @@ def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -
     """
     check_budget(epsilon, delta, sensitivity)
     return Truncated(Gaussian(1.0), epsilon, delta, sensitivity)
+
+
+# Budget-recycled noise
+
+
+@pytree
+@dataclass(frozen=True)
+class Recycled(Scaled):
+    """Budget-recycled noise with a free scale of the kernel, and q solved for; see ``budget_recycled``."""
+
+    theta: Any = None  # None where it is free.
+    unit: Any = None  # About the scale that releases without recycling need; None for one release.
+
+    # The member that was found may be next to where no q is feasible.
+    is_estimated = True
+
+    @property
+    def name(self) -> str:
+        return f"recycled {super().name}"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        D = self.sensitivity
+        if self.unit is None:
+            scale = Above(0.0, D / infeasible_shift(self.kernel, self.epsilon, self.delta), span=(0.0, _SPAN))
+        else:
+            scale = Above(0.0, self.unit, span=(0.1, 2.5))
+        free: dict[str, Domain] = {self.kernel.lengths[0]: scale}
+        if self.theta is None:
+            # Wide and closed: far out recycling has no effect. Starts are at 0.1 to 2000 D.
+            free["theta"] = LogBetween(1e-3 * D, 1e4 * D, span=(-0.4, 0.93))
+        return free
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        D, theta = self.sensitivity, self.theta
+        return replace(self, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
+
+    def build(self, free: dict[str, Any]) -> Additive:
+        kernel, theta = self.drawn(free)
+        u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta)
+        return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
+
+    def release(self, free: dict[str, Any]) -> Additive:
+        """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
+        kernel, theta = self.drawn(free)
+
+        def wider(margin: float) -> tuple[Distribution, float]:
+            noise = rescaled(kernel, 1 + margin)
+            return noise, float(calibrate.recycling_rate(noise, theta, **self.target))
+
+        try:
+            noise, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
+        except NotPrivateError:
+            return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
+        return named.budget_recycled(noise, theta=theta, q=q, **self.target)
+
+    def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
+        kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
+        return kernel, free["theta"] if self.theta is None else self.theta
+
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return _recycled_parameters(self.kernel, mechanism.noise)
+
+    def of_several(self, target: Composed) -> Recycled:
+        ratio = target.gaussian_ratio * namespace(*jax.tree.leaves(self)).sqrt(self.kernel.variance)
+        return replace(self, unit=self.sensitivity / ratio)
+
+    def member(self, loss: Any, free: dict[str, Any]) -> Additive:
+        """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
+        kernel, theta = self.drawn(free)
+        return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
+
+    def spent(self, member: Any) -> Any:
+        return -namespace(member.noise.outside).log(member.noise.outside)
+
+    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
+        """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
+        if namespace(target.epsilon) is not np:
+            return self.member(target.largest_budget(free, spent), free)
+        loss = spent or target.largest_budget(free, 0.0)
+        symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
+
+        def wider(t: float) -> Additive:
+            return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
+
+        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(spent))
+        return with_own_claim(wider(t), delta / target.count)
+
+    def for_error(self, theta: Any) -> Family:
+        """Recycle beyond the tolerated error of an acceptance; where there is none theta is free."""
+        if self.theta is not None:
+            return self
+        if theta is not None:
+            return replace(self, theta=theta)
+        return RecycledShape(self.kernel, self.epsilon, self.delta, self.sensitivity)
+
+    def published_search(self, objective: Any) -> Enumerated:
+        found = recycled_search(self, objective)
+        kernel: Any = found.mechanism.noise.kernel
+        return replace(found, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
+
+
+def _recycled_parameters(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
+    """Return the parameters of recycled noise whose kernel is a multiple of the unit one."""
+    return {**scale_of(noise.kernel, unit), "theta": noise.high, "q": 1 - noise.outside}
+
+
+def budget_recycled(
+    kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Any = 1.0, theta: Any = None
+) -> Recycled:
+    """Return the family of budget-recycled noise (Jiang 2024) under exact accounting.
+
+    At a tolerated error sigma (or b) is free, and q the largest for it. Without one theta/sigma and q are, and sigma is
+    the least for them; deltas below 1e-15, which floats do not resolve, give wider noise than there might be, or none.
+
+    Args:
+        kernel: "gaussian", "laplace", or any even distribution at unit scale.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D, in [1e-100, 1e100]; neighbouring: true values differ by at most D.
+        theta: tolerated error; by default that of an ``acceptance`` objective, for other objectives it is free.
+
+    Raises:
+        ValueError: an argument is out of range, or an unknown kernel.
+        TypeError: a distribution that cannot be rescaled.
+    """
+    check_budget(epsilon, delta, sensitivity)
+    if theta is not None:
+        checks.positive("theta", theta)
+    return Recycled(kernel_of(kernel), epsilon, delta, sensitivity, theta)
+
+
+def kernel_of(kernel: str | Distribution) -> Distribution:
+    """Return a distribution at unit scale, of its name or itself."""
+    if isinstance(kernel, str):
+        checks.one_of("kernel", kernel, KERNELS)
+        return KERNELS[kernel]
+    if not isinstance(kernel, Distribution):
+        raise TypeError(f"kernel: {kernel!r} is no distribution; 'gaussian', 'laplace' or one at unit scale is needed")
+    rescaled(kernel, 1.0)
+    return kernel
+
+
+@pytree
+class RecycledShape(Scaled):
+    """Budget-recycled noise of a free shape, theta/scale and q, with its scale solved for; see ``budget_recycled``."""
+
+    is_estimated = True
+
+    @property
+    def name(self) -> str:
+        return f"recycled {super().name}"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """Return the domains: theta goes from a spike to where the mass beyond it does not matter for delta."""
+        xp = namespace(self.epsilon)
+        spike = xp.maximum(_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _THINNEST)
+        steps = LogBetween(_LEAST_STEP * self.epsilon, _MOST_STEP)
+        return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
+
+    @property
+    def most_shift(self) -> Any:
+        """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
+        return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
+
+    def shape(self, free: dict[str, Any]) -> Reweighted:
+        theta, step = free["theta/scale"], free["-ln(1 - q)"]
+        return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
+
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return _recycled_parameters(self.kernel, mechanism.noise)
+
+
+@partial(pytree, static=("sensitivity_at",))
+@dataclass(frozen=True)
+class SampledRecycled(Family):
+    """Budget-recycled noise on a sample of free rate; see ``sampled_recycled``."""
+
+    kernel: Distribution
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+    theta: Any
+    rate: FreeRate
+    sensitivity_at: Callable[[Real, Real], Real]
+
+    @property
+    def name(self) -> str:
+        return f"recycled {type(self.kernel).__name__.lower()} on a sample"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """Return the domains, the scale in units of the least one that may be feasible at the rate."""
+        xp = namespace(self.epsilon, self.delta)
+        # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
+        densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
+        lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
+        return {"scale": Above(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
+
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        """Return None unless the sensitivity is a known multiple of D."""
+        if self.sensitivity_at not in (recycling.rescaled_sensitivity, published_sensitivity):
+            return None
+        D = self.sensitivity
+        return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
+
+    def build(self, free: dict[str, Any]) -> Subsampled:
+        p = free["rate"]
+        eps, delta, D = self.on_sample(p)
+        kernel = self._drawn(free["scale"], p)
+        u = least_weight(kernel, self.theta, D, eps, delta)
+        made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
+        return Subsampled(made, p, self.rate.error(p), None)
+
+    def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
+        return *subsampling.on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
+
+    def _drawn(self, scale: Real, p: Any) -> Distribution:
+        eps, delta, D = self.on_sample(p)
+        return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
+
+    def release(self, free: dict[str, Any]) -> Subsampled:
+        p = 1.0 if free["rate"] > _WHOLE else free["rate"]
+        target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
+        sample: dict[str, Any] = {
+            "rate": p,
+            "sampling_noise": float(self.rate.error(p)),
+            "sensitivity_at": self.sensitivity_at,
+        }
+        return recycling.subsampled_recycling(self._drawn(free["scale"], p), theta=self.theta, **sample, **target)
+
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        noise = mechanism.mechanism.noise
+        return {**scale_of(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
+
+    def verify(self, mechanism: Any) -> tuple[float, float]:
+        """Verify the claim on the sample by its exact profile, and what it is on the whole data."""
+        inner = mechanism.mechanism
+        found = float(realised_delta(inner, inner.epsilon))
+        self.check_allowed("delta on the sample", found, inner.delta)
+        epsilon, delta = subsampling.amplified(inner.epsilon, found, mechanism.rate)
+        self.check_allowed("epsilon", float(epsilon), float(self.epsilon) * (1 + ROUNDING))
+        self.check_allowed("delta", float(delta), float(self.delta) * (1 + ROUNDING))
+        return float(self.epsilon), float(delta)
+
+    def published_search(self, objective: Any) -> Enumerated:
+        return sampled_search(self, objective)
+
+
+def sampled_recycled(
+    kernel: str | Distribution,
+    *,
+    epsilon: Real,
+    delta: Real,
+    theta: Real,
+    sensitivity: Real = 1.0,
+    query: str | None = None,
+    spread: Real = 1.0,
+    size: Real = 1.0,
+    sensitivity_at: Callable[[Real, Real], Real] = recycling.rescaled_sensitivity,
+) -> SampledRecycled:
+    """Return the family of budget-recycled noise on a sample of rate p, with sigma (or b), q and p tuned together.
+
+    See Jiang 2024, section 7. The objective sees the whole error: that of the noise and, if a query is named, that of
+    sampling. ``mechanism`` of the result works on the sample, and its claim is for the sample; the result's claim is
+    for the whole data. With the correct sensitivity, D/p, and a realistic sampling error, all the data (p = 1) are
+    nearly always best.
+
+    Args:
+        kernel: "gaussian", "laplace", or any even distribution at unit scale.
+        epsilon: eps on the whole data.
+        delta: delta on the whole data.
+        theta: the tolerated error, in the unit of the estimate.
+        sensitivity: D of the estimate from all the data; for neighbours see ``accountants.subsampling``.
+        query: "count", "sum" or "average", whose sampling error is included; None to leave it out.
+        spread: the standard deviation of the records; for counts the share of records that is counted.
+        size: n, the number of records.
+        sensitivity_at: the sensitivity of the released value from D and p, by default D/p. The formula of the source,
+            ``published.recycling.published_sensitivity``, is unsound for rescaled estimates.
+
+    Raises:
+        ValueError: see ``budget_recycled`` and ``free_rate``.
+    """
+    check_budget(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    rate = free_rate(query=query, spread=spread, size=size)
+    return SampledRecycled(kernel_of(kernel), epsilon, delta, sensitivity, theta, rate, sensitivity_at)
 
 
 # The families that ``dpkernels tune`` compares.

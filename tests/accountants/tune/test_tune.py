@@ -29,9 +29,8 @@ from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import published_eta, published_piecewise
 from accountants.scale import infeasible_shift, rescaled
 from accountants.tune import domains, objectives, search
-from accountants.tune.families.bounded import Piecewise
-from accountants.tune.families.noise import KERNELS, TruncatedLaplace
-from accountants.tune.families.recycled import RecycledShape
+from accountants.tune.families.constructed import ConstructedNoise, Piecewise
+from accountants.tune.families.noise import KERNELS, RecycledShape, TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.pytrees import pytree
@@ -172,9 +171,9 @@ def test_steps_to_where_nothing_is_feasible_are_shortened():
         return jnp.where(z[0] < 1.0, (z[0] - 0.9) ** 2, jnp.inf), 0.0
 
     with jax.enable_x64(True):
-        found = search.descend(edged, 1, jnp.full((1, 1, 1), -3.0), 200, optimizer=optax.sgd(1.5))
+        found = search.descend(edged, jnp.full((1, 1, 1), -3.0), 200, optimizer=optax.sgd(1.5))
     assert float(found.value) < 1e-3
-    assert np.isfinite(np.asarray(found.path_values)[: int(found.turns)]).all()
+    assert np.isfinite(np.asarray(found.path)[: int(found.turns), -1]).all()
 
 
 def test_what_is_no_optimizer_is_refused():
@@ -468,7 +467,7 @@ def test_other_counts_compile_nothing():
 
 
 composed = importlib.import_module("accountants.calibrate.composed")
-recycled_families = importlib.import_module("accountants.tune.families.recycled")
+recycled_families = importlib.import_module("accountants.tune.families.noise")
 
 
 def without_solving(monkeypatch, *arguments, **options):
@@ -1106,7 +1105,7 @@ def test_a_constructor_with_an_interval_and_a_sensitivity_scales_both():
     unit, lower, upper = family.on_unit()
     assert (unit.given["sensitivity"], unit.given["lower"], unit.given["upper"]) == (0.2, -1.0, 1.0)
     assert (lower, upper) == (0.0, 10.0)
-    assert not hasattr(family, "_scaled")
+    assert not isinstance(family, ConstructedNoise)
 
 
 def test_ends_of_a_domain_may_be_arrays_of_one_number():

@@ -7,7 +7,7 @@ import pytest
 
 import dpkernels as dpk
 from accountants import tune
-from accountants.tune.fisher import cdf_error, channel
+from accountants.tune.objectives import cdf_error, channel
 
 WIDE = {"lower": -3.0, "upper": 17.0}
 

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 import accountants
 import dpkernels as dpk
 from accountants import tune
-from accountants.tune.fisher import cdf_error
+from accountants.tune.objectives import cdf_error
 from dpkernels.cli.commands import dpkernels as command
 from dpkernels.cli.explorer import page as parts
 
