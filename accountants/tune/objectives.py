@@ -40,7 +40,7 @@ _NODES, _WEIGHTS = gauss_legendre(2)
 # Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
 _INPUTS = np.linspace(0.0, 1.0, 33)
 _BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
-_BINS, _CELLS, _INPUTS = 48, 192, 4  # Of an estimated distribution; inputs a bin, evenly spaced.
+_BINS, _CELLS, _IN_BIN = 48, 192, 4  # Of an estimated distribution; inputs a bin, evenly spaced.
 
 
 def probability_within(mechanism: Any, x: Any, theta: Any) -> Any:
@@ -91,12 +91,12 @@ def _prior() -> np.ndarray:
 def channel(mechanism: Mechanism) -> RealArray:
     """Return A, of shape (K, d): P(report in cell | bin), cells evenly spaced over the output interval."""
     (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
-    x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS) + 0.5) / (_BINS * _INPUTS)
+    x = lower + (upper - lower) * (np.arange(_BINS * _IN_BIN) + 0.5) / (_BINS * _IN_BIN)
     inner = low + (high - low) * np.linspace(0, 1, _CELLS + 1)[1:-1, None]
     below = mechanism.cdf(inner, x)
     xp = namespace(below)
     below = xp.concatenate([xp.zeros((1, x.size)), below, xp.ones((1, x.size))])
-    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS).mean(-1)
+    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _IN_BIN).mean(-1)
 
 
 def cdf_error(mechanism: Any, reports: Real) -> Real:

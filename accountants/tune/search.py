@@ -135,6 +135,7 @@ def descend(
     most_stale, gain = patience
     points, count, n = starts.shape
     rule = optax.with_extra_args_support(optimizer or bfgs())
+    turn = partial(_turn, function, rule, optimizer is None)
     state = jax.vmap(partial(_begin, rule))(starts[0])
     log = jnp.zeros((turns, count, n + 1), starts.dtype)
 
@@ -147,7 +148,7 @@ def descend(
         begins = number < points
         given = state, starts[jnp.minimum(number, points - 1)]
         # In turn, since a vmap takes twice as long to compile.
-        state, more = jax.lax.map(lambda one: _turn(function, rule, optimizer is None, *one, begins), given)
+        state, more = jax.lax.map(lambda one: turn(*one, begins), given)
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.best[1].min()
