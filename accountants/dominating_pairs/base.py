@@ -144,21 +144,16 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
 def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
     leaves, structure = jax.tree.flatten(pairs, is_leaf=is_whole)
     numbers = [leaf for leaf in leaves if not is_whole(leaf)]
-    xp = namespace(epsilon, *jax.tree.leaves(pairs))
-    shape = np.broadcast_shapes(epsilon.shape, *map(np.shape, numbers))
     if all(np.ndim(leaf) == 0 for leaf in numbers):
-        return curve(pairs)(epsilon.ravel()).reshape(shape)
-    columns = [xp.broadcast_to(leaf, shape).ravel() for leaf in numbers]
-    every = xp.broadcast_to(epsilon, shape).ravel()
+        return curve(pairs)(epsilon.ravel()).reshape(epsilon.shape)
+    xp = namespace(epsilon, *jax.tree.leaves(pairs))
 
-    def one(eps: Any, *columns: Any) -> Any:
-        entries = iter(columns)
+    def one(eps: Any, *numbers: Any) -> Any:
+        entries = iter(numbers)
         parts = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else next(entries) for leaf in leaves])
         return curve(parts)(xp.atleast_1d(eps))[0]
 
-    if xp is jnp:
-        return jax.vmap(one)(every, *columns).reshape(shape)
-    return np.array([one(*entry) for entry in zip(every, *columns, strict=True)]).reshape(shape)
+    return (jnp.vectorize(one) if xp is jnp else np.vectorize(one, otypes=[float]))(epsilon, *numbers)
 
 
 compiled_profile = jax.jit(_profile)
@@ -186,32 +181,25 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     return at
 
 
-def with_added_record(profile: Curve, rate: Any) -> Curve:
-    """Return eps -> r H_s(P, Q) for the profile t -> H_t(P, Q); it is an upper bound if the profile is one."""
+def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False) -> Curve:
+    """Return the profile of a release on a Poisson sample of rate r from that on all data, t -> H_t.
 
-    def at(epsilon: Any) -> Any:
-        xp = namespace(epsilon, rate)
-        kind = xp.finfo(xp.result_type(epsilon))
-        eps = epsilon - _UNITS * kind.eps * abs(epsilon)
-        inner = eps + xp.log1p(-xp.expm1(-eps) / rate * (1 - rate))
-        return rate * profile(xp.minimum(inner, cap(kind.dtype))) * (1 + _UNITS * kind.eps)
-
-    return at
-
-
-def with_removed_record(mirror_profile: Curve, rate: Any) -> Curve:
-    """Return eps -> r (1 - y) H_s(Q, P) for the profile t -> H_t(Q, P); it is an upper bound if the profile is one."""
+    With s the odds on all data that lead to the odds e^eps of the sample, it is r H_s(P, Q) for an added record, and
+    r (1 - y) H_s(Q, P) for a removed one, whose profile on all data is that of the mirror. It is an upper bound if the
+    profile is one.
+    """
+    sign = -1 if removed else 1
 
     def at(epsilon: Any) -> Any:
         xp = namespace(epsilon, rate)
         kind = xp.finfo(xp.result_type(epsilon))
         eps = xp.minimum(epsilon, cap(kind.dtype))
         eps = eps - _UNITS * kind.eps * abs(eps)
-        y = xp.expm1(eps) / rate * (1 - rate)
-        none = y >= 1
+        y = -xp.expm1(-sign * eps) / rate * (1 - rate)  # Negative for a removed record.
+        none = y <= -1
         y = xp.where(none, 0.0, y)
-        inner = xp.minimum(eps - xp.log1p(-y), cap(kind.dtype))
-        found = rate * (1 - y) * mirror_profile(inner) * (1 + _UNITS * kind.eps)
+        inner = xp.minimum(eps + sign * xp.log1p(y), cap(kind.dtype))
+        found = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + _UNITS * kind.eps)
         return xp.where(none, 0.0, found)
 
     return at
@@ -247,9 +235,8 @@ class Sampled(DominatingPair):
         return self.pair.near or self.pair.is_shift
 
     def hockey_stick(self) -> Curve:
-        if self.removed:
-            return with_removed_record(upper(self.pair.mirror()), self.rate)
-        return with_added_record(upper(self.pair), self.rate)
+        pair = self.pair.mirror() if self.removed else self.pair
+        return sampled_profile(upper(pair), self.rate, removed=self.removed)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         losses = self.pair.privacy_loss().subsampled(self.rate)

@@ -33,7 +33,7 @@ from accountants.dominating_pairs.additive import (
     total,
     width_between,
 )
-from accountants.dominating_pairs.base import Curve, DominatingPair, upper, with_added_record
+from accountants.dominating_pairs.base import Curve, DominatingPair, sampled_profile, upper
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
@@ -124,7 +124,7 @@ class ReplacedBounded(DominatingPair):
         """Return the maximum of both directions: pairs are symmetric up to rounding."""
         pair, known = self.pair, _one_if_symmetric(self.pair)
         sides = (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
-        sticks = [with_added_record(upper(one), self.rate) for one in sides]
+        sticks = [sampled_profile(upper(one), self.rate) for one in sides]
 
         def at(eps: Any) -> Any:
             values = [stick(eps) for stick in sticks]

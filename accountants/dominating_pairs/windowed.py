@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.dominating_pairs.additive import total
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_at
 from dpkernels import checks
@@ -50,7 +49,7 @@ class WindowedPair(DominatingPair):
 
     def hockey_stick(self) -> Curve:
         side = side_of(_floating(self))
-        return _linear(side) if self._is_linear else _smooth(side)
+        return _linear(side) if self._is_linear else _smooth(side, _monotone_runs(side))
 
     @property
     def _is_linear(self) -> bool:
@@ -179,47 +178,44 @@ def side_of(pair: WindowedPair, *, beyond: bool = False) -> Side:
 
 # The cells of a piece in which turning points of the loss are looked for, and the most turning points that are kept.
 _CELLS, _TURNS = 64, 3
-# Halvings for a turning point, to full float64 precision; Newton steps for a cut, within a narrow bracket from a table.
-_BISECTIONS, _NEWTON_STEPS = 60, 3
+_BISECTIONS = 60  # Halvings for a turning point or a cut, to full float64 precision.
 # The relative distance from a knot at which one side of it is evaluated; shorter pieces than the second need no turns.
 _INSET, _LEAST = 1e-12, 1e-13
 # Units in the last place by which the derivatives of two equal densities may differ.
 _UNITS = 16
-# The most values of linear pieces that are computed together.
-_TOGETHER = 1 << 20
-# The shares of a run at which its loss is tabulated: dense near the top.
-_SHARES = np.linspace(0, 1, 257) ** 2
+# The most values, of all pieces at several eps, that are computed together.
+_TOGETHER = 1 << 18
 _NODES, _WEIGHTS = gauss_legendre(8)
 
 
-# Piecewise linear densities
+def _summed(of_pieces: Curve, count: int) -> Curve:
+    """Return eps -> the sum of the values of this many pieces, which are along a last axis."""
+
+    def delta(eps: Any) -> Any:
+        together = max(1, _TOGETHER // count)
+        if np.size(eps) <= together:
+            return of_pieces(eps[..., None]).sum(-1)
+        if namespace(eps) is jnp:
+            return jax.lax.map(lambda one: of_pieces(one).sum(), eps.ravel(), batch_size=together).reshape(eps.shape)
+        blocks = np.split(eps.ravel(), range(together, eps.size, together))
+        return np.concatenate([of_pieces(block[:, None]).sum(-1) for block in blocks]).reshape(eps.shape)
+
+    return delta
 
 
 def _linear(side: Side) -> Curve:
     """Sum w a^2 / (2 (a - b)), the positive part's mass on a piece of width w with values a > 0 > b at its ends."""
-    p, q = ([density(e, inside) for e in (side.left, side.right)] for density, inside in side.densities)
-    items = *p, *q, side.right - side.left
+    (p0, p1), (q0, q1) = ([density(e, inside) for e in (side.left, side.right)] for density, inside in side.densities)
 
-    def term(item: Any) -> Curve:
-        p0, p1, q0, q1, width = item
+    def of_pieces(eps: Any) -> Any:
+        xp = namespace(eps, p0)
+        ends = p0 - xp.exp(eps) * q0, p1 - xp.exp(eps) * q1
+        high, low = xp.maximum(*ends), xp.minimum(*ends)
+        crossing = (high > 0) & (low < 0)
+        part = high / xp.where(crossing, high - low, 1.0)
+        return (side.right - side.left) / 2 * xp.where(crossing, high * part, xp.where(high > 0, high + low, 0.0))
 
-        def at(eps: Real) -> Any:
-            xp = namespace(eps, p0)
-            ends = p0 - xp.exp(eps) * q0, p1 - xp.exp(eps) * q1
-            high, low = xp.maximum(*ends), xp.minimum(*ends)
-            crossing = (high > 0) & (low < 0)
-            part = high / xp.where(crossing, high - low, 1.0)
-            return width / 2 * xp.where(crossing, high * part, xp.where(high > 0, high + low, 0.0))
-
-        return at
-
-    def delta(eps: Any) -> Any:
-        # A table has thousands of pieces: plain numbers are computed for all pieces together, if that is not too large.
-        if namespace(eps, side.left) is not np or np.size(eps) * len(side.left) > _TOGETHER:
-            return total(term, items, eps)
-        return term(items)(np.asarray(eps)[..., None]).sum(-1)
-
-    return delta
+    return _summed(of_pieces, len(p0))
 
 
 # Smooth densities
@@ -296,70 +292,32 @@ def _turns(pieces: Side, cells: int, most: int) -> Real:
     return jnp.where(fits, jnp.where(jnp.isfinite(found), found, pieces.right), jnp.nan)
 
 
-def _smooth(side: Side) -> Curve:
-    runs = _monotone_runs(side)
-    table = _drops(side, runs)
+def _smooth(side: Side, runs: _Runs) -> Curve:
+    """Integrate p - e^eps q from the top of each run, where the loss is largest, to the point where the loss is eps."""
+    frozen = without_derivative((side, runs))
 
-    def term(item: Any) -> Curve:
-        run, drops = item
+    def gap(share: Any, eps: Any, side: Side = side, runs: _Runs = runs) -> Any:
+        """Return p - e^eps q at a share of each run; its slope, unlike the loss's, is moderate where a window ends."""
+        e = runs.top + runs.extent * share
+        return side.p(e, runs.in_p) - namespace(e, eps).exp(eps) * side.q(e, runs.in_q)
 
-        def at(eps: Any) -> Any:
-            xp = namespace(eps, run.top)
-            share = _share(side, run, drops, eps)
-            gap = _gap(side, run, share[..., None] * like(_NODES, share), eps[..., None])
-            return xp.abs(run.extent) * share * (gap @ like(_WEIGHTS, share))
+    def of_pieces(eps: Any) -> Any:
+        xp, still = namespace(eps, runs.top), without_derivative(eps)
+        none = 0 * (still + frozen[1].top)
+        some, whole = (gap(none + share, still, *frozen) > 0 for share in (0.0, 1.0))
+        partial = some & ~whole
+        if xp is np:
+            share = falling_root(lambda share: gap(share, still), none, none + partial)
+        else:
+            share = bisect(lambda share: gap(share, still, *frozen) > 0, none, none + 1, _BISECTIONS)[0]
+        share = xp.where(partial, share, xp.where(some, 1.0, 0.0))
+        if xp is jnp:  # The first derivatives of delta do not need those of the cut, but the second ones do.
+            slope = jax.jvp(lambda share: gap(share, still, *frozen), (share,), (jnp.ones_like(share),))[1]
+            moved = gap(share, eps)
+            moved = (moved - without_derivative(moved)) / jnp.where(slope != 0, slope, 1.0)
+            share = share - jnp.where((share > 0) & ~whole, moved, 0.0)
+        # The nodes are along a first axis.
+        nodes, weights = (like(part, share).reshape(-1, *[1] * share.ndim) for part in (_NODES, _WEIGHTS))
+        return xp.abs(runs.extent) * share * (weights * gap(nodes * share, eps)).sum(0)
 
-        def at_most(eps: Any) -> Any:
-            needless = (eps >= run.loss).all()  # False for NaN.
-            if namespace(eps, run.loss) is np:
-                return np.zeros_like(eps) if needless else at(eps)
-            return jax.lax.cond(needless, jnp.zeros_like, at, eps)
-
-        return at_most
-
-    return lambda eps: total(term, (runs, table), eps)
-
-
-def _drops(side: Side, runs: _Runs) -> Real:
-    """Return sqrt(loss at the top - loss) at the shares of each run, which is almost linear near a smooth top."""
-    xp = namespace(runs.top)
-    e = runs.top[:, None] + runs.extent[:, None] * like(_SHARES, runs.top)
-    loss = side.loss(e, runs.in_p[:, None], runs.in_q[:, None])
-    drop = xp.sqrt(xp.maximum(xp.where(runs.extent[:, None] != 0, runs.loss[:, None] - loss, 0.0), 0.0))
-    return np.maximum.accumulate(drop, axis=1) if xp is np else without_derivative(jax.lax.cummax(drop, axis=1))
-
-
-def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
-    """Return the share of a run, from its top, on which the loss is above eps: a root, bracketed by the table."""
-    xp = namespace(eps, drops, run.top)
-    frozen, level = without_derivative((run, eps))
-    shares = like(_SHARES, drops)
-    drop = xp.sqrt(xp.maximum(frozen.loss - level, 0.0))
-    j = xp.clip(xp.searchsorted(drops, drop, side="right") - 1, 0, len(shares) - 2)
-    low, high, step = shares[j], shares[j + 1], drops[j + 1] - drops[j]
-    partial = (drop > 0) & (drop < drops[-1])
-    share: Any
-    if xp is np:
-        share = falling_root(lambda share: _gap(side, run, share, eps), low, high)
-    else:
-        share = low + (high - low) * jnp.clip((drop - drops[j]) / jnp.where(step > 0, step, 1.0), 0.0, 1.0)
-        for _ in range(_NEWTON_STEPS):
-            share = jnp.clip(share - _newton_step(side, frozen, share, level), low, high)
-        share = jax.lax.stop_gradient(share)
-        share = jnp.clip(share - jnp.where(partial, _newton_step(side, run, share, eps), 0.0), low, high)
-    return xp.where(drop <= 0, 0.0, xp.where(partial, share, 1.0))
-
-
-def _gap(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
-    """Return p - e^eps q at a share of a run; its slope, unlike the loss's, stays moderate where the window ends."""
-    e = run.top + run.extent * share
-    return side.p(e, run.in_p) - namespace(e, eps).exp(eps) * side.q(e, run.in_q)
-
-
-def _newton_step(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
-
-    def gap(share: Any) -> Any:
-        return _gap(side, run, share, eps)
-
-    rate = jax.lax.stop_gradient(jax.jvp(gap, (share,), (jnp.ones_like(share),))[1])
-    return gap(share) / jnp.where(rate != 0, rate, 1.0)
+    return _summed(of_pieces, len(runs.top))
