@@ -9,6 +9,7 @@ between the knots of f and of its shift, and what does not depend on eps is comp
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 
 from accountants.dominating_pairs import gaussian_integrals
 from accountants.dominating_pairs.base import Curve, DominatingPair, cap
+from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, PiecewiseExponential
@@ -38,20 +40,23 @@ from dpkernels.numerics import (
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
-# The distance, in sigma beyond both means, up to which a Gaussian is integrated, and its total number of panels.
-_REACH, _PANELS = 18.0, 30
+# The distance, in sigma beyond both means, up to which a Gaussian is integrated.
+_REACH = 18.0
 # The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
-# Other noise is integrated up to this tail probability on either side; its panels between two quantiles.
-_TAIL, _FEW_GENERAL = 1e-40, 2
+# Other noise is integrated up to this tail probability on either side.
+_TAIL = 1e-40
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
 # Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
 # Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
 _TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
-# Errors in units in the last place: of the numbers that eps is computed from, and of the norm of reweighted noise.
-_UNITS, _UNITS_REWEIGHTED = 4, 256
+# Errors in units in the last place: of the numbers that eps is computed from, of the norm of reweighted noise, and of
+# the numbers from which the mass of noise on samples with replaced records is computed.
+_UNITS, _UNITS_REWEIGHTED, _UNITS_REPLACED = 4, 256, 16
+# The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
+_REPLACED = (0.0, 1.0, -1.0)
 
 
 @partial(pytree, static=("periods",))
@@ -126,6 +131,39 @@ def _periods(noise: Distribution) -> int:
     return 1 << max(4, needed - 1).bit_length()
 
 
+class Pieces(NamedTuple):
+    """The pieces between the joints of shifted densities, from left to right, as arrays of one length."""
+
+    left: Any  # -inf for the first piece, except for staircases.
+    right: Any
+    width: Any  # 0 where the ends differ only by rounding.
+    # Points inside, minus the position of each density, along a last axis. With a slope, the point at which the loss is
+    # given, which may be outside the piece, whose formulas then continue.
+    at: Any
+    weights: Any  # The weights of the densities relative to the noise without weights, along a last axis.
+    loss: Any = None  # If it is affine: its value, inf where only q is 0, and -inf where only p is.
+    slope: Any = None
+
+    @property
+    def both_positive(self) -> Any:
+        return (self.weights > 0).all(-1)
+
+    @property
+    def log_ratio_of_weights(self) -> Any:
+        """Return log w_p - log w_q, where a weight of 0 counts as 1."""
+        xp = namespace(self.weights)
+        log_p, log_q = xp.log(xp.where(self.weights > 0, self.weights, 1.0)).T
+        return log_p - log_q
+
+    @property
+    def top(self) -> tuple[Real, Real, Real]:
+        """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, |top - at|."""
+        xp = namespace(self.at)
+        rightwards = xp.where(self.slope == 0, ~xp.isfinite(self.left), self.slope > 0)
+        top = xp.where(rightwards, self.right, self.left)
+        return top, xp.where(rightwards, 1.0, -1.0), xp.abs(top - self.at)
+
+
 # Any noise
 
 
@@ -138,9 +176,12 @@ class NoiseFormulas:
     is_smooth: ClassVar[bool] = True
     # The mass of the source that is not integrated.
     beyond_reach: ClassVar[float] = 2 * _TAIL
+    # The least panels of a piece, and of all pieces; the same with replaced records.
+    panels: ClassVar[tuple[int, int]] = 2, 0
+    panels_replaced: ClassVar[tuple[int, int]] = 4, 0
 
     def __init__(self, pair: AdditivePair) -> None:
-        self.noise, self.D, self.periods = pair.noise, pair.shift, pair.periods
+        self.pair, self.noise, self.D, self.periods = pair, pair.noise, pair.shift, pair.periods
         self.source, self.xp = pair.noise.unweighted, namespace(*jax.tree.leaves(pair))
 
     @property
@@ -151,23 +192,32 @@ class NoiseFormulas:
         return [self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points]
 
     @property
-    def _turning_points(self) -> list[Any]:
-        return self._vectors(*self.source.turning_points(self.D))
+    def joints(self) -> Any:
+        """Return the points between which f is smooth enough."""
+        return self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
 
-    def _cuts(self) -> tuple[Any, ...]:
-        """Return (left, right, weight of p, weight of q, both are positive, log ratio of the weights) of the pieces."""
-        own = self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
-        left, right = _with_infinity(self.xp.sort(self.xp.concatenate([own, own + self.D, *self._turning_points])))
-        inner = inside(left, right, self.D)
-        weight_p, weight_q = self.noise.weight(inner), self.noise.weight(inner - self.D)
-        known = (weight_p > 0) & (weight_q > 0)
-        xp = namespace(weight_p)
-        return left, right, weight_p, weight_q, known, xp.where(known, _log(weight_p) - _log(weight_q), 0.0)
+    def split(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Pieces:
+        """Return the pieces between all joints of f shifted by these multiples of D, and turning points of the loss."""
+        joints, turns, D = self.joints, self._vectors(*self.source.turning_points(self.D)), self.D
+        xp = namespace(joints, D)
+        own = xp.concatenate([xp.tile(joints, len(distances)), *turns])
+        moved = xp.repeat(xp.array(distances, joints.dtype), len(joints))
+        moved = xp.concatenate([moved, *(0 * turn for turn in turns)])
+        order = xp.argsort(own + moved * D)
+        own, moved = own[order], moved[order]
+        ends, infinity = own + moved * D, xp.full(1, np.inf, own.dtype)
+        left, right = xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
+        # A joint and its own shift have the distance D, which their difference may have lost to rounding.
+        width = width_between(ends[:-1], ends[1:], D, xp.diff(own) + xp.diff(moved) * D)
+        width = xp.concatenate([infinity, width, infinity]) if len(ends) else infinity
+        at = inside(left, right, D)[:, None] - D * xp.array(distances, ends.dtype)
+        return Pieces(left, right, width, at, self.noise.weight(at))
 
     def hockey_stick(self) -> Curve:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative."""
-        source, D = self.source, self.D
-        left, right, weight_p, weight_q, known, change = self._cuts()
+        source, D, pieces = self.source, self.D, self.split()
+        left, right, width = pieces[:3]
+        (weight_p, weight_q), known, change = pieces.weights.T, pieces.both_positive, pieces.log_ratio_of_weights
         low, high = _finite_ends(left, right)
         first, last = (without_derivative(source.loss(x, D) + change) for x in (low, high))
         falls, frozen = first >= last, without_derivative((source, D))
@@ -182,7 +232,7 @@ class NoiseFormulas:
             none, whole = xp.maximum(first, last) <= level, xp.minimum(first, last) > level
             start = xp.where(known & ~(falls | whole), cut, left)
             end = xp.where(known & falls & ~whole, cut, right)
-            there = (xp.where(known, ~none, weight_p > 0)) & (right > left)
+            there = (xp.where(known, ~none, weight_p > 0)) & (width > 0)
             start, end = xp.where(there, start, 0.0), xp.where(there, end, 0.0)
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
             short, direct = self._gap_by_quadrature(start, end, level - change)
@@ -204,15 +254,16 @@ class NoiseFormulas:
 
     def largest_loss(self) -> Real:
         """Return the supremum of the loss; at infinite ends it is the limit that the distribution states."""
-        left, right, weight_p, _, known, change = self._cuts()
-        limits, finite = self.source.loss_limits(self.D), _finite_ends(left, right)
-        xp = namespace(left, *limits)
+        pieces, limits = self.split(), self.source.loss_limits(self.D)
+        sides = (pieces.left, pieces.right)
+        xp = namespace(pieces.left, *limits)
         ends = [
-            xp.where(xp.isinf(end), limit, self.source.loss(inner, self.D)) + change
-            for end, limit, inner in zip((left, right), limits, finite, strict=True)
+            xp.where(xp.isinf(end), limit, self.source.loss(inner, self.D)) + pieces.log_ratio_of_weights
+            for end, limit, inner in zip(sides, limits, _finite_ends(*sides), strict=True)
         ]
-        loss = xp.where(known, xp.maximum(*ends), xp.where(weight_p > 0, np.inf, -np.inf))
-        return xp.where(right > left, loss, -np.inf).max()
+        unbounded = xp.where(pieces.weights[:, 0] > 0, np.inf, -np.inf)
+        loss = xp.where(pieces.both_positive, xp.maximum(*ends), unbounded)
+        return xp.where(pieces.width > 0, loss, -np.inf).max()
 
     @property
     def unseen(self) -> float:
@@ -221,51 +272,102 @@ class NoiseFormulas:
         return self.beyond_reach * float(self.noise.weight(np.zeros(()))) if self.xp is np else 0.0
 
     @property
-    def _joints(self) -> Any:
-        return self.xp.concatenate([self.source.quantiles, self.knots])
-
-    @property
     def _reach(self) -> tuple[Any, Any]:
         tail = like(np.array([_TAIL]), self.source.quantiles)
         return self.source.inverse(tail, np.ones(1, bool)), self.source.inverse(tail, np.zeros(1, bool))
 
-    def within_reach(self, distances: tuple[float, ...]) -> Any:
-        """Return all knots and quantiles of f and of its shifts by these multiples of D, within their joint reach."""
-        xp, joints, (low, high) = self.xp, self._joints, self._reach
-        low, high = low + min(distances) * xp.abs(self.D), high + max(distances) * xp.abs(self.D)
-        ends = [joints + distance * self.D for distance in distances]
-        return xp.sort(xp.clip(xp.concatenate([*ends, *self._turning_points, low, high]), low, high))
+    def within_reach(self, pieces: Pieces, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any]:
+        """Return the ends of pieces within the joint reach of f shifted by these multiples of D."""
+        xp, places, (low, high) = self.xp, [distance * self.D for distance in distances], self._reach
+        low, high = low + xp.stack(places).min(), high + xp.stack(places).max()
+        return xp.clip(pieces.left, low, high), xp.clip(pieces.right, low, high)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        ends, source, D = self.within_reach((0.0, 1.0)), self.source, self.D
-        left, right = ends[:-1], ends[1:]
-        middle = (left + right) / 2
-        weight_p, weight_q = self.noise.weight(middle), self.noise.weight(middle - D)
-        log_p, log_q = (floating(log_or_never(weight)) for weight in (weight_p, weight_q))
+        pieces, source, D = self.split(), self.source, self.D
+        left, right = self.within_reach(pieces)
+        log_p, log_q = (floating(log_or_never(weight)) for weight in pieces.weights.T)
         change = log_ratio(log_p, log_q)
-        pieces = SmoothPieces(
+        smooth = SmoothPieces(
             left,
             right,
             lambda x, i: source.log_prob(x) + log_p[i],
             lambda x, i: source.log_prob(x - D) + log_q[i],
             lambda x, i: source.loss(x, D) + change[i],
-            self._steepness,
-            few=_FEW_GENERAL,
+            self._steepness(),
+            few=_panels_of(left, self.panels),
         )
-        present = (right > left) & ((weight_p > 0) | (weight_q > 0))
-        return PrivacyLossDistribution.of_pieces(pieces.where(present), self.unseen)
+        present = (right > left) & (pieces.weights > 0).any(-1)
+        return PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)
 
-    def _steepness(self, left: Any, right: Any, _: Any) -> Any:
-        return np.maximum(self.noise.steepness(left, right), self.noise.steepness(left - self.D, right - self.D))
+    def _steepness(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Callable[[Any, Any, Any], Any]:
+        """Return the function that maps panels to the largest steepness of f at these positions."""
+        places = [distance * self.D for distance in distances]
+        return lambda left, right, _: np.max([self.noise.steepness(left - at, right - at) for at in places], axis=0)
+
+    # One release on a sample of rate r with a record replaced, D > 0: see ``replaced``.
+
+    def replaced_hockey_stick(self, rate: Any) -> Curve:
+        """Use that {p > t q} is a half line for an even log-concave density: f(. - D)/f rises and f(. + D)/f falls."""
+        noise, D, points = self.noise, self.D, without_derivative(self.noise.quantiles)
+        low, high = points[0] - D, points[-1] + D
+        still, still_rate = without_derivative((self.pair, rate))
+
+        def at(eps: Any) -> Any:
+            xp = namespace(eps, low)
+            eps = eps - _UNITS_REPLACED * xp.finfo(eps.dtype).eps * (1 + xp.abs(without_derivative(eps)))
+            level = without_derivative(eps)
+
+            def before(x: Any) -> Any:
+                return log_ratio(*still.formulas.replaced_logs(x, still_rate)) <= level
+
+            ends = bisect(before, low + 0 * level, high + 0 * level, _BISECTIONS)
+            cut = (ends[0] + ends[1]) / 2
+            same, own, other = noise.sf(cut), noise.sf(cut - D), noise.sf(cut + D)
+            found = rate * (own - xp.exp(eps) * other) - (1 - rate) * xp.expm1(eps) * same
+            return xp.where(found < 0, 0.0, found)
+
+        return at
+
+    def replaced_logs(self, y: Real, rate: Any) -> tuple[Any, Any]:
+        """Return log p and log q of a release with a record replaced."""
+        same, *moved = (self.noise.log_prob(y - distance * self.D) for distance in _REPLACED)
+        xp = namespace(same, *moved, rate)
+
+        def mixed(log_density: Any) -> Any:
+            top = without_derivative(xp.maximum(same, log_density))
+            top = xp.where(top > -np.inf, top, 0.0)
+            return top + log_or_never((1 - rate) * xp.exp(same - top) + rate * xp.exp(log_density - top))
+
+        return mixed(moved[0]), mixed(moved[1])
+
+    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
+        left, right = self.within_reach(self.split(_REPLACED), _REPLACED)
+        pieces = self._replaced_pieces(left, right, right - left, rate)
+        return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
+
+    def _replaced_pieces(self, left: Any, right: Any, width: Any, rate: Any) -> SmoothPieces:
+        return SmoothPieces(
+            left,
+            left + width_between(left, right, self.D, width),
+            lambda x, _: self.replaced_logs(x, rate)[0],
+            lambda x, _: self.replaced_logs(x, rate)[1],
+            lambda x, _: log_ratio(*self.replaced_logs(x, rate)),
+            self._steepness(_REPLACED),
+            few=_panels_of(left, self.panels_replaced),
+        )
 
 
-def total(term: Any, items: Any, epsilon: RealArray) -> Any:
-    """Return the sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each passes over eps."""
+def _panels_of(pieces: Any, panels: tuple[int, int]) -> int:
+    return max(panels[0], panels[1] // len(pieces))
+
+
+def total(term: Callable[[Any, RealArray], Any], items: Any, epsilon: RealArray) -> Any:
+    """Return the sum of term(item, eps) over the entries of a pytree of arrays, one at a time: each passes over eps."""
     leaves = jax.tree.leaves(items)
     xp = namespace(epsilon, *leaves)
 
     def add(total: RealArray, item: Any) -> tuple[Any, None]:
-        value = term(item)(epsilon)
+        value = term(item, epsilon)
         # A maximum with 0 would halve the derivative of a value of 0. NaN stays NaN.
         return total + xp.where(value < 0, 0.0, value), None
 
@@ -280,59 +382,34 @@ def total(term: Any, items: Any, epsilon: RealArray) -> Any:
 # A log density that is a polynomial between knots
 
 
-class Pieces(NamedTuple):
-    """The pieces of a pair from left to right, as arrays of one length; of a staircase those between its knots."""
-
-    left: Any  # -inf for the first piece, except for staircases.
-    right: Any
-    width: Any  # 0 where the ends differ only by rounding.
-    at: Any  # The point at which the loss is given; it may be outside the piece, whose formulas then continue.
-    loss: Any  # inf where only q is 0, and -inf where only p is.
-    slope: Any  # The slope of the loss.
-    weight_p: Any  # p relative to ``source``.
-    weight_q: Any  # q relative to the shift of ``source``.
-
-    @property
-    def top(self) -> tuple[Real, Real, Real]:
-        """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, |top - at|."""
-        xp = namespace(self.at)
-        rightwards = xp.where(self.slope == 0, ~xp.isfinite(self.left), self.slope > 0)
-        top = xp.where(rightwards, self.right, self.left)
-        return top, xp.where(rightwards, 1.0, -1.0), xp.abs(top - self.at)
-
-
 class PolynomialFormulas(NoiseFormulas):
     """Closed forms for an affine loss between knots."""
 
     beyond_reach: ClassVar[float] = 0.0
+    panels: ClassVar[tuple[int, int]] = FEW, 0
+    panels_replaced: ClassVar[tuple[int, int]] = 8, 0
 
-    def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
-        knots, D = self.knots, self.D
-        xp = namespace(knots, D)
-        own, moved = xp.tile(knots, len(distances)), xp.repeat(xp.array(distances, knots.dtype), len(knots))
-        order = xp.argsort(own + moved * D)
-        own, moved = own[order], moved[order]
-        ends = own + moved * D
-        # A knot and its own shift have the distance D, which their difference may have lost to rounding.
-        width = width_between(ends[:-1], ends[1:], D, xp.diff(own) + xp.diff(moved) * D)
-        infinity = xp.full(1, np.inf, ends.dtype)
-        return *_with_infinity(ends), xp.concatenate([infinity, width, infinity]) if len(ends) else infinity
+    @property
+    def _reach(self) -> tuple[Any, Any]:
+        return -np.inf, np.inf
 
-    def _at(self, inner: Any) -> tuple[Any, Any]:
+    @property
+    def joints(self) -> Any:
+        return self.knots
+
+    def _at(self, at: Any) -> tuple[Any, Any]:
         """Return (point at which the loss is given, slope of the loss) of pieces, from points inside them."""
-        return inner, self.source.score(inner) - self.source.score(inner - self.D)
+        return at[:, 0], self.source.score(at[:, 0]) - self.source.score(at[:, 1])
 
     def pieces(self) -> Pieces:
-        noise, D, source, xp = self.noise, self.D, self.source, self.xp
-        left, right, width = self.intervals()
-        inner = inside(left, right, D)
-        weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
-        at, slope = self._at(inner)
-        loss = source.log_prob(at) - source.log_prob(at - D) + _log(weight_p) - _log(weight_q)
+        pieces, source = self.split(), self.source
+        at, slope = self._at(pieces.at)
+        loss = source.log_prob(at) - source.log_prob(at - self.D) + pieces.log_ratio_of_weights
+        xp, (has_p, has_q) = namespace(loss), (pieces.weights > 0).T
         # Where both weights are 0 the loss is that of equal small weights: derivatives in the weight are taken there.
-        both = (weight_p > 0) == (weight_q > 0)
-        loss = xp.where(both, loss, xp.where(weight_p > 0, np.inf, -np.inf))
-        return Pieces(left, right, width, at, loss, xp.where(both, slope, 0.0), weight_p, weight_q)
+        both = has_p == has_q
+        loss = xp.where(both, loss, xp.where(has_p, np.inf, -np.inf))
+        return pieces._replace(at=at, loss=loss, slope=xp.where(both, slope, 0.0))
 
     def largest_loss(self) -> Real:
         pieces = self.pieces()
@@ -344,20 +421,17 @@ class PolynomialFormulas(NoiseFormulas):
         pieces, source, D = self.pieces(), self.source, self.D
         xp = namespace(pieces.at)
         constant = (pieces.slope == 0) & (pieces.width > 0)
-        p = xp.where(constant, pieces.weight_p * source.mass(pieces.left, pieces.right), 0.0)
-        q = xp.where(constant, pieces.weight_q * source.mass(pieces.left - D, pieces.right - D), 0.0)
+        p = xp.where(constant, pieces.weights[:, 0] * source.mass(pieces.left, pieces.right), 0.0)
+        q = xp.where(constant, pieces.weights[:, 1] * source.mass(pieces.left - D, pieces.right - D), 0.0)
         return join([PrivacyLossDistribution(p, q, pieces.loss, 0 * p), self._varying(pieces)])
 
-    def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
-        return pieces.left, pieces.right, FEW
-
     def _varying(self, pieces: Pieces) -> PrivacyLossDistribution:
-        left, right, few = self._extent(pieces)
-        xp = namespace(pieces.at)
+        (left, right), xp = self.within_reach(pieces), namespace(pieces.at)
+        few = _panels_of(left, self.panels)
         present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
         # An absent piece has no length, and values for which all formulas are finite.
         left, right, at, loss = (xp.where(present, each, 0.0) for each in (left, right, pieces.at, pieces.loss))
-        slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weight_p))
+        slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weights[:, 0]))
 
         def log_p(x: Any, i: Any) -> Any:
             return self.source.log_prob(x) + log_weight[i]
@@ -371,14 +445,8 @@ class PolynomialFormulas(NoiseFormulas):
         def log_q(x: Any, i: Any) -> Any:
             return log_p(x, i) - affine(x, i)
 
-        found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness, inverse, few)
+        found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness(), inverse, few)
         return PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)
-
-
-def _with_infinity(ends: Any) -> tuple[Any, Any]:
-    xp = namespace(ends)
-    infinity = xp.full(1, np.inf, ends.dtype)
-    return xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
 
 
 def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:
@@ -401,11 +469,6 @@ def inside(left: Real, right: Real, D: Real) -> RealArray:
     return (near + far) / 2
 
 
-def _log(weight: Real) -> Real:
-    xp = namespace(weight)
-    return xp.log(xp.where(weight > 0, weight, 1.0))
-
-
 class ExponentialFormulas(PolynomialFormulas):
     """Closed forms for noise that is exponential between knots."""
 
@@ -425,23 +488,93 @@ class ExponentialFormulas(PolynomialFormulas):
             score = source.score(at)
             return weight, source.log_prob(at) + score * (top - pieces.at), -side * score
 
-        p, q = density(pieces.weight_p, pieces.at), density(pieces.weight_q, pieces.at - self.D)
+        p, q = density(pieces.weights[:, 0], pieces.at), density(pieces.weights[:, 1], pieces.at - self.D)
         # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
         rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(p[1]), xp.abs(p[1]), 0.0))
 
-        def term(item: Any) -> Curve:
+        def term(item: Any, eps: Real) -> Any:
             (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width, rounding = item
-
-            def at(eps: Real) -> Any:
-                xp = namespace(eps, loss)
-                eps = eps - rounding
-                T = xp.clip((loss - eps) / xp.where(s > 0, s, 1.0), 0.0, width)
-                T = xp.where(s > 0, T, xp.where(loss > eps, width, 0.0))
-                return weight_p * exponential_growth(log_p, r, T) - weight_q * exponential_growth(log_q + eps, r_q, T)
-
-            return at
+            xp = namespace(eps, loss)
+            eps = eps - rounding
+            T = xp.clip((loss - eps) / xp.where(s > 0, s, 1.0), 0.0, width)
+            T = xp.where(s > 0, T, xp.where(loss > eps, width, 0.0))
+            return weight_p * exponential_growth(log_p, r, T) - weight_q * exponential_growth(log_q + eps, r_q, T)
 
         return lambda eps: total(term, (p, q, loss, fall, pieces.width, rounding), eps)
+
+    def replaced_hockey_stick(self, rate: Any) -> Curve:
+        """Return eps -> delta(eps), a sum over pieces; s is the distance from their finite end, log densities l + k s.
+
+        log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
+        """
+        pieces, source = self.split(_REPLACED), self.source
+        xp = namespace(pieces.left, rate)
+        places = self.D * xp.array(_REPLACED, pieces.left.dtype)
+        rising = xp.isfinite(pieces.left)
+        origin = xp.where(rising, pieces.left, pieces.right)
+        slopes = xp.where(rising, 1.0, -1.0)[:, None] * source.score(pieces.at)
+        logs = source.log_prob(origin[:, None] - places) + log_or_never(pieces.weights)
+        logs = logs + xp.stack([xp.log1p(-rate) + 0 * rate, xp.log(rate), xp.log(rate)])
+        size = xp.where(xp.isfinite(logs), xp.abs(logs), 0.0).max(-1)
+        lowering = 2 * xp.finfo(logs.dtype).eps * without_derivative(size)
+
+        def term(item: Any, eps: RealArray) -> Any:
+            logs, slopes, width, lowering = item
+            xp = namespace(eps, logs)
+            finite = xp.where(xp.isfinite(width), width, 0.0)
+            eps = eps - lowering
+            growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
+
+            def excess(s: Any) -> tuple[Any, Any]:
+                free, own, other = (logs[i] + slopes[i] * s for i in range(3))
+                free, other = growth + free, eps + other
+                both = xp.logaddexp(free, other)
+                share = xp.exp(free - xp.where(both > -np.inf, both, 0.0))
+                ratio = xp.where(own > -np.inf, log_ratio(own, both), -np.inf)
+                return ratio, slopes[1] - share * slopes[0] - (1 - share) * slopes[2]
+
+            first, last = _positive(excess, finite + 0 * eps)
+            endless = xp.isinf(width)
+            first = xp.where(endless, 0.0, first)
+            positive = excess(0.0 * eps)[0] > 0
+            last = xp.where(endless, xp.where(positive, np.inf, 0.0), xp.where(last >= finite, width, last))
+            first = xp.where(first > 0, without_derivative(first), 0.0)
+            mass = [exponential_growth(logs[i] + slopes[i] * first, slopes[i], last - first) for i in (0, 1)]
+            other = exponential_growth(eps + logs[2] + slopes[2] * first, slopes[2], last - first)
+            return mass[1] - xp.expm1(eps) * mass[0] - other
+
+        rounding = 1 + _UNITS_REPLACED * np.finfo(logs.dtype).eps
+        return lambda eps: rounding * total(term, (logs, slopes, pieces.width, lowering), eps)
+
+    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
+        left, right, width = (each[1:-1] for each in self.split(_REPLACED)[:3])
+        pieces = PrivacyLossDistribution.of_pieces(self._replaced_pieces(left, right, width, rate))
+        # Beyond all knots the loss is constant; the last knot is that of q's part.
+        near, middle, far = (floating(self.noise.sf(self.knots.max() + k * self.D))[None] for k in range(3))
+        without = (1 - rate) * middle
+        beyond = PrivacyLossDistribution.of_masses(without + rate * near, without + rate * far)
+        return join([pieces, beyond, beyond.mirrored()])
+
+
+def _positive(excess: Any, width: Any) -> tuple[Any, Any]:
+    """Return the ends of the interval on which a concave function is positive; (width, width) if it is nowhere."""
+
+    def value(s: Any) -> Any:
+        return without_derivative(excess(without_derivative(s))[0])
+
+    def slope(s: Any) -> Any:
+        return without_derivative(excess(without_derivative(s))[1])
+
+    xp = namespace(width)
+    zero = xp.zeros_like(width)
+    low, high = bisect(lambda s: slope(s) > 0, zero, width, _BISECTIONS)
+    best = xp.where(slope(zero) <= 0, zero, xp.where(slope(width) >= 0, width, (low + high) / 2))
+    first = bisect(lambda s: value(s) <= 0, zero, best, _BISECTIONS)[1]
+    first = xp.where(value(zero) > 0, zero, first)
+    last = bisect(lambda s: value(s) > 0, best, width, _BISECTIONS)[0]
+    last = xp.where(value(width) > 0, width, last)
+    some = value(best) > 0
+    return xp.where(some, first, width), xp.where(some, last, width)
 
 
 def exponential_growth(log_start: Real, r: Real, T: Real) -> Real:
@@ -457,28 +590,21 @@ class GaussianFormulas(PolynomialFormulas):
 
     rounds_up: ClassVar[bool] = True
     beyond_reach: ClassVar[float] = _UNSEEN
+    panels: ClassVar[tuple[int, int]] = 6, 30
+    panels_replaced: ClassVar[tuple[int, int]] = 12, 96  # The loss changes its slope within sigma^2/D.
 
-    def _at(self, inner: Any) -> tuple[Any, Any]:
+    def _at(self, at: Any) -> tuple[Any, Any]:
         """Take the loss, D (D/2 - x)/s^2 plus a step, at x = D/2, where no digits are lost."""
-        at = self.D / 2 + 0 * inner
-        return at, self.source.score(at) - self.source.score(at - self.D)
+        middle = self.D / 2 + 0 * at[:, 0]
+        return middle, self.source.score(middle) - self.source.score(middle - self.D)
 
     def largest_loss(self) -> Real:
         return np.inf + 0 * self.D
 
     @property
-    def _joints(self) -> Any:
-        return self.knots
-
-    @property
     def _reach(self) -> tuple[Any, Any]:
-        reach = _REACH * self.source.sigma + floating(self.xp.zeros(1))
+        reach = _REACH * self.source.sigma + floating(self.xp.zeros(()))
         return -reach, reach
-
-    def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
-        (low, high), xp = self._reach, namespace(pieces.at)
-        low, high = low + xp.minimum(0.0, self.D), high + xp.maximum(0.0, self.D)
-        return xp.clip(pieces.left, low, high), xp.clip(pieces.right, low, high), max(6, _PANELS // len(pieces.left))
 
     def hockey_stick(self) -> Curve:
         """Return eps -> the sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where loss > eps.
@@ -492,31 +618,55 @@ class GaussianFormulas(PolynomialFormulas):
             return lambda eps: _of_one_gaussian(a, eps)
         pieces = self.pieces()
 
-        def term(piece: Pieces) -> Curve:
+        def term(piece: Pieces, eps: RealArray) -> Any:
+            xp = namespace(eps, piece.loss)
             sloped = ~xp.isinf(piece.loss)  # NaN stays.
             left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
             far, top = xp.where(D < 0, left, -right), xp.where(D < 0, right, -left)
             loss = xp.where(sloped, piece.loss, 0.0)
             size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
             size = xp.where(size > 0, xp.abs(loss) + a * (size + a), 0.0)
-
-            def at(eps: RealArray) -> Any:
-                xp = namespace(eps, loss)
-                eps = eps - _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
-                cut = (eps - loss) / a - a / 2
-                whole = ~sloped | (cut <= far)
-                start = xp.where(whole, far, xp.minimum(cut, top))
-                there = ~((start >= top) | xp.isinf(start) | (piece.width <= 0))  # NaN stays.
-                start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, top - start), 1.0)
-                lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
-                gain, p, q = gaussian_integrals.gain(start, rest, a, lead)
-                # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
-                unbounded = xp.where(piece.loss > 0, piece.weight_p * p - xp.exp(eps) * piece.weight_q * q, 0.0)
-                return xp.where(there, xp.where(sloped, piece.weight_p * gain, unbounded), 0.0)
-
-            return at
+            eps = eps - _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
+            cut = (eps - loss) / a - a / 2
+            whole = ~sloped | (cut <= far)
+            start = xp.where(whole, far, xp.minimum(cut, top))
+            there = ~((start >= top) | xp.isinf(start) | (piece.width <= 0))  # NaN stays.
+            start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, top - start), 1.0)
+            lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
+            gain, p, q = gaussian_integrals.gain(start, rest, a, lead)
+            # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
+            unbounded = xp.where(piece.loss > 0, piece.weights[0] * p - xp.exp(eps) * piece.weights[1] * q, 0.0)
+            return xp.where(there, xp.where(sloped, piece.weights[0] * gain, unbounded), 0.0)
 
         return lambda eps: total(term, pieces, eps) * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
+
+    def replaced_hockey_stick(self, rate: Any) -> Curve:
+        """Return the sum over pieces, with x in units of sigma and a = D/sigma."""
+        sigma = self.source.sigma
+        a = self.D / sigma
+        if len(self.noise.edges) == 0:
+            return lambda eps: _of_one_gaussian_replaced(a, rate, eps)
+        pieces = self.split(_REPLACED)
+
+        def term(piece: Pieces, eps: RealArray) -> Any:
+            left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
+            free, own, other = piece.weights
+            xp = namespace(eps, piece.left, rate)
+            cut, some = _cut(a, rate, eps, piece.weights)
+            whole = cut <= left
+            start = xp.where(whole, left, cut)
+            # Below the first point where p is possible there is no mass of p; at an end of -inf, p is not above t q.
+            there = some & ~((start >= right) | xp.isinf(start) | (piece.width <= 0))
+            start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, right - start), 1.0)
+            one, _, mass = gaussian_integrals.gain(start - a, rest, a, 0.0 * start)
+            two, _, _ = gaussian_integrals.gain(start, rest, a, 0.0 * start)
+            factor = xp.exp(xp.where(there, eps - a * start - a**2 / 2, 0.0))
+            gained = rate * (own * one + other * factor * two)
+            ahead = rate * (own * xp.exp(a * start - a**2 / 2) - other * factor) - (1 - rate) * free * xp.expm1(eps)
+            found = gained + xp.where(whole, xp.maximum(ahead, 0.0), 0.0) * mass
+            return xp.where(there, _sized(found, start, a, eps), 0.0)
+
+        return lambda eps: total(term, pieces, eps)
 
 
 def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
@@ -524,6 +674,48 @@ def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
     kind = np.finfo(eps.dtype)
     eps = eps - _UNITS * kind.eps * abs(without_derivative(eps))
     return gaussian_integrals.endless_gain(eps / a - a / 2, a) * (1 + _UNITS * kind.eps) + kind.tiny
+
+
+def _cut(a: Any, rate: Any, eps: Any, weights: Any) -> tuple[Any, Any]:
+    """Return the point at which p = t q, and whether there is one; p - t q > 0 above it.
+
+    The root of A e^(a x) - B - C e^(-a x) = 0 is  a x = log(C/A)/2 + asinh(B/(2 sqrt(A C))).
+    """
+    free, own, other = weights
+    xp = namespace(a, rate, eps, own)
+    log_own, log_other = (log_or_never(rate * weight) for weight in (own, other))
+    growth = xp.maximum(xp.expm1(eps), 0.0)
+    log_b = log_or_never((1 - rate) * free * growth)
+    two = (own > 0) & (other > 0)
+    half = xp.where(two, eps + xp.where(two, log_other - log_own, 0.0), 0.0) / 2
+    log_2k = xp.log(2.0) + xp.where(two, log_own + log_other, 0.0) / 2 + (eps - a**2) / 2
+    large = log_b - log_2k > 20
+    z = (1 - rate) * free * growth * xp.exp(-xp.where(large, 0.0, log_2k))
+    far = xp.log(2.0) + xp.where(large, log_b - log_2k, 0.0)
+    both = half + xp.where(large, far, xp.arcsinh(xp.where(large, 0.0, z)))
+    some_b = log_b > -np.inf
+    one = xp.where(some_b, xp.where(some_b, log_b, 0.0) - xp.where(own > 0, log_own, 0.0) + a**2 / 2, -np.inf)
+    x = xp.where(two, both, xp.where(some_b, one, 0.0)) / a
+    return xp.where(two | some_b, x, -np.inf), own > 0
+
+
+def _sized(value: Any, start: Any, a: Any, eps: Any) -> Any:
+    """Return the value rounded upwards by the possible error of its exponents."""
+    xp = namespace(value, start)
+    size = without_derivative(1 + start**2 + a**2 + xp.abs(a * start) + xp.abs(eps))
+    return value * (1 + _UNITS_REPLACED * xp.finfo(value.dtype).eps * xp.minimum(size, 1e4))
+
+
+def _of_one_gaussian_replaced(a: Any, rate: Any, eps: RealArray) -> Any:
+    """Return r J(c - a) + t r e^(-a c - a^2/2) J(c),  J(c) = integral of phi(x) (1 - e^-(a (x - c))) over x > c."""
+    xp = namespace(a, rate, eps)
+    kind = xp.finfo(eps.dtype)
+    eps = eps - _UNITS_REPLACED * kind.eps * xp.abs(without_derivative(eps))
+    one = xp.ones_like(eps)
+    cut, _ = _cut(a, rate, eps, (one, one, one))
+    own = gaussian_integrals.endless_gain(cut - a, a)
+    other = xp.exp(eps - a * cut - a**2 / 2) * gaussian_integrals.endless_gain(cut, a)
+    return _sized(rate * (own + other), cut, a, eps) + kind.tiny
 
 
 def in_units(end: Real, sigma: Real) -> RealArray:
@@ -543,17 +735,16 @@ class StepFormulas(PolynomialFormulas):
         """Return the steps of the periods that the pair keeps, and the edges."""
         return self.xp.concatenate(self._vectors(self.source.steps(self.periods), *self.noise.edges))
 
-    def intervals(self, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any, Any]:
-        left, right, width = super().intervals(distances)
-        return left[1:-1], right[1:-1], width[1:-1]
+    def split(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Pieces:
+        return Pieces(*(each[1:-1] for each in super().split(distances)[:5]))
 
-    def _at(self, inner: Any) -> tuple[Any, Any]:
-        return inner, 0.0 * inner
+    def _at(self, at: Any) -> tuple[Any, Any]:
+        return at[:, 0], 0.0 * at[:, 0]
 
     def _masses(self, pieces: Pieces) -> tuple[Any, Any]:
         xp, size = namespace(pieces.at), pieces.width * self.copies(pieces.at)
         p, q = (xp.exp(self.source.log_prob(at)) * size for at in (pieces.at, pieces.at - self.D))
-        return pieces.weight_p * p, pieces.weight_q * q
+        return pieces.weights[:, 0] * p, pieces.weights[:, 1] * q
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces = self.pieces()
@@ -587,6 +778,17 @@ class StepFormulas(PolynomialFormulas):
             return some + infinity_mass - xp.exp(eps) * infinity_mass_q
 
         return at
+
+    def replaced_hockey_stick(self, rate: Any) -> Curve:
+        losses = self.replaced_privacy_loss(rate)
+        return Atoms(losses.p, losses.q).hockey_stick()
+
+    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
+        pieces = self.split(_REPLACED)
+        at = (pieces.left + pieces.right) / 2
+        mass, logs = pieces.width * self.copies(at), self.replaced_logs(at, rate)
+        p, q = (mass * namespace(mass).exp(log) for log in logs)
+        return PrivacyLossDistribution(p, q, log_ratio(*logs), 0 * mass)
 
     def copies(self, at: Real) -> Real:
         """Return how often a piece counts: beyond all edges a staircase repeats, e^-eps times as high each period.

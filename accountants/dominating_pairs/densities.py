@@ -39,6 +39,8 @@ _BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a
 _MARGIN = 0.05
 # From masses at the nodes to coefficients of Legendre polynomials, of which the first is the integral over a panel.
 _COEFFICIENTS = (2 * np.arange(_SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * _NODES - 1, _SIZE - 1).T
+# From these coefficients to those of the integral from the left end.
+_ANTIDERIVATIVES = np.polynomial.legendre.legint(np.eye(_SIZE), lbnd=-1) / 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
     return values
 
 
-def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
+def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> list[float]:
     """Return the ends of panels in t, without panels of negligible mass at either end of the piece."""
 
     def integrals(panels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +121,7 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
             panels = panels[np.argsort(panels[:, 0])]
             some = np.flatnonzero(panels[:, 2] > _TINY)
             kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
-            return (*kept[:, 0].tolist(), float(kept[-1, 1]))
+            return [*kept[:, 0], kept[-1, 1]]
         if len(todo) > _MOST:
             break
     names = " and ".join(logs)
@@ -128,29 +130,27 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
     )
 
 
-def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
-
+def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: list[float]) -> list[float]:
     def loss(t: np.ndarray) -> np.ndarray:
         return log_ratio(*_log_densities(piece, logs, t))
 
-    starts = []
+    turns: list[float] = []
     for left, right in pairwise(ends):
         x = np.linspace(left, right, _SAMPLES + 2)[1:-1]
         level = loss(x)
-        turns = np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max())
-        found = turning_points(lambda t, _: loss(t), x[None])[0].tolist() if turns else []
-        starts += [left, *sorted(found)]
-    return (*starts, ends[-1])
+        if np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max()):
+            turns += turning_points(lambda t, _: loss(t), x[None])[0].tolist()
+    return sorted([*ends, *turns])
 
 
-@partial(pytree, static=("log_p", "log_q", "pieces"))
+@partial(pytree, static=("log_p", "log_q", "panels"))
 @dataclass(frozen=True, eq=False)
 class Densities(DominatingPair):
     """Two distributions by their log densities, which are smooth between knots; made by ``densities``."""
 
     log_p: LogDensity
     log_q: LogDensity
-    pieces: tuple[tuple[Piece, tuple[float, ...]], ...]  # Between knots, with the ends of the panels of each.
+    panels: tuple[tuple[float, ...], ...]  # The fields of each panel's piece, and the panel's ends in t.
     nodes: PrivacyLossDistribution  # The nodes of the panels.
 
     joint: ClassVar[bool] = True
@@ -171,7 +171,8 @@ class Densities(DominatingPair):
             ones = xp.ones_like(gap[:, 0])
             rises = _value(gap, ones) > _value(gap, -ones)
             ends = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
-            part, whole = _integral(gap, without_derivative((ends[0] + ends[1]) / 2)), gap[:, 0]
+            cut, whole = without_derivative((ends[0] + ends[1]) / 2), gap[:, 0]
+            part = _value(gap @ like(_ANTIDERIVATIVES.T, gap), cut)
             crossed = xp.maximum(xp.where(rises, whole - part, part), 0.0)
             return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed)).sum()
 
@@ -179,14 +180,12 @@ class Densities(DominatingPair):
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the panels as pieces; panels on which one density is 0 become atoms of infinite loss."""
-        ends = [(piece, *panel) for piece, ends in self.pieces for panel in pairwise(ends)]
-        columns = np.array([(piece.left, piece.right, piece.scale, *panel) for piece, *panel in ends])
-        p, q, loss = (np.asarray(leaf).reshape(len(ends), -1) for leaf in (self.nodes.p, self.nodes.q, self.nodes.loss))
+        p, q, loss = (np.asarray(each).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss))
         finite = np.isfinite(loss).all(1)
         if not np.isinf(loss[~finite]).all():
             raise ValueError("log_p, log_q: one density becomes 0 between two knots; put a knot there")
         atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
-        left, right, scale, start, end = columns[finite].T
+        left, right, scale, start, end = np.array(self.panels)[finite].T
 
         def logs(t: np.ndarray, i: np.ndarray) -> np.ndarray:
             piece = Piece(left[i], right[i], scale[i])
@@ -204,7 +203,7 @@ class Densities(DominatingPair):
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
 
     def mirror(self) -> Densities:
-        return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
+        return Densities(self.log_q, self.log_p, self.panels, self.nodes.mirrored())
 
     def check(self) -> None:
         """Accept the pair: ``densities`` has checked both distributions."""
@@ -245,13 +244,15 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
     for name, log_density in logs.items():
         if not callable(log_density):
             raise TypeError(f"{name}: {log_density!r} is not a function")
-    pieces = tuple((piece, _cut_at_turns(piece, logs, _panel_ends(piece, logs))) for piece in _pieces_of(knots))
-    panels = [(piece, *panel) for piece, ends in pieces for panel in pairwise(ends)]
-    logs_at = [_log_densities(piece, logs, left + (right - left) * _NODES) for piece, left, right in panels]
-    at_nodes = np.stack(logs_at, 1)
-    p, q = np.array([(right - left) * _WEIGHTS for _, left, right in panels]) * np.exp(at_nodes)
+    panels = []
+    for piece in _pieces_of(knots):
+        ends = _cut_at_turns(piece, logs, _panel_ends(piece, logs))
+        panels += [(piece.left, piece.right, piece.scale, *panel) for panel in pairwise(ends)]
+    *columns, start, end = np.array(panels).T[..., None]
+    at_nodes = _log_densities(Piece(*columns), logs, start + (end - start) * _NODES)
+    p, q = (end - start) * _WEIGHTS * np.exp(at_nodes)
     p, q, loss = (each.ravel() for each in (p, q, log_ratio(*at_nodes)))
-    pair = Densities(log_p, log_q, pieces, PrivacyLossDistribution(p, q, loss, 0 * p))
+    pair = Densities(log_p, log_q, tuple(panels), PrivacyLossDistribution(p, q, loss, 0 * p))
     for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
         if not abs(mass - 1) <= _NORMALISED:
             raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
@@ -267,21 +268,10 @@ def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
     return least - margin, most + margin
 
 
-def _legendre(x: Any, count: int) -> Any:
-    """Return P_0..P_(count - 1) at x, along a last axis."""
+def _value(coefficients: Any, x: Any) -> Any:
+    """Return the sum of Legendre polynomials, whose coefficients are along a last axis, at x."""
     xp = namespace(x)
     values = [xp.ones_like(x), x]
-    for n in range(1, count - 1):
+    for n in range(1, coefficients.shape[-1] - 1):
         values.append(((2 * n + 1) * x * values[-1] - n * values[-2]) / (n + 1))
-    return xp.stack(values, -1)
-
-
-def _value(coefficients: Any, x: Any) -> Any:
-    return (coefficients * _legendre(x, _SIZE)).sum(-1)
-
-
-def _integral(coefficients: Any, x: Any) -> Any:
-    """Return the integral from -1 to x, using the antiderivatives (P_(n+1) - P_(n-1))/(2 (2 n + 1)) and (x + 1)/2."""
-    values = _legendre(x, _SIZE + 1)
-    steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, _SIZE) + 2, x)
-    return coefficients[:, 0] * (x + 1) / 2 + (coefficients[:, 1:] * steps).sum(-1)
+    return (coefficients * xp.stack(values, -1)).sum(-1)

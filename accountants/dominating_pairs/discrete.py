@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -14,12 +14,7 @@ import numpy as np
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
-from dpkernels.exact.noise import ExactNoise, NoiseCertificate
-from dpkernels.exact.rows import ExactRows
-from dpkernels.exact.windows import ExactWindow
-from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.grid import largest_ratio
-from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
@@ -151,54 +146,17 @@ _ROUNDING = 8 * 2.0**-53
 _STRAIGHT = 1e-13
 
 
-def optimal_pair(mechanism: Optimal) -> Atoms:
-    """Return one pair whose profile is the table's at eps 0, at its own eps and at points between, and never below it.
-
-    Neighbours are those of the mechanism, within its own sensitivity.
-    """
-    p, cells = mechanism.probabilities, mechanism.cells
-    if namespace(p) is np:
-        return rows_pair(mechanism)
-    # Points evenly spaced in eps alone are differentiable.
-    ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
-    t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
-    f = jnp.append(jax.lax.map(lambda at: _largest(p, cells, at), t[:-1]), 0.0)
-    return replace(of_dots(t, f), near=mechanism.sensitivity is not None)
-
-
-@lru_cache(maxsize=64)
-def rows_pair(rows: Optimal | ExactRows) -> Atoms:
-    """Return ``optimal_pair`` of plain numbers, or of the integers that a release samples."""
-    if isinstance(rows, Optimal):
-        p, cells, sensitivity = np.asarray(rows.probabilities, float), rows.cells, rows.sensitivity
-    else:
-        p, cells = rows.table.weights / float(1 << rows.table.bits), rows.certificate.cells
-        sensitivity = rows.certificate.sensitivity
-    return replace(dominating_pair(p, cells), near=sensitivity is not None)
-
-
-def central_pair(mechanism: CentralPiecewise) -> Atoms:
-    """Return the density and itself shifted by the sensitivity: it falls from its middle, so this shift is the worst.
-
-    On the mechanism's scale v, inputs are c <= 2 apart, and a step is at least as wide as c. On one side of the
-    midpoint the loss is eps on the outer c of every step of heights q E^l, 1 <= l < s, and on the part of the highest
-    step that the other density's highest step does not cover. It is -eps on their mirror images, and 0 elsewhere.
-    """
-    xp = namespace(*jax.tree.leaves(mechanism))
-    E, steps = xp.exp(-mechanism.epsilon), mechanism.steps
-    c = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
-    level = mechanism.masses[0][0] / (2 * mechanism.core * (1 - E))
-    high = level * (xp.minimum(2 * mechanism.core, c) + c * (E ** np.arange(1, steps)).sum())
-    p = xp.stack([high, xp.maximum(1 - high - high * E, 0.0), high * E])
-    return Atoms(p, p[::-1], near=True)
-
-
-def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
+def dominating_pair(p: RealArray, cells: int) -> Atoms:
     """Return a symmetric pair whose profile is at least the largest profile of rows at most ``cells`` apart.
 
-    With f the interpolated profile in t = e^eps, the loss ln t_i has the mass q_i = f'(t_i+) - f'(t_i-) under q and
-    t_i q_i under p, the loss -ln t_i has these exchanged, and loss 0 has the remaining mass.
+    It is exact at eps 0, at the table's own eps and at points between; for JAX numbers, evenly spaced ones, so that it
+    is differentiable. With f the interpolated profile in t = e^eps, the loss ln t_i has the mass
+    q_i = f'(t_i+) - f'(t_i-) under q and t_i q_i under p, the loss -ln t_i has these exchanged, and loss 0 the rest.
     """
+    if namespace(p) is jnp:
+        ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
+        t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
+        return of_dots(t, jnp.append(jax.lax.map(lambda at: _largest(p, cells, at), t[:-1]), 0.0))
     t = np.exp(_dots(p, cells))
     f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
     kept = _corners(t, f)
@@ -242,31 +200,8 @@ def _largest(p: Any, cells: int, t: Any) -> Any:
     return xp.stack([xp.maximum(x - t * y, 0.0).sum(1).max() for x, y in pairs]).max()
 
 
-def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
-    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions."""
-    certificate = form.certificate
-    if not isinstance(certificate, NoiseCertificate):
-        raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")
-    if sensitivity is not None and sensitivity > certificate.sensitivity:
-        raise ValueError(f"sensitivity: {sensitivity:g} is above the {certificate.sensitivity:g} certified")
-    if not certificate.table.is_unimodal:
-        raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
-    weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
-    pair = shifted_pair(weights, certificate.shift)
-    return (pair,) if (weights == weights[::-1]).all() else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
-
-
 def shifted_pair(weights: Any, n: int) -> Atoms:
     """Return the pair of the weights of even noise on a lattice and the same weights n points further on."""
     xp = namespace(weights)
     none = xp.zeros(n)
     return Atoms(xp.concatenate([weights, none]), xp.concatenate([none, weights]), n)
-
-
-def window_pair(form: ExactWindow) -> Atoms:
-    """Return the first and the last row if window and base fall from their middles, else ``pure_points`` of its eps."""
-    table = form.table
-    if not table.falls:
-        return pure_points(form.certificate.realised_epsilon)
-    first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
-    return Atoms(first, last)

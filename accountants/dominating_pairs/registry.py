@@ -9,23 +9,24 @@ docs/proofs/worst_pairs.md.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import Any
 
+import jax
 import numpy as np
 
-from accountants.dominating_pairs import discrete
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
 from accountants.dominating_pairs.densities import Densities
-from accountants.dominating_pairs.discrete import Atoms, pure_points
+from accountants.dominating_pairs.discrete import Atoms, dominating_pair, pure_points, shifted_pair
 from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.noise import ExactNoise, NoiseCertificate
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
@@ -52,7 +53,7 @@ def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]
     if isinstance(mechanism, Additive):
         return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
     if isinstance(mechanism, ExactNoise):
-        return discrete.exact_noise_pairs(mechanism, sensitivity)
+        return _exact_noise_pairs(mechanism, sensitivity)
     pair = bounded_pair(mechanism)
     reject_sensitivity(sensitivity)
     return (pair, pair.mirror()) if isinstance(pair, Densities) else (pair,)
@@ -101,7 +102,21 @@ def _lattice_pair(noise: Lattice, sensitivity: Real) -> Atoms:
         raise TypeError("sensitivity: is traced; on a lattice it decides how many points there are")
     if D.ndim or step.ndim:
         raise ValueError(f"sensitivity: {sensitivity}; on a lattice it is one number, as the step is")
-    return discrete.shifted_pair(noise.probabilities, math.ceil(Fraction(float(D)) / Fraction(float(step))))
+    return shifted_pair(noise.probabilities, math.ceil(Fraction(float(D)) / Fraction(float(step))))
+
+
+def _exact_noise_pairs(form: ExactNoise, sensitivity: Any) -> tuple[Atoms, ...]:
+    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions."""
+    certificate = form.certificate
+    if not isinstance(certificate, NoiseCertificate):
+        raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")
+    if sensitivity is not None and sensitivity > certificate.sensitivity:
+        raise ValueError(f"sensitivity: {sensitivity:g} is above the {certificate.sensitivity:g} certified")
+    if not certificate.table.is_unimodal:
+        raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
+    weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
+    pair = shifted_pair(weights, certificate.shift)
+    return (pair,) if (weights == weights[::-1]).all() else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
@@ -171,10 +186,52 @@ def _(mechanism: Multivariate) -> DominatingPair:
     return bounded_pair(mechanism.coordinate)
 
 
-bounded_pair.register(Optimal, discrete.optimal_pair)
-bounded_pair.register(CentralPiecewise, discrete.central_pair)
-bounded_pair.register(ExactRows, discrete.rows_pair)
-bounded_pair.register(ExactWindow, discrete.window_pair)
+@bounded_pair.register
+def _(mechanism: Optimal) -> Atoms:
+    """Return one pair whose profile is never below the table's, for neighbours within its own sensitivity."""
+    if namespace(mechanism.probabilities) is np:
+        return _pair_of_rows(mechanism)
+    pair = dominating_pair(mechanism.probabilities, mechanism.cells)
+    return replace(pair, near=mechanism.sensitivity is not None)
+
+
+@bounded_pair.register(ExactRows)
+@lru_cache(maxsize=64)
+def _pair_of_rows(rows: Optimal | ExactRows) -> Atoms:
+    """Return the pair of a table of plain numbers, or of the integers that a release samples."""
+    if isinstance(rows, Optimal):
+        p, cells, sensitivity = np.asarray(rows.probabilities, float), rows.cells, rows.sensitivity
+    else:
+        p, cells = rows.table.weights / float(1 << rows.table.bits), rows.certificate.cells
+        sensitivity = rows.certificate.sensitivity
+    return replace(dominating_pair(p, cells), near=sensitivity is not None)
+
+
+@bounded_pair.register
+def _(mechanism: CentralPiecewise) -> Atoms:
+    """Return the density and itself shifted by the sensitivity: it falls from its middle, so this shift is the worst.
+
+    On the mechanism's scale v, inputs are c <= 2 apart, and a step is at least as wide as c. On one side of the
+    midpoint the loss is eps on the outer c of every step of heights q E^l, 1 <= l < s, and on the part of the highest
+    step that the other density's highest step does not cover. It is -eps on their mirror images, and 0 elsewhere.
+    """
+    xp = namespace(*jax.tree.leaves(mechanism))
+    E, steps = xp.exp(-mechanism.epsilon), mechanism.steps
+    c = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
+    level = mechanism.masses[0][0] / (2 * mechanism.core * (1 - E))
+    high = level * (xp.minimum(2 * mechanism.core, c) + c * (E ** np.arange(1, steps)).sum())
+    p = xp.stack([high, xp.maximum(1 - high - high * E, 0.0), high * E])
+    return Atoms(p, p[::-1], near=True)
+
+
+@bounded_pair.register
+def _(form: ExactWindow) -> Atoms:
+    """Return the first and the last row if window and base fall from their middles, else ``pure_points`` of its eps."""
+    table = form.table
+    if not table.falls:
+        return pure_points(form.certificate.realised_epsilon)
+    first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
+    return Atoms(first, last)
 
 
 @singledispatch

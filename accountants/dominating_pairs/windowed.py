@@ -75,7 +75,8 @@ class WindowedPair(DominatingPair):
         return join([own, other.mirrored()])
 
     def _pieces(self, side: Side) -> PrivacyLossDistribution:
-        known = None not in (self.window.steepness, self.base.steepness)
+        window, base, width = self.window.steepness, self.base.steepness, self.width
+        steepness = None if window is None or base is None else lambda left, *_: 0 * left + max(window / width, base)
         return PrivacyLossDistribution.of_pieces(
             SmoothPieces(
                 side.left,
@@ -83,13 +84,9 @@ class WindowedPair(DominatingPair):
                 lambda e, i: namespace(e, side.left).log(side.p(e, side.in_p[i])),
                 lambda e, i: namespace(e, side.left).log(side.q(e, side.in_q[i])),
                 lambda e, i: side.loss(e, side.in_p[i], side.in_q[i]),
-                self._steepness if known else None,
+                steepness,
             )
         )
-
-    def _steepness(self, left: np.ndarray, *_: Any) -> np.ndarray:
-        window: Any = self.window.steepness
-        return 0 * left + max(window / float(self.width), self.base.steepness)
 
     def mirror(self) -> WindowedPair:
         return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)

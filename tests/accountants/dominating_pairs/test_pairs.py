@@ -391,6 +391,16 @@ def test_huge_losses_are_bounded_from_above_and_never_nan():
     assert accountants.delta(Additive(Laplace(1e-3), 1.0), 0.5) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("shift", [1.0, -1.0])
+def test_both_densities_are_integrated_up_to_the_same_tail(shift):
+    """Of noise much narrower than the sensitivity, q's tail begins where p has hardly any mass left."""
+    noise = dpk.Logistic(0.02)
+    (pieces,) = AdditivePair(noise, shift).privacy_loss().pieces
+    ends = pieces.left.min(), pieces.right.max()
+    low, high = (float(noise.inverse(np.array(1e-40), lower)) for lower in (True, False))
+    np.testing.assert_allclose(ends, (low + min(shift, 0.0), high + max(shift, 0.0)), rtol=1e-12)
+
+
 # Derivatives
 
 
