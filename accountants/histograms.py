@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ from dpkernels.solve import root
 
 MOST_COUNTS = 10**6  # The most mechanisms that ``pure_delta`` composes.
 # The range in which the eps of a pick is searched; a budget that the lower end exceeds is rejected.
-_SMALLEST_PICK, _LARGEST_PICK = 1e-6, 10.0
+_PICKS = 1e-6, 10.0
 # Noise on counts: the distribution, the name of its scale, and the additional delta of a count's table.
 _NOISES = {"gaussian": (Gaussian, "sigma", 0.0), "laplace": (Laplace, "scale", named.TABLE_DELTA)}
 
@@ -58,8 +58,9 @@ def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: An
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
     """Return an upper bound of delta at eps of Laplace noise of scale b: D0 counts, each (Dinf/b)-DP (Lemma 6.2)."""
     checks.positive("linf_sensitivity", linf_sensitivity)
+    checks.positive("scale", scale)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
-    return pure_delta(linf_sensitivity * inverse("scale", scale), k, epsilon)
+    return pure_delta(linf_sensitivity / np.asarray(scale, float), k, epsilon)
 
 
 @dataclass(frozen=True)
@@ -108,17 +109,6 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
     return next((D0 for D0 in range(1, most + 1) if better(D0)), None)
 
 
-def gaussian_epsilon(ratio: float, delta: float) -> float:
-    """Return the least eps of Gaussian noise at delta, where D/s is ``ratio``."""
-    return float(epsilon_of(noise_pairs(Gaussian(1.0), ratio), delta))
-
-
-def inverse(name: str, value: Any) -> Any:
-    """Return 1/value of an argument; a value that is not positive raises a ValueError."""
-    checks.positive(name, value)
-    return 1 / np.asarray(value, float)
-
-
 @dataclass(frozen=True)
 class HistogramGuarantee:
     """Several valid bounds on the privacy cost of one release: eps at the total ``delta``, by the name of the bound."""
@@ -147,36 +137,24 @@ def known_domain_guarantee(
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
     checks.within("k", k, 1, np.inf)
     checks.within("discovery_epsilon", discovery_epsilon, 0.0, np.finfo(float).max)
-    k, eps, pick = np.asarray(k), discovery_epsilon, concentrated.bounded_range_terms(discovery_epsilon)
-    count = _Count.of(sigma, scale)
-    charge = Concentrated(k * (concentrated.bounded_range_rho(eps) + count.rho), Concentrated(0.0, leak).repeat(k).leak)
+    k, eps = np.asarray(k), discovery_epsilon
+    # Of one count: the description, rho, the terms of eq. 3, and the pure budget.
+    if scale is None:
+        rho = concentrated.gaussian_rho(sigma)
+        count, terms, pure = f"Gaussian noise, sigma {sigma}", (rho, 2 * rho), np.inf
+    else:
+        checks.positive("scale", scale)
+        pure = 1 / np.asarray(scale, float)
+        count, rho, terms = f"Laplace noise, scale {scale}", concentrated.pure_rho(pure), concentrated.pure_terms(pure)
+    charge = Concentrated(k * (concentrated.bounded_range_rho(eps) + rho), Concentrated(0.0, leak).repeat(k).leak)
     checks.within("delta", delta, np.max(charge.leak), 1.0, open_ends=True)
+    both = (k * (pick + one) for pick, one in zip(concentrated.bounded_range_terms(eps), terms, strict=True))
     bounds = {
-        "setwise": concentrated.tail_bound(
-            k * (pick[0] + count.mean), k * (pick[1] + count.square), charge.rest(delta)
-        ),
+        "setwise": concentrated.tail_bound(*both, charge.rest(delta)),
         "concentrated": charge.epsilon(delta),
-        "added": k * (np.asarray(eps, float) + count.pure),
+        "added": k * (np.asarray(eps, float) + pure),
     }
-    return HistogramGuarantee((f"{k} picks of bounded range {eps}", f"{k} counts, {count.name}"), delta, bounds)
-
-
-class _Count(NamedTuple):
-    """The privacy cost of the noise of one count: zCDP, the terms of eq. 3, pure DP."""
-
-    name: str
-    rho: Any
-    mean: Any
-    square: Any
-    pure: Any
-
-    @classmethod
-    def of(cls, sigma: Any, scale: Any) -> _Count:
-        if scale is None:
-            rho = concentrated.gaussian_rho(sigma)
-            return cls(f"Gaussian noise, sigma {sigma}", rho, rho, 2 * rho, np.inf)
-        eps0 = inverse("scale", scale)
-        return cls(f"Laplace noise, scale {scale}", concentrated.pure_rho(eps0), *concentrated.pure_terms(eps0), eps0)
+    return HistogramGuarantee((f"{k} picks of bounded range {eps}", f"{k} counts, {count}"), delta, bounds)
 
 
 def unknown_domain_guarantee(
@@ -205,7 +183,7 @@ def unknown_domain_guarantee(
     rest = float((delta - charge.leak) * (1 - 2 * ndtr(-T / s)) ** D0)
     bounds = {
         "concentrated": float(charge.epsilon(delta)),
-        "gaussian": gaussian_epsilon(math.sqrt(D0) * Dinf / s, rest),
+        "gaussian": float(epsilon_of(noise_pairs(Gaussian(1.0), math.sqrt(D0) * Dinf / s), rest)),
     }
     return HistogramGuarantee((f"{D0} counts, Gaussian, sigma {s:g}, truncated at {T:.6g}",), delta, bounds)
 
@@ -259,22 +237,23 @@ def known_domain(
     _, name, leak = _NOISES[noise]
     ratio = 2 * math.sqrt(share / (1 - share))
 
-    def excess(pick: float, scale: float) -> float:
+    def settings(x: float) -> tuple[float, float]:
+        """Return eps of a pick and the scale, from the unknown of the search: eps of a pick, or else 1/scale."""
+        return (x, ratio / x) if discovery_epsilon is None else (discovery_epsilon, 1 / x)
+
+    def excess(x: float, _: Any = None) -> float:
+        pick, scale = settings(x)
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, leak=leak).epsilon) - epsilon
 
     if discovery_epsilon is None:
-        pick = root(lambda pick, _: excess(pick, ratio / pick), (), _SMALLEST_PICK, _LARGEST_PICK, rtol=1e-12)
-        if (most := excess(pick, ratio / pick)) > 0:  # The safe end of the search is not looked at by it.
-            raise ValueError(
-                f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {pick:g} have eps {epsilon + most:.6g}"
-            )
-        return KnownDomain(pick, _claimed(noise, ratio / pick, delta / k))
-    checks.positive("discovery_epsilon", discovery_epsilon)
-    widest = 1e9
-    if (most := excess(discovery_epsilon, widest)) > 0:
-        raise ValueError(f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone have eps {epsilon + most:.6g}")
-    narrowness = root(lambda inverse, _: excess(discovery_epsilon, 1 / inverse), (), 1 / widest, 1e3, rtol=1e-12)
-    return KnownDomain(discovery_epsilon, _claimed(noise, 1 / narrowness, delta / k))
+        ends, given = _PICKS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICKS[0]:g}"
+    else:
+        checks.positive("discovery_epsilon", discovery_epsilon)
+        ends, given = (1e-9, 1e3), f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone"
+    if (most := excess(ends[0])) > 0:  # The feasible end of a search is not evaluated by it.
+        raise ValueError(f"{given} have eps {epsilon + most:.6g}")
+    pick, scale = settings(root(excess, (), *ends, rtol=1e-12))
+    return KnownDomain(pick, _claimed(noise, scale, delta / k))
 
 
 def _claimed(noise: str, scale: float, delta: float) -> Additive:
@@ -338,12 +317,10 @@ def known_domain_top_k(
     scores = _counts(counts)
     charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise))
     key = _key(key, exact)
-    # The 32 bytes for the discovery of a simulation are as easy to guess as its key.
-    secret = (
-        release_key_bytes(key)
-        if exact
-        else np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (8,), "uint32")).tobytes()
-    )
+    if exact:
+        secret = release_key_bytes(key)
+    else:  # The 32 bytes for the discovery of a simulation are as easy to guess as its key.
+        secret = np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (8,), "uint32")).tobytes()
     items = exponential_top_k(scores, discovery_epsilon, k, secret)
     noisy = np.asarray(perturb(scores[items].astype(np.float64), noise, key=key, exact=exact))
     return KnownTopK(items, most_likely(noisy), noisy, charged)

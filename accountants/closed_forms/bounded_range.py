@@ -151,6 +151,7 @@ def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
 def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     if m == 0:
         return pure_composition.upper_delta(eps, (eps0, n, pure_losses(eps0, n)))
+    eps = namespace(eps0, eps).minimum(eps, (m + n + 1) * eps0)  # Above all losses; differences of infinities are NaN.
     still, at = without_derivative((eps0, eps))
     t, gap, l = _best_t(m, n, still, at)  # noqa: E741
 

@@ -146,7 +146,7 @@ _ROUNDING = 8 * 2.0**-53
 _STRAIGHT = 1e-13
 
 
-def dominating_pair(p: RealArray, cells: int) -> Atoms:
+def dominating_pair(p: Any, cells: int) -> Atoms:
     """Return a symmetric pair whose profile is at least the largest profile of rows at most ``cells`` apart.
 
     It is exact at eps 0, at the table's own eps and at points between; for JAX numbers, evenly spaced ones, so that it

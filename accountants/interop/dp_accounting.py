@@ -35,7 +35,7 @@ import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
 from accountants.shuffle.bracket import lower_hull
 
-_Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
+_Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
 
 # A discrete Laplace event has one outcome for each integer up to its sensitivity.
 _MOST_OUTCOMES = 1 << 20
@@ -43,10 +43,6 @@ _MOST_OUTCOMES = 1 << 20
 _POINTS, _LAST_DELTA = 2048, 1e-18
 # Rounding of a sum of pure budgets, relative.
 _ROUNDING = 2.0**-40
-
-
-class _Unsupported(Exception):  # noqa: N818 - it never leaves this file
-    """An event that is not accounted, with the reason: the two arguments."""
 
 
 class Accountant(dp_accounting.PrivacyAccountant):
@@ -74,12 +70,10 @@ class Accountant(dp_accounting.PrivacyAccountant):
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         try:
             releases = [(one, times) for one, times in _releases(event, count, self.neighboring_relation) if times]
-            if self.bracket and any(one.kind == "mixture" for one, _ in releases):
-                reason = "The masses of MixtureOfGaussiansDpEvent are estimates; they have no bracket."
-                raise _Unsupported(event, reason)
         except _Unsupported as error:
-            event, reason = error.args
-            return _Details(invalid_event=event, error_message=reason)
+            return _Details(*error.args)
+        if self.bracket and any(one.kind == "mixture" for one, _ in releases):
+            return _Details(event, "The masses of MixtureOfGaussiansDpEvent are estimates; they have no bracket.")
         if do_compose:
             self._composed = None
             for release, times in releases:
@@ -130,6 +124,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         return self._epsilon(delta, True) if delta is not None else self._delta(float(epsilon or 0.0), True)
 
     def _epsilon(self, delta: float, bracket: bool) -> tuple[float, float]:
+        """Return (lower, upper) ends of epsilon, or the estimate twice."""
         if not 0 <= delta <= 1:
             raise ValueError(f"target_delta: {delta} is not in [0, 1]")
         if _NON_PRIVATE in self._counts:
@@ -269,20 +264,12 @@ class _AccountedRelease:
         return np.array([1 - (buckets - 1) * low, (buckets - 1) * low]), np.array([1 / buckets, 1 - 1 / buckets])
 
     def pure_levels(self, relation: Relation) -> tuple[float, float]:
+        """Return the largest loss of one release, and that of its mirror."""
         if self.kind in ("gaussian", "mixture", "zcdp"):
             return math.inf, math.inf
-        if self.kind == "laplace":
-            level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
-            levels = (level, level)
-        else:
-            p, q = self.table(relation)
-            ratio = np.log(p) - np.log(q)
-            levels = (float(ratio.max()), float(-ratio.min()))
-        if self.rate is None:
-            return levels
-        # Only pairs that are their own mirrors are sampled: log(1 - r + r e^l), and -log(1 - r + r e^-l).
-        up, down = (np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + sign * levels[0]) for sign in (1, -1))
-        return float(up), float(-down)
+        (term,) = self.guarantee(relation).terms
+        pair = term.one_release()[0]
+        return float(pair.largest_loss()), float(pair.mirror().largest_loss())
 
 
 _NON_PRIVATE = _AccountedRelease("non-private")
@@ -341,15 +328,15 @@ def _noise(kind: str, parameter: Any, *others: int) -> _AccountedRelease:
     return _AccountedRelease(kind, (float(parameter), *others)) if parameter > 0 else _NON_PRIVATE
 
 
-def _needs(event: Any, relation: Relation, *allowed: Relation) -> None:
+def _check_relation(event: Any, relation: Relation, *allowed: Relation) -> None:
     if relation not in allowed:
         names = " or ".join(f"`{one.name}`" for one in allowed)
-        name = type(event).__name__
-        raise _Unsupported(event, f"neighboring_relation must be {names} for `{name}`. Found {relation}.")
+        reason = f"neighboring_relation must be {names} for `{type(event).__name__}`. Found {relation}."
+        raise _Unsupported(event, reason)
 
 
 def _randomised_response(event: Any, relation: Relation) -> _AccountedRelease | None:
-    _needs(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
+    _check_relation(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
     noise, buckets = float(event.noise_parameter), event.num_buckets
     if not _is_whole(buckets, 1):
         raise ValueError(f"num_buckets: {buckets!r} is not a positive integer")
@@ -362,7 +349,7 @@ def _randomised_response(event: Any, relation: Relation) -> _AccountedRelease | 
 
 def _mixture(event: Any, relation: Relation) -> _AccountedRelease | None:
     """Return the mechanism of a mixture event: a Poisson sample if its distances are 0 and one other number."""
-    _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
+    _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     sigma, distances = float(event.standard_deviation), [float(c) for c in event.sensitivities]
     masses = [float(p) for p in event.sampling_probs]
     valid = len(distances) == len(masses) > 0 and all(0 <= c < math.inf for c in distances)
@@ -408,7 +395,7 @@ def _sampled(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRelease
             f"`DiscreteLaplaceDpEvent`. Found {event.event}.",
         )
     if release.kind != "gaussian":
-        _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
+        _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     yield replace(release, rate=rate * (1.0 if release.rate is None else release.rate)), 1
 
 
@@ -446,10 +433,10 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     t, delta = np.exp(eps), np.minimum(f, 1.0)
     t, delta = np.concatenate([1 / t[:0:-1], t]), np.concatenate([(1 - 1 / t + delta / t)[:0:-1], delta])
     kept, slopes = lower_hull(t, delta)
-    t, delta, slopes = t[kept], delta[kept], np.append(slopes, 0.0)
-    rises = np.maximum(np.diff(slopes, prepend=0.0), 0.0)
+    t, end = t[kept], float(delta[-1])
+    rises = np.maximum(np.diff(np.append(slopes, 0.0), prepend=0.0), 0.0)
     low, high = rises[t > 1], (t * rises)[t > 1]
-    end = float(delta[-1])
     rest = max(0.0, 1 - float(low.sum() + high.sum()) - end)
-    masses = np.concatenate([[end], high[::-1], [rest], low, [0.0]]) / (end + rest + float(low.sum() + high.sum()))
+    masses = np.concatenate([[end], high[::-1], [rest], low, [0.0]])
+    masses = masses / masses.sum()
     return accountants.weights(masses, masses[::-1])

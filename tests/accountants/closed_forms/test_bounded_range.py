@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -55,6 +56,12 @@ def test_pure_composition_by_enumeration(k, ratio):
     for level in (Fraction(1, 2), Fraction(1), Fraction(11, 10), Fraction(5)):
         exact = float(enumerated([responses(ratio)] * k, level))
         assert pure_delta(math.log(ratio), k, math.log(level)) == pytest.approx(exact, rel=1e-12, abs=1e-15)
+
+
+def test_an_infinite_budget_has_no_delta():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(mixed_delta(0.3, 5, 3, np.array([2.4, 1e300, np.inf])), 0.0)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 0), (1, 2), (2, 1), (3, 0), (3, 2)])
