@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
+from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
 from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
@@ -237,11 +237,6 @@ class Sampled(DominatingPair):
     def hockey_stick(self) -> Curve:
         pair = self.pair.mirror() if self.removed else self.pair
         return sampled_profile(upper(pair), self.rate, removed=self.removed)
-
-    def largest_loss(self) -> Real:
-        if self.removed:
-            return -sampled_loss(-self.pair.mirror().largest_loss(), self.rate)
-        return sampled_loss(self.pair.largest_loss(), self.rate)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         losses = self.pair.privacy_loss().subsampled(self.rate)

@@ -33,6 +33,7 @@ from dp_accounting import dp_event as events
 import accountants
 import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
+from accountants.privacy_loss import sampled_loss
 from accountants.shuffle.bracket import lower_hull
 
 _Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
@@ -267,9 +268,17 @@ class _AccountedRelease:
         """Return the largest loss of one release, and that of its mirror."""
         if self.kind in ("gaussian", "mixture", "zcdp"):
             return math.inf, math.inf
-        (term,) = self.guarantee(relation).terms
-        pair = term.one_release()[0]
-        return float(pair.largest_loss()), float(pair.mirror().largest_loss())
+        if self.kind == "laplace":
+            level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
+            levels = (level, level)
+        else:
+            p, q = self.table(relation)
+            ratio = np.log(p) - np.log(q)
+            levels = (float(ratio.max()), float(-ratio.min()))
+        if self.rate is None:
+            return levels
+        # Only pairs that are their own mirrors are sampled.
+        return float(sampled_loss(levels[0], self.rate)), -float(sampled_loss(-levels[0], self.rate))
 
 
 _NON_PRIVATE = _AccountedRelease("non-private")
