@@ -64,7 +64,7 @@ def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None
 
     Example:
         >>> from accountants import compare, guarantee
-        >>> from dpkernels.mechanisms.named_additive import gaussian
+        >>> from dpkernels.mechanisms.named import gaussian
         >>> less, more = (guarantee(gaussian(sigma=sigma), sensitivity=1.0).repeat(10) for sigma in (4.0, 3.0))
         >>> compare(less, more, [0.0, 1.0, 2.0]).verdict
         'first'

@@ -35,7 +35,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.choice import exponential_top_k
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import ndtr
 from dpkernels.random.keys import check_key, os_key, release_key_bytes, simulation_key

@@ -39,7 +39,7 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
             reports several coordinates.
 
     Example:
-        >>> from dpkernels.mechanisms.named_additive import gaussian
+        >>> from dpkernels.mechanisms.named import gaussian
         >>> round(delta(gaussian(sigma=1.0), 1.0, sensitivity=1.0), 6)
         0.126937
     """

@@ -28,8 +28,7 @@ from scipy.special import log_ndtr
 import accountants
 from accountants.tune.objectives import cdf_error
 from dpkernels.cli.explorer.page import PACKED, TABLES, UNIT
-from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, hybrid, piecewise
-from dpkernels.mechanisms.named_additive import laplace
+from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, hybrid, laplace, piecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.solve import bounded_minimum, minimum_near_grid
 

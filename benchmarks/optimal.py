@@ -24,8 +24,8 @@ import numpy as np
 
 import dpkernels as dpk
 from benchmarks.shown import markdown, parser_of
-from dpkernels.mechanisms.optimal.grid import InputGrid, grid, outputs_for
 from dpkernels.mechanisms.optimal.program import least_variance
+from dpkernels.mechanisms.optimal.search import InputGrid, grid, outputs_for
 
 PAIRS = (
     *((0.5, 1), (1, 1), (3, 1), (6, 1), (8, 1), (10, 1), (12, 1)),

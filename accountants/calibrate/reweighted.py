@@ -27,7 +27,7 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace, without_derivative
 from dpkernels.solve import (

@@ -14,7 +14,7 @@ import numpy as np
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
-from dpkernels.mechanisms.optimal.grid import largest_ratio
+from dpkernels.mechanisms.optimal.search import largest_ratio
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 

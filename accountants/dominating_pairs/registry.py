@@ -26,16 +26,15 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.exact.bounded import ExactRows, ExactWindow
 from dpkernels.exact.noise import ExactNoise, NoiseCertificate
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
-from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
-from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.optimal.search import largest_ratio
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points

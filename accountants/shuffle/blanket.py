@@ -28,10 +28,9 @@ import numpy as np
 from accountants.dominating_pairs.discrete import pure_points
 from accountants.dominating_pairs.registry import pure_epsilon
 from dpkernels import checks
+from dpkernels.exact.bounded import ExactRows, ExactWindow, WindowTable
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
-from dpkernels.exact.rows import ExactRows
-from dpkernels.exact.windows import ExactWindow, WindowTable
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate

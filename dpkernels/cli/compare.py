@@ -16,8 +16,7 @@ from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
-from dpkernels.mechanisms.optimal.grid import covers
-from dpkernels.mechanisms.optimal.search import is_solved
+from dpkernels.mechanisms.optimal.search import covers, is_solved
 from dpkernels.staging import write_png
 
 CENTRAL = [name for name, one in CONSTRUCTORS.items() if one.is_central]

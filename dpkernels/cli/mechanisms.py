@@ -26,10 +26,9 @@ from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
-from dpkernels.mechanisms.optimal.grid import covers
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError
-from dpkernels.mechanisms.optimal.search import optimal
+from dpkernels.mechanisms.optimal.search import covers, optimal
 
 # A release must state these: they have no default.
 _CLAIM = ("epsilon", "delta", "sensitivity")

@@ -1,14 +1,18 @@
-"""The Laplace distribution."""
+"""The Laplace distribution, and the merged (piecewise) Laplace distribution of Mugunthan 2020."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from itertools import pairwise
+from types import ModuleType
+from typing import Any, Self
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import PiecewiseExponential
-from dpkernels.numerics import Real, RealArray, exponential_moment, namespace
+from dpkernels.numerics import Real, RealArray, as_of, exponential_moment, floating, log1p_over, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -44,3 +48,107 @@ class Laplace(PiecewiseExponential):
     @property
     def knots(self) -> RealArray:
         return np.zeros(1)
+
+
+@pytree
+@dataclass(frozen=True)
+class MergedLaplace(PiecewiseExponential):
+    """A distribution whose log density is continuous and piecewise linear in |z|, with slope -r_i on [c_(i-1), c_i).
+
+    The rates r_1..r_n are in [0, 1e300], the last positive; the breaks c_1..c_(n-1) are positive and increasing. With
+    c_0 = 0, c_n = infinity, w_i = c_i - c_(i-1), F_1 = 1 and F_(i+1) = F_i exp(-r_i w_i), the density is
+    f(z) = F_i/Z exp(-r_i (|z| - c_(i-1))), where Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The published appendix has a
+    sign error in the third column of its table C.
+    """
+
+    rates: tuple[Any, ...]
+    breaks: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rates) != len(self.breaks) + 1:
+            raise ValueError(f"rates: {len(self.rates)} for {len(self.breaks)} breaks; one more than breaks is needed")
+        for rate in self.rates[:-1]:
+            checks.within("rates", rate, 0.0, 1e300)
+        checks.positive("rates", self.rates[-1])
+        for low, high in pairwise([0.0, *self.breaks]):
+            checks.positive("breaks", high)
+            if checks.concrete(low) is not None and checks.concrete(high) is not None and not np.all(low < high):
+                raise ValueError(f"breaks: {self.breaks}; they must increase")
+
+    def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
+        rates = tuple(rate / factor * unit for rate in self.rates)
+        return dataclasses.replace(self, rates=rates, breaks=tuple(end * factor / unit for end in self.breaks))
+
+    def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
+        """Return (start, end, rate, F) of every segment."""
+        level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
+        segments, start = [], 0 * level
+        for end, rate in zip((*self.breaks, endless), self.rates, strict=True):
+            segments.append((start, end, rate, level))
+            if end is not endless:
+                level = level * namespace(rate, start, end).exp(-rate * (end - start))
+            start = end
+        return segments
+
+    def _columns(self, xp: ModuleType) -> tuple[Any, ...]:
+        columns = zip(*self._segments(), strict=True)
+        return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
+
+    def _unscaled_moment(self, power: int, near: Real, far: Real) -> Real:
+        """Return Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
+        xp = namespace(near, far, *self.rates, *self.breaks)
+        start, end, rate, level = self._columns(xp)
+        t, stop = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (near, far))
+        some = stop > t
+        t, width = xp.where(some, t, start), xp.where(some, stop - t, 0.0)
+        inside = level * xp.exp(-rate * (t - start)) * exponential_moment(power, t, rate, width)
+        return xp.where(some, inside, 0.0).sum(-1)
+
+    @property
+    def _norm(self) -> Real:
+        nowhere, endless = (as_of(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
+        return 2 * self._unscaled_moment(0, nowhere, endless)
+
+    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
+        return self._unscaled_moment(power, near, far) / self._norm
+
+    def log_prob(self, z: Real) -> Real:
+        z = namespace(z, *self.rates).abs(floating(z))
+        xp = namespace(z, *self.rates, *self.breaks)
+        drop = 0.0
+        for start, end, rate, _ in self._segments():
+            drop = drop + rate * (xp.clip(z, start, end) - start)
+        return -drop - xp.log(self._norm)
+
+    def score(self, z: Real) -> RealArray:
+        xp = namespace(z, *self.rates, *self.breaks)
+        rate = 0.0
+        for start, end, r, _ in self._segments():
+            rate = rate + xp.where((xp.abs(z) >= start) & (xp.abs(z) < end), r, 0.0)
+        return -xp.sign(z) * rate
+
+    def tail(self, z: Real) -> Real:
+        return self.partial_moment(0, z, as_of(np.inf, *self.rates, *self.breaks))
+
+    def lower_inverse(self, u: Real) -> Real:
+        """Return end - log1p(r q)/r in the segment with end density F_end, q = (tail - tail at the end) Z / F_end."""
+        xp = namespace(u, *self.rates, *self.breaks)
+        below = u < 0.5
+        tail = xp.where(below, u, 1 - u) * self._norm
+        *inner, (start, _, rate, level) = self._segments()
+        beyond = level / rate  # The unnormalised tail at the start of the last segment.
+        z = start - xp.log(xp.minimum(tail / beyond, 1.0)) / rate
+        slope = q = xp.zeros_like(tail)
+        for start, end, rate, level in reversed(inner):
+            inside, density = tail > beyond, level * xp.exp(-rate * (end - start))
+            z, slope = xp.where(inside, end, z), xp.where(inside, rate, slope)
+            q = xp.where(inside, xp.maximum(tail - beyond, 0.0) * (1 / density), q)
+            beyond = beyond + level * exponential_moment(0, start, rate, end - start)
+        z = z - log1p_over(slope, q)
+        return xp.where(below, -z, z)
+
+    @property
+    def knots(self) -> RealArray:
+        xp = namespace(*self.breaks)
+        ends = xp.stack([xp.asarray(end) for end in (0.0, *self.breaks)])
+        return xp.concatenate([-ends[:0:-1], ends])

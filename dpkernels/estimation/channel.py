@@ -20,6 +20,7 @@ from scipy import signal
 from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.decimals import shortest
+from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, RowTable, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.registry import (
@@ -29,9 +30,7 @@ from dpkernels.exact.registry import (
     MultivariateCertificate,
     exact_sampler,
 )
-from dpkernels.exact.rows import RowCertificate, RowTable
 from dpkernels.exact.sampler import ExactSampler, report_kernel
-from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable
 
 Squares = tuple[np.ndarray, float]
 Table = WindowTable | RowTable

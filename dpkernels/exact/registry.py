@@ -14,18 +14,21 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import integer
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
-from dpkernels.exact.noise import ExactNoise, noise_certificate, vector_certificate
-from dpkernels.exact.rows import ExactRows, RowCertificate, central_certificate, optimal_certificate
-from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
-from dpkernels.exact.windows import (
+from dpkernels.exact.bounded import (
+    ExactRows,
     ExactWindow,
     PlacedCertificate,
+    RowCertificate,
     WindowCertificate,
+    central_certificate,
+    optimal_certificate,
     placed_table,
     two_point_table,
     windowed_table,
 )
+from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
+from dpkernels.exact.noise import ExactNoise, noise_certificate, vector_certificate
+from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.exact.bounded import PROMISED_DEVIATION
 from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows import PROMISED_DEVIATION
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate

@@ -27,8 +27,8 @@ from accountants.histograms import (
 )
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
-from dpkernels.mechanisms import named_additive as named
-from dpkernels.mechanisms.named_additive import truncation_bound
+from dpkernels.mechanisms import named
+from dpkernels.mechanisms.named import truncation_bound
 
 SIMULATED = {"exact": False, "key": dpk.simulation_key(5)}
 LAPLACE = named.laplace(epsilon=0.5)

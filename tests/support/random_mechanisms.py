@@ -10,7 +10,7 @@ import numpy as np
 
 import accountants
 import dpkernels as dpk
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 
 # From (location, unit) to a mechanism: the input interval is [location, location + unit], and lengths are in units.
 Somewhere = Callable[[float, float], Any]

@@ -27,10 +27,9 @@ from accountants.tune.family import ROUNDING, Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree

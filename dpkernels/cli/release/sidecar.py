@@ -24,11 +24,10 @@ from dpkernels.cli.text import shown
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.estimation.released import confidence_interval
+from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, WindowCertificate
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.registry import MixtureCertificate
-from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows import PlacedCertificate, WindowCertificate
 from dpkernels.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from accountants import scale as scale_module
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels import solve
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 
 TARGETS = [(0.01, 1e-12), (0.3, 1e-5), (1.0, 1e-9), (1.0, 0.05), (4.0, 1e-6), (15.0, 0.5)]
 

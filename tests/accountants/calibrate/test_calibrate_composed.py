@@ -14,8 +14,7 @@ from scipy.optimize import brentq
 import dpkernels as dpk
 from accountants import calibrate, guarantee
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 

@@ -22,8 +22,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive

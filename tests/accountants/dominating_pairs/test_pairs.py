@@ -38,11 +38,10 @@ from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon
 from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 
 SHARES = np.array([0.0, 0.03, 0.3, 0.7, 0.93, 0.99])

@@ -29,8 +29,7 @@ from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import replaced_pair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.windowed.bases import Constant

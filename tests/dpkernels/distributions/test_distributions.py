@@ -15,8 +15,7 @@ from helpers import slow
 from noise_registry import LAWS, MERGED, SYMMETRIC, ends, one, over, quadrature, scale, tail_points
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 

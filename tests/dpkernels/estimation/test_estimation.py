@@ -21,7 +21,7 @@ from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.likelihood import judged, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
 from dpkernels.estimation.profile_likelihood import ProfileLikelihood
-from dpkernels.exact.windows import WindowCertificate
+from dpkernels.exact.bounded import WindowCertificate
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
 ALARM = 1e-6

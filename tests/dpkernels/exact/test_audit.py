@@ -12,7 +12,7 @@ from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.windows import ExactWindow, WindowCertificate, windowed_table
+from dpkernels.exact.bounded import ExactWindow, WindowCertificate, windowed_table
 
 SAMPLES = 4_000_000
 BINS = 200

@@ -16,9 +16,9 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import sampler
+from dpkernels.exact.bounded import PlacedCertificate, WindowCertificate, WindowTable, windowed_table
 from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
 from dpkernels.exact.registry import Certificate, MixtureCertificate
-from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, windowed_table
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 
 PROMISED_COST = 1e-3

@@ -14,9 +14,9 @@ from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_t
 
 from dpkernels import piecewise
 from dpkernels.decimals import rational
+from dpkernels.exact.bounded import ExactWindow, WindowCertificate
 from dpkernels.exact.registry import ExactMixture
 from dpkernels.exact.sampler import COORDINATE_STREAM, alias_columns, nearest_rows, order_keys
-from dpkernels.exact.windows import ExactWindow, WindowCertificate
 from dpkernels.random import host
 from dpkernels.release import perturb as perturbation
 

@@ -16,9 +16,9 @@ from helpers import CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, over
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
+from dpkernels.exact.bounded import RowCertificate, central_table, lookups, row_columns, row_table
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
-from dpkernels.exact.rows import RowCertificate, central_table, lookups, row_columns, row_table
 from dpkernels.exact.sampler import fraction_bits, nearest_rows, positions
 from dpkernels.settings import own_settings
 

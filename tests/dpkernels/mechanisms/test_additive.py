@@ -17,7 +17,7 @@ from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.budgets.filters import asked
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
-from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 
 N = 1 << 18

@@ -24,7 +24,8 @@ import dpkernels as dpk
 from accountants.composition import self_composed
 from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.mechanisms.optimal import search as optimal_search
-from dpkernels.mechanisms.optimal.grid import (
+from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
+from dpkernels.mechanisms.optimal.search import (
     InputGrid,
     covers,
     expected_inputs,
@@ -33,7 +34,6 @@ from dpkernels.mechanisms.optimal.grid import (
     outputs_for,
     row_weights,
 )
-from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 
 SMALL = {"points": 9, "outputs": 41}
 

@@ -21,9 +21,9 @@ from scipy import integrate, stats
 
 import accountants
 import dpkernels as dpk
+from dpkernels.exact.bounded import PlacedCertificate, WindowCertificate, WindowTable, placed_table
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.windows import PlacedCertificate, WindowCertificate, WindowTable, placed_table
 from dpkernels.mechanisms.windowed.mechanism import published_half_width
 
 run = pytest.fixture(command, name="run")
