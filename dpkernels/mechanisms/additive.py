@@ -201,11 +201,8 @@ def on_vectors(
     """Return a mechanism that adds the same noise independently to each of d values of one release.
 
     Vectors are neighbours if they are at most D apart in ``norm``. The mechanism's own claim must cover the same
-    distance in the noise's own norm, which is l2 for Gaussian noise and l1 for all other noise:
-
-    - D, if ``norm`` is the noise's own norm, or l1 for Gaussian noise;
-    - sqrt(d) D, if ``norm`` is linf for Gaussian noise, or l2 for other noise;
-    - d D, if ``norm`` is linf for other noise.
+    distance in the noise's own norm, which is l2 for Gaussian noise and l1 for all other noise: sqrt(d) D for linf and
+    Gaussian noise and for l2 and other noise, d D for linf and other noise, else D.
 
     Rounding in a release adds up to one cell a value to this distance. The exact sampler compensates for it with wider
     noise, unless the values are on a ``lattice`` known in advance.
@@ -227,8 +224,8 @@ def on_vectors(
         checks.positive("lattice", lattice)
     total = namespace(mechanism.delta).maximum(mechanism.delta, 1e-10)[()] if delta is None else delta
     claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=total)
-    vector = AdditiveVector(claim, 1.0, dimensions, norm, lattice)
-    most = mechanism.sensitivity / growth(norm, vector.own_norm, dimensions)
+    own_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).own_norm
+    most = mechanism.sensitivity / growth(norm, own_norm, dimensions)
     D = most if sensitivity is None else sensitivity
     checks.sensitivity(D)
     if lattice is not None:
@@ -236,6 +233,6 @@ def on_vectors(
     if (far := checks.concrete(D / most)) is not None and far > 1 + 1e-12:
         raise ValueError(
             f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is {D / most * mechanism.sensitivity:.9g} in "
-            f"{vector.own_norm}; the noise is made for {shortest(mechanism.sensitivity)}"
+            f"{own_norm}; the noise is made for {shortest(mechanism.sensitivity)}"
         )
     return AdditiveVector(claim, D, dimensions, norm, lattice)

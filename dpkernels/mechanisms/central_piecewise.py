@@ -38,8 +38,7 @@ class CentralPiecewise(Parabolic):
     nowhere by more than a factor e^eps.
 
     Source: Yamamoto, "Central Piecewise Mechanism for Numeric Queries" (IEEE Transactions on Privacy, 2026), in the
-    form of its published programs, which use s = ceil(R/D). With one step it is the type-I piecewise mechanism. More
-    steps than published lower the variance and widen the output interval.
+    form of its published programs, which use s = ceil(R/D). With one step it is the type-I piecewise mechanism.
 
     Attributes:
         core: r, half the width of the highest step; in half widths of the input interval, times X in the report.
@@ -162,8 +161,7 @@ def central_piecewise(
         upper: largest valid input.
         sensitivity: D; inputs at most D apart are neighbours. Without ``steps`` it is at least 1/64 of the interval.
         steps: s, 1 to 64. The default for the best core is the smallest number beyond which more steps lower the
-            variance by less than 0.1 %; for any other core it is the published ceil(R/D). More steps reach further
-            beyond the interval. Give s if JAX traces an argument.
+            variance by less than 0.1 %; for any other core it is the published ceil(R/D). Give s if JAX traces.
         core: r above 0; "best" for the least worst-case variance, "published" for the source's
             r = e^(eps/b - s eps) - (2 D/R) (1 - e^(-(s-1) eps))/(e^eps - 1), b its heuristic.
 

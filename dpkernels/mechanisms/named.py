@@ -30,7 +30,6 @@ from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.multivariate import Multivariate
-from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed import mechanism as windowed
@@ -118,8 +117,8 @@ def piecewise_triangle(
 ) -> Windowed:
     """Return the type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
-    Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1). For wide windows
-    (m > 4/3), which cover the middle for every input, ``composite("triangle")`` may choose a larger one.
+    Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1); ``composite("triangle")``
+    may choose a larger one for m > 4/3.
     """
     given: Any = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
     return composite("triangle", width=_width(eta), condition="sup_inf", **given)
@@ -221,7 +220,7 @@ def _share(epsilon: Any, parts: int) -> Any:
     return first_feasible(floats_from(epsilon / parts, 0.0), lambda share: parts * Fraction(repr(share)) <= total)
 
 
-def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
+def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Any:
     return optimal(epsilon=epsilon, lower=lower, upper=upper)
 
 
@@ -252,7 +251,6 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     """Return logistic noise of scale b = D / eps, for epsilon in [0.01, 20].
 
     The float density is pure eps-DP and smooth; the claim has delta = 1e-15 for the ends of a release's table.
-    ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
     """
     _check(epsilon, sensitivity)
     return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
@@ -262,9 +260,8 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
     """Return Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
 
     Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity requires. The degrees nu are a plain number in
-    [3, 1000], and epsilon is in [0.01, 20]. The claim has delta = 1e-15, for the truncation of the integer table. With
-    fewer than 5 degrees of freedom, or a small eps, the noise is too wide for a table. A release then requires noise
-    truncated to [-T, T], ``Reweighted(Student(...), -T, T, 0.0)``, with a larger delta.
+    [3, 1000], and epsilon is in [0.01, 20]. The claim has delta = 1e-15 for the ends of a release's table. Below 5
+    degrees, or at a small eps, the noise is too wide for one; truncate it, ``Reweighted(Student(...), -T, T, 0.0)``.
     """
     _check(epsilon, sensitivity)
     nu = Student(1.0, degrees).degrees
@@ -275,10 +272,7 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
 def gaussian(
     *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
 ) -> Additive:
-    """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given.
-
-    ``accountants.calibrate`` finds sigma for a budget.
-    """
+    """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given."""
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
 
 
@@ -400,9 +394,8 @@ def budget_recycled(
     """Return budget-recycled noise (Jiang 2024): a kernel's draw beyond theta is redrawn with probability q.
 
     f(z) = K(z) w(z) / (1 - q P(|Z| > theta)), w = 1 on [-theta, theta] and 1 - q outside. The kernel, such as
-    ``Gaussian(sigma=2.0)``, needs a density; theta, the tolerated error, is positive, and q is in [0, 1).
-    ``noise.acceptance`` is P(|Z| <= theta). The guarantee differs from the kernel's: ``accountants.delta`` computes the
-    exact one. Sensitivity, epsilon and delta make a claim.
+    ``Gaussian(sigma=2.0)``, needs a density; theta, the tolerated error, is positive, and q is in [0, 1). The guarantee
+    is not the kernel's: ``accountants.delta`` computes the exact one. Sensitivity, epsilon and delta make a claim.
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
@@ -416,8 +409,8 @@ def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0
     """Return Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
     D, the sensitivity, is rounded up to a multiple of the step. Epsilon is in [0.01, 20]. The noise has at most 2^20
-    points. The default ``reach``, the largest k, is a discrete choice: give it if JAX traces an argument. The claim has
-    delta = 1e-15, for the truncation of the grid where probabilities fall below 2^-66.
+    points. Give ``reach``, the largest k, if JAX traces an argument; by default probabilities beyond it are below
+    2^-66. For these the claim has delta = 1e-15.
     """
     _check(epsilon, sensitivity)
     noise = DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step, reach or 0)
@@ -429,10 +422,8 @@ def truncated_discrete_laplace(
 ) -> Additive:
     """Return discrete Laplace noise on k = -R..R, by default with the smallest R that is (eps, delta)-DP.
 
-    R is the ``reach``. Its default is a discrete choice: give R if JAX traces an argument. Epsilon is in [0.01, 20],
-    delta in (0, 1), and the noise has at most 2^20 points.
-
-    With q = e^(-eps/n), n = ceil(D / step), the n outermost points of a side hold delta:
+    Give R, the ``reach``, if JAX traces an argument. Epsilon is in [0.01, 20], delta in (0, 1), and the noise has at
+    most 2^20 points. With q = e^(-eps/n), n = ceil(D / step), the n outermost points of a side hold delta:
     q^(R - n + 1) (1 - q^n) / (1 + q - 2 q^(R + 1)) <= delta.
     """
     _check(epsilon, sensitivity)
@@ -458,8 +449,7 @@ def discrete_gaussian(
     """Return Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
     P(k step) is proportional to exp(-(k step)^2 / (2 s^2)), with sigma in [1e-140, 1e140]; the noise has at most 2^20
-    points. ``accountants.delta`` computes its guarantee. The default reach, where probabilities fall below 2^-66, is a
-    discrete choice: give it if JAX traces an argument.
+    points. Give ``reach`` if JAX traces an argument; by default probabilities beyond it are below 2^-66.
     """
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 

@@ -19,8 +19,7 @@ profile can lower the variance. The first profiles are near those of a program o
 A profile is 1 on some adjacent rows. It falls by a factor e^-eps at each of its steps to the right, at rows
 r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``cells`` rows apart, so
 neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities that
-fall and rise again are not such sums. On small grids with every neighbour ratio as a constraint, they improve the
-worst-case variance by less than 1e-4, and an average variance by less than 2e-4.
+fall and rise again, which are not such sums, improve the variance by less than 2e-4.
 """
 
 from __future__ import annotations

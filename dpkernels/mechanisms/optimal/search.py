@@ -52,16 +52,10 @@ def optimal(
 ) -> Optimal:
     """Return the bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
-    It solves a linear program over the table of probabilities (see ``program``). The solution takes a second, or up to
-    15 s with many rows, and is kept in memory and in the user's cache folder. Grids twice as fine as
-    the default ones lower the worst-case variance by less than 1 %. ``Optimal`` explains the privacy guarantee. JAX may
-    trace only the interval, and only for local DP with the objective "worst".
-
-    With a sensitivity D below the width R of the interval the mechanism is for central DP. There are no default grids
-    in two cases, in which ``central_piecewise`` is the alternative:
-
-    - R/D above 5 and above 8/eps; its variance is at most 2 % larger there;
-    - more than 1000 rows would be needed, as at eps 12 and R/D above 2.4; its variance is about 20 % larger there.
+    It solves a linear program over the table of probabilities, in a second or up to 15 s with many rows, and keeps the
+    solution in memory and in the user's cache folder. ``Optimal`` explains the privacy guarantee. JAX may trace only
+    the interval, and only for local DP with the objective "worst". With a sensitivity D below the interval's width the
+    mechanism is for central DP. Where there are no default grids, ``central_piecewise`` is the alternative.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 12]. For a larger budget use ``piecewise``.
@@ -72,8 +66,7 @@ def optimal(
             least 1/16 and at least min(1/5, eps/8) of the width, and large enough for 1000 rows: 1/4.8 of the width at
             eps 10, 1/2.4 at eps 12. A D of the whole width or more means local DP.
         points: the number of inputs with a row of their own, odd, 3 to 1401. If it is given, D may be as small as 1/16
-            of the width at any budget. By default rounding between rows adds at most 0.8 % of the variance, which takes
-            33 rows up to epsilon 3.8, 69 at 6 and 529 at 12.
+            of the width at any budget. By default rounding between rows adds at most 0.8 % of the variance.
         outputs: the number of candidate reports, odd, 9 to 2049 and at most 2^21/points; unused ones are dropped. The
             default is near ``points``, and at least 121.
         objective: "worst" minimises the worst-case variance. A distribution of expected inputs minimises the average
