@@ -15,9 +15,8 @@ from dpkernels.distributions.base import Noise
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-# By default a distribution is truncated where probabilities fall below 2^-66; a table has at most MOST_POINTS points.
-_TAIL_NATS = 66 * math.log(2)
-MOST_POINTS = 1 << 20
+_TAIL_NATS = 66 * math.log(2)  # By default a distribution is truncated where probabilities fall below 2^-66.
+MOST_POINTS = 1 << 20  # Of a table.
 
 
 class Lattice(Noise):
@@ -106,10 +105,9 @@ class Lattice(Noise):
 @partial(pytree, static=("reach",))
 @dataclass(frozen=True)
 class DiscreteLaplace(Lattice):
-    """The discrete Laplace distribution, P(Z = k step) proportional to exp(-|k| step / b), truncated at the reach.
+    """The discrete Laplace distribution, P(Z = k step) proportional to exp(-|k| step / b), |k| <= reach < 2^19.
 
-    The scale b is in [1e-140, 1e140]. The reach, the largest k, is below 2^19; by default probabilities beyond it are
-    below 2^-66.
+    The scale b is in [1e-140, 1e140]. By default probabilities beyond the reach are below 2^-66.
     """
 
     lengths = ("scale", "step")
@@ -125,8 +123,7 @@ class DiscreteLaplace(Lattice):
 class DiscreteGaussian(Lattice):
     """The discrete Gaussian, P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne et al. 2020).
 
-    Sigma, s, is in [1e-140, 1e140]. The reach, the largest k, is below 2^19; by default probabilities beyond it are
-    below 2^-66.
+    Sigma, s, is in [1e-140, 1e140]. By default probabilities beyond the reach, |k| <= reach < 2^19, are below 2^-66.
     """
 
     lengths = ("sigma", "step")

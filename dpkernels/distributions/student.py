@@ -23,9 +23,8 @@ class Student(Symmetric):
 
     The scale s is in [1e-140, 1e140]. The degrees of freedom nu, from 3 to 1000, are a plain number, which JAX does not
     trace. The density is not log-concave. The privacy loss of a shift D rises and falls again, with the maximum
-    (nu + 1) asinh(D/(2 s sqrt(nu))), so the noise is pure DP. The turning points of the loss are known, so exact
-    release, certificates, the exact profile, composition and brackets work as for other noise. Poisson sampling with
-    replace-one neighbours is not supported.
+    (nu + 1) asinh(D/(2 s sqrt(nu))), so the noise is pure DP. Poisson sampling with replace-one neighbours is not
+    supported.
     """
 
     scale: Any

@@ -15,12 +15,12 @@ inputs. The tables that are built here are proposals; ``BoundedCertificate.of`` 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
+from operator import attrgetter, mul
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
@@ -231,9 +231,7 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
     is_unbiased = False
     facts = tuple("slope" if name == "mean_error" else name for name in BoundedCertificate.facts)
 
-    @property
-    def slope(self) -> Fraction:
-        return self.table.slope
+    slope = property(attrgetter("table.slope"))
 
     @property
     def means(self) -> str:
@@ -387,7 +385,7 @@ class ExactRows(BoundedSampler):
 
 def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., RealArray]]:
     """Return two samplers with the same output: by separate look-ups, and by look-ups of triples."""
-    rows = row_columns(table)
+    rows = [alias_columns(row, table.bits) for row in table.weights.tolist()]
     log_columns, packed = rows[0].log_columns, np.concatenate([columns.packed for columns in rows])
     outcomes = alias_kernel(AliasColumns(packed, log_columns, table.bits))
     word, last = packed.dtype.type, (1 << log_columns) - 1
@@ -408,11 +406,6 @@ def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., Re
         return jnp.where(is_own, taken[..., 1], taken[..., 2]).astype(np.int32)
 
     return by_column, by_triple
-
-
-def row_columns(table: RowTable) -> list[AliasColumns]:
-    """Return exact alias columns of every row, after a check against the row's weights."""
-    return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
 # Construction of window tables: the number of codes and rows, and weights rounded towards the guarantee
@@ -600,7 +593,7 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
             carried += int(math.ldexp(p, _FINE))
             weights.append((carried + (1 << shift - 1)) >> shift)
             carried -= weights[-1] << shift
-        short = slope * (i - (n - 1) // 2) - sum(map(operator.mul, weights, places))
+        short = slope * (i - (n - 1) // 2) - sum(map(mul, weights, places))
         rows.append(_repaired(weights, places, total - sum(weights), short, unit))
     lower, upper, reach = (float(value) for value in (mechanism.lower, mechanism.upper, mechanism.reach))
     within = 2 * reach <= (upper - lower) * (1 + 1e-12)
@@ -738,7 +731,7 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
     low, high = 0, total
     while high - low > 1:
         middle = (low + high) // 2
-        fits = sum(map(operator.mul, levels(middle), counts)) <= total
+        fits = sum(map(mul, levels(middle), counts)) <= total
         low, high = (middle, high) if fits else (low, middle)
     return levels(low) if low > 0 else None
 

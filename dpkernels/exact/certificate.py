@@ -189,11 +189,7 @@ _KINDS: dict[str, type[Certificate]] = {}
 
 
 class Certificate(abc.ABC):
-    """Verified facts about integers, and their JSON payload.
-
-    A payload contains the facts beside the integers, for human readers. ``from_dict`` recomputes the certificate from
-    the integers and the claim, and raises an error if the payload disagrees.
-    """
+    """Verified facts about integers, and their JSON payload, which states the facts beside the integers for readers."""
 
     kind: ClassVar[str]  # The name of the class in JSON.
     facts: ClassVar[tuple[str, ...]]  # Paths of the attributes in a payload, each under its last name.
@@ -232,9 +228,8 @@ class Certificate(abc.ABC):
     def from_dict(cls, payload: dict[str, Any]) -> Self:
         """Verify the integers in a JSON payload again, and check that the payload's own statements agree.
 
-        Raises:
-            CertificateError: the integers do not have the claim, the payload states something else or more, or it is of
-                another kind than the class that reads it.
+        A ``CertificateError`` says that the integers do not have the claim, that the payload states something else or
+        more, or that it is of another kind than the class that reads it.
         """
         try:
             if payload["kind"] not in _KINDS:
@@ -293,13 +288,7 @@ class BoundedCertificate(Certificate):
 
     @classmethod
     def of(cls, table: BoundedTable, epsilon: float, sensitivity: float | None = None) -> Self:
-        """Verify all properties that a release relies on, and return the certificate.
-
-        Raises:
-            CertificateError: a total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon, a
-                row's mean is not where the slope says, or an input has no row; the message says by how much.
-            ValueError: the budget, the sensitivity or the interval is out of range.
-        """
+        """Verify totals, support, ratios, means and rows, and return the certificate, or say what fails by how much."""
         checks.epsilon(epsilon)
         table.check()
         # One random word rounds neighbours to rows at most ``cells`` apart, see docs/proofs/row_mixtures.md.
@@ -336,9 +325,7 @@ class BoundedCertificate(Certificate):
         """Return the largest difference of a row's mean from its input, which is that of the first or the last row."""
         return max(abs(self.table.row_mean(s) - self.table.row_input(s)) for s in (0, self.table.shifts))
 
-    @property
-    def worst_variance(self) -> Fraction:
-        return self.table.worst_variance
+    worst_variance = property(attrgetter("table.worst_variance"))
 
     @property
     def covers(self) -> str:

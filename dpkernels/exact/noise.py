@@ -182,10 +182,7 @@ class AdditiveCertificate(Certificate):
         """Return a bound on the variance of a report or a coordinate at any input, input rounding included."""
         return self.table.variance + (0 if self.lattice else self.table.bin_width**2 / 4)
 
-    @property
-    def realised_epsilon(self) -> float:
-        """Return the budget, which goes with ``realised_delta``."""
-        return self.epsilon
+    realised_epsilon = property(attrgetter("epsilon"))  # The budget, which goes with ``realised_delta``.
 
     @property
     def lowest(self) -> Fraction:
@@ -226,9 +223,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         *("bias", "worst_variance"),
     )
 
-    @property
-    def bias(self) -> Fraction:
-        return self.table.mean
+    bias = property(attrgetter("table.mean"))
 
     @property
     def covers(self) -> str:
@@ -253,13 +248,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
 
 def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: float) -> NoiseCertificate:
-    """Verify all properties that a release relies on, and return the certificate.
-
-    Raises:
-        CertificateError: the total is not 2^bits, delta exceeds the claim for some shift (the message has its value),
-            or the weights are not unimodal in a table that is too large to check every shift.
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not positive.
-    """
+    """Verify the total, the cells and delta at every shift, and return the certificate, or say what fails."""
     checks.epsilon(epsilon)
     checks.positive("sensitivity", sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
@@ -384,11 +373,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
 
 def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
-    """Verify all properties that a release of vectors relies on, and return the certificate.
-
-    Raises:
-        CertificateError: the total is wrong, the lattice is not a multiple of a cell, or delta exceeds the claim.
-    """
+    """Verify the total, the cells, the lattice and delta, and return the certificate, or say what fails."""
     check_lattice(table)
     if claim.lattice and (Fraction(claim.lattice) / table.bin_width).denominator != 1:
         raise CertificateError(

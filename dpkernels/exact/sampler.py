@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import abc
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, reduce
+from operator import and_, attrgetter
 from typing import Any
 
 import jax
@@ -55,9 +55,7 @@ class ExactSampler(abc.ABC):
         """Make the kernel, whose alias columns are checked against the certified integers."""
         _ = self.kernel
 
-    @property
-    def table(self) -> Any:
-        return self.certificate.table
+    table = property(attrgetter("certificate.table"))
 
     @cached_property
     def kernel(self) -> Any:
@@ -102,7 +100,7 @@ class ExactSampler(abc.ABC):
             reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
             # On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
             parts = [inside(part, ends) for part in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
-            return reports, reduce(operator.and_, parts).all()
+            return reports, reduce(and_, parts).all()
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
 

@@ -48,8 +48,7 @@ class Multivariate:
         checks.whole("dimensions", self.dimensions, 1, 1 << 31)
         checks.whole("sampled", self.sampled, 1, self.dimensions)
         for name in ("lower", "upper"):
-            shape = np.shape(getattr(self, name))
-            if shape not in ((), (self.dimensions,)):
+            if (shape := np.shape(getattr(self, name))) not in ((), (self.dimensions,)):
                 raise ValueError(f"{name}: shape {shape}; a number or {self.dimensions} numbers are needed")
         checks.unbiased_for_any_two("coordinate", self.coordinate)
         low, high = (checks.concrete(end) for end in self.coordinate.input_interval)
@@ -108,7 +107,15 @@ class Multivariate:
         for name, value in (("y", y), ("x", x)):
             check_shape(self, np.shape(value), name)
         y, x = namespace(y, x, self.lower).broadcast_arrays(floating(y), floating(x))
-        reported = self._log_reported(y, x)
+        rate, at = self.dimensions / self.sampled, self.unit(x)
+        z = self.unit(y) / rate
+        # A report that may be a rounding of an atom counts as the atom.
+        places = self.coordinate.atoms(at)[0]
+        near = abs(z - places) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
+        z = namespace(z, places).where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
+        mass, density = self.coordinate.mass(z, at), self.coordinate.pdf(z, at) / (self._half * rate)
+        # The log likelihood of every coordinate as one of a run.
+        reported = log_or_never(namespace(mass, density).where(mass > 0, mass, density))
         xp, s = namespace(reported), self.sampled
         # A coordinate is silent if it is the middle, as rounded in the reports' type.
         silent = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
@@ -120,18 +127,6 @@ class Multivariate:
         top = xp.where(highest > -xp.inf, highest, 0.0)
         share = xp.where(allowed, xp.exp(xp.where(allowed, whole - top[..., None], 0.0)), 0.0).mean(-1)
         return top + log_or_never(share)
-
-    def _log_reported(self, y: Any, x: Any) -> Any:
-        """Return the log likelihood of every coordinate as one of a run."""
-        rate, at = self.dimensions / self.sampled, self.unit(x)
-        z = self.unit(y) / rate
-        # A report that may be a rounding of an atom counts as the atom.
-        places = self.coordinate.atoms(at)[0]
-        near = abs(z - places) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
-        xp = namespace(z, places)
-        z = xp.where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
-        mass, density = self.coordinate.mass(z, at), self.coordinate.pdf(z, at) / (self._half * rate)
-        return log_or_never(xp.where(mass > 0, mass, density))
 
     def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""

@@ -25,8 +25,7 @@ def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Ar
     """Return uniforms ``start .. start + count - 1`` of the stream of a typed key, Threefry or ChaCha20.
 
     ``start`` is (low, high) 32-bit words of the first index, for ChaCha20 a multiple of 16. Float32 has 23 random bits,
-    float64 52. The numbers are odd multiples of half a unit, so 0 and 1 never occur and u and 1 - u are alike. Another
-    generator is a TypeError.
+    float64 52. The numbers are odd multiples of half a unit, so 0 and 1 never occur. Another generator is a TypeError.
     """
     data, bits = jax.random.key_data(key), jnp.finfo(dtype).bits
     match family(key):

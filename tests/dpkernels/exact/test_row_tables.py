@@ -16,15 +16,19 @@ from helpers import CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, over
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact.bounded import RowCertificate, central_table, lookups, row_columns, row_table
+from dpkernels.exact.bounded import RowCertificate, central_table, lookups, row_table
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
-from dpkernels.exact.sampler import fraction_bits, nearest_rows, positions
+from dpkernels.exact.sampler import alias_columns, fraction_bits, nearest_rows, positions
 from dpkernels.settings import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
 SMALL = {"points": 9, "outputs": 41}
 KEY = dpk.key_from_bytes(bytes(range(7, 39)))
+
+
+def columns_of(table):
+    return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
 def fractions_of(table):
@@ -291,7 +295,7 @@ def test_every_word_of_sixteen_bits_is_sampled(m):
 @pytest.mark.parametrize("m", [EVERY[name] for name in sorted(EVERY)[::3]], ids=sorted(EVERY)[::3])
 def test_a_gpus_look_ups_are_the_same_function(m):
     table = dpk.exact_sampler(m).table
-    rows, bits = row_columns(table), table.bits
+    rows, bits = columns_of(table), table.bits
     word, k = rows[0].packed.dtype.type, rows[0].log_columns
     row, column = (part.astype(np.int32) for part in divmod(np.arange(len(rows) << k), 1 << k))
     edges = np.concatenate([columns.threshold for columns in rows])
@@ -307,7 +311,7 @@ def test_a_gpus_look_ups_are_the_same_function(m):
 def test_alias_columns_hold_the_certified_weights(m):
     """The weights that thresholds and aliases imply, added up apart from the code that makes them."""
     form = dpk.exact_sampler(m)
-    for columns, weights in zip(row_columns(form.table), form.table.weights.tolist(), strict=True):
+    for columns, weights in zip(columns_of(form.table), form.table.weights.tolist(), strict=True):
         capacity = 1 << (columns.bits - columns.log_columns)
         masses = [0] * (1 << columns.log_columns)
         for column, (below, other) in enumerate(zip(columns.threshold.tolist(), columns.alias.tolist(), strict=True)):
@@ -324,7 +328,7 @@ def test_the_kernel_is_the_alias_table(m):
     with jax.enable_x64(True):
         kernel = jax.jit(table.kernel())
         for row in {0, table.rows // 2, table.rows - 1}:
-            columns = row_columns(table)[row]
+            columns = columns_of(table)[row]
             capacity = 1 << (table.bits - columns.log_columns)
             edges = [c * capacity + int(t) + d for c, t in enumerate(columns.threshold) for d in (-1, 0)]
             words = [word for word in edges if 0 <= word < 1 << table.bits]
