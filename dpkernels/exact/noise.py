@@ -481,9 +481,6 @@ def root_up(x: Fraction) -> Fraction:
     return Fraction(math.isqrt((x.numerator << 160) // x.denominator) + 1, 1 << 80)
 
 
-# Sampler
-
-
 class ExactNoise(ExactSampler):
     """Additive noise from a table, on single values or on vectors."""
 

@@ -27,12 +27,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from scipy import sparse  # Loaded where it is used: it takes a third of the time of ``import accountants``.
 
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 SLACKS = (1e-6, 1e-5, 1e-4)
@@ -140,7 +137,7 @@ def _master(
     grids: Grids, profiles: np.ndarray, unit: float
 ) -> tuple[np.ndarray, float, float, tuple[np.ndarray, np.ndarray]]:
     """Return the profiles' weights, the objective, the residuals, and the values of f_base and f_i - f_(i-1)."""
-    from scipy import sparse
+    from scipy import sparse  # Loaded where it is used: it takes a third of the time of ``import accountants``.
 
     count, first = len(grids.centres), 1 if grids.symmetric else 0
     sums, means, squares = _equations(grids, profiles, unit)
@@ -164,7 +161,7 @@ def _master(
     return found[: len(profiles)], cost @ found - _MISSING * without, without, _values(grids, prices, unit)
 
 
-def _optimum(cost: np.ndarray, matrix: sparse.csc_matrix, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _optimum(cost: np.ndarray, matrix: Any, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     from scipy.optimize import linprog
 
     for method in ("highs-ipm", "highs-ds"):
@@ -174,7 +171,7 @@ def _optimum(cost: np.ndarray, matrix: sparse.csc_matrix, equal_to: np.ndarray) 
     raise ProgramError(f"the linear program has no solution ({result.message}); take more outputs or fewer points")
 
 
-def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.csr_matrix]:
+def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[Any]:
     """Return each profile's part of the base row's sum, mean and variance, and of their differences above it."""
     from scipy import sparse
 

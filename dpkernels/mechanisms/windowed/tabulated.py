@@ -56,46 +56,13 @@ def _plain_tables(values: tuple[float, ...]) -> _Tables:
 @partial(pytree, static=("values",))
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """A density on [0, 1], linear between n + 1 equally spaced values; closed-form cdf, its integral and inverse."""
+    """The n + 1 values of a density on [0, 1] at equally spaced knots, between which it is linear."""
 
     values: tuple[float, ...]
 
     @property
     def tables(self) -> _Tables:
         return _plain_tables(self.values)
-
-    def density(self, z: Any) -> Any:
-        s, low, high, _, _ = self._segment(z)
-        return namespace(z, low).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
-
-    def cdf(self, z: Real) -> Real:
-        s, low, high, mass, _ = self._segment(z)
-        return mass + (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.tables.area)
-
-    def cdf_integral(self, z: Real) -> Any:
-        s, low, high, mass, integral = self._segment(z)
-        n = len(self.values) - 1
-        return integral + mass * s / n + (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.tables.area)
-
-    def icdf(self, u: Any) -> Any:
-        """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
-        u, tables, n = floating(u), self.tables, len(self.values) - 1
-        xp = namespace(u, tables.heights)
-        i = xp.clip(xp.searchsorted(like(tables.masses, u), u, side="right") - 1, 0, n - 1)
-        _, low, high, before, _ = xp.moveaxis(like(tables.segments, u)[i], -1, 0)
-        rest = xp.maximum(u - before, 0.0) * n * tables.area
-        root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
-        s = 2 * rest / xp.where(root > 0, root, 1.0)
-        return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
-
-    def _segment(self, z: Real) -> tuple[Real, ...]:
-        z, segments, n = floating(z), self.tables.segments, len(self.values) - 1
-        xp = namespace(z, segments)
-        position = xp.clip(z, 0.0, 1.0) * n
-        i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
-        # One look-up gives the number too, since XLA may compute i at a knot twice and round it differently.
-        number, *rest = xp.moveaxis(like(segments, z)[i], -1, 0)
-        return position - number, *rest
 
 
 @pytree
@@ -123,9 +90,6 @@ class _Tabulated:
     @property
     def _length(self) -> float:
         return self.ends[1] - self.ends[0]
-
-    def _place(self, v: Real) -> Any:
-        return (v - self.ends[0]) / self._length
 
     @property
     def area(self) -> Real:
@@ -155,16 +119,42 @@ class _Tabulated:
         return np.linspace(0, self._length / 2, len(self.shape.values) // 2 + 1)
 
     def density(self, v: Real) -> Real:
-        return self.shape.density(self._place(v))
+        return self._height((v - self.ends[0]) / self._length)
+
+    def _height(self, z: Any) -> Any:
+        s, low, high, _, _ = self._segment(z)
+        return namespace(z, low).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
 
     def cdf(self, v: Real) -> Real:
-        return self.shape.cdf(self._place(v))
+        s, low, high, mass, _ = self._segment((v - self.ends[0]) / self._length)
+        return mass + (low * s + (high - low) * s**2 / 2) / ((len(self.shape.values) - 1) * self.area)
 
     def cdf_integral(self, v: Real) -> Real:
-        return self._length * self.shape.cdf_integral(self._place(v))
+        s, low, high, mass, integral = self._segment((v - self.ends[0]) / self._length)
+        n = len(self.shape.values) - 1
+        inside = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
+        return self._length * (integral + mass * s / n + inside)
 
     def icdf(self, u: Real) -> Any:
-        return self._length * self.shape.icdf(u) + self.ends[0]
+        """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
+        u, tables, n = floating(u), self.shape.tables, len(self.shape.values) - 1
+        xp = namespace(u, tables.heights)
+        i = xp.clip(xp.searchsorted(like(tables.masses, u), u, side="right") - 1, 0, n - 1)
+        _, low, high, before, _ = xp.moveaxis(like(tables.segments, u)[i], -1, 0)
+        rest = xp.maximum(u - before, 0.0) * n * tables.area
+        root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
+        s = 2 * rest / xp.where(root > 0, root, 1.0)
+        return self._length * ((i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n) + self.ends[0]
+
+    def _segment(self, z: Any) -> tuple[Any, ...]:
+        """Return the position in the segment of z in [0, 1], and the segment's heights, mass and integral before it."""
+        z, segments, n = floating(z), self.shape.tables.segments, len(self.shape.values) - 1
+        xp = namespace(z, segments)
+        position = xp.clip(z, 0.0, 1.0) * n
+        i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
+        # One look-up gives the number too, since XLA may compute i at a knot twice and round it differently.
+        number, *rest = xp.moveaxis(like(segments, z)[i], -1, 0)
+        return position - number, *rest
 
 
 @dataclass(frozen=True)
@@ -199,7 +189,7 @@ class TabulatedBase(_Tabulated, Base):
         return plain(self.shape.tables.heights.min())
 
     def inward(self, d: Real) -> Any:
-        return self.shape.density(namespace(d).clip(d / 2, 0.0, 1.0))
+        return self._height(namespace(d).clip(d / 2, 0.0, 1.0))
 
 
 def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:

@@ -66,9 +66,6 @@ class Uniform(FallingWindow):
     def cdf_integral(self, z: Real) -> Real:
         return z**2 / 2
 
-    def inward_mass(self, d: Real) -> Any:
-        return d
-
     def icdf(self, u: Real) -> Any:
         return u
 
@@ -89,9 +86,6 @@ class Sine(FallingWindow):
 
     def cdf(self, z: Real) -> Real:
         return sin_pi(namespace(z).clip(z, 0.0, 1.0) / 2) ** 2
-
-    def inward_mass(self, d: Real) -> Any:
-        return sin_pi(d / 2) ** 2
 
     def cdf_integral(self, z: Real) -> Real:
         return z / 2 - namespace(z).sin(np.pi * z) / (2 * np.pi)
