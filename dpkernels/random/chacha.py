@@ -75,7 +75,14 @@ def words_from(head: Array, count: int, bits: int) -> Array:
     """Return ``stream_words`` of a state: of its words 4 to 15, the key, the first block's number, the stream and 0."""
     number = -(-count * bits // 512)
     made = lax.platform_dependent(head, cuda=partial(gpu_blocks, count=number), default=partial(blocks, count=number))
-    return _regroup(made.reshape(-1), bits)[:count]
+    words = made.reshape(-1)
+    if bits == 64:
+        pairs = words.reshape(-1, 2).astype(jnp.uint64)
+        words = pairs[:, 0] | (pairs[:, 1] << np.uint64(32))
+    elif bits < 32:
+        parts = words[:, None] >> jnp.arange(0, 32, bits, dtype=jnp.uint32)
+        words = parts.reshape(-1).astype(jnp.dtype(f"uint{bits}"))
+    return words[:count]
 
 
 def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
@@ -126,17 +133,6 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
             interpret=interpret,
         )(head)
     return made[:count]
-
-
-def _regroup(words: Array, bits: int) -> Array:
-    """Return 32-bit words as words of ``bits`` bits."""
-    if bits == 32:
-        return words
-    if bits == 64:
-        pairs = words.reshape(-1, 2).astype(jnp.uint64)
-        return pairs[:, 0] | (pairs[:, 1] << np.uint64(32))
-    parts = words[:, None] >> jnp.arange(0, 32, bits, dtype=jnp.uint32)
-    return parts.reshape(-1).astype(jnp.dtype(f"uint{bits}"))
 
 
 def _seed(seed: Array) -> Array:

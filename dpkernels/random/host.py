@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from functools import reduce
 
 import numpy as np
 
@@ -53,8 +51,3 @@ def fold_in(key: bytes, data: int) -> bytes:
     child = np.empty(8, "<u4")
     fill(child, key, FOLD_STREAM, data)
     return child.tobytes()
-
-
-def fold_in_words(key: bytes, words: Iterable[int]) -> bytes:
-    """Return the key after folding in one 32-bit word after the other."""
-    return reduce(fold_in, words, key)

@@ -105,7 +105,7 @@ def _encoded(name: Hashable) -> bytes:
 
 def column_secret(secret: bytes, name: Hashable) -> bytes:
     """Return the 32-byte key of a table's column, derived from the table's key and the name (``column_words``)."""
-    return host.fold_in_words(secret, column_words(name))
+    return reduce(host.fold_in, column_words(name), secret)
 
 
 def column_key(key: Array, name: Hashable) -> Array:

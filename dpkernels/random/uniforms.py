@@ -50,19 +50,14 @@ def unit_interval(words: Array, dtype: Any) -> Array:
 
 
 def threefry_words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
-    """Return words ``start .. start + count - 1``, of 32 or 64 bits, of the stream of a Threefry key (2 words)."""
+    """Return words ``start .. start + count - 1``, of 32 or 64 bits, of the stream of a Threefry key (2 words).
+
+    They are Threefry-2x32 with 20 rounds (Salmon et al. 2011) of the counters.
+    """
     low, high = (jnp.asarray(word, jnp.uint32) for word in start)
     index = low + lax.iota(jnp.uint32, count)
-    x0, x1 = _threefry2x32(key, high + (index < low).astype(jnp.uint32), index)
-    if bits == 32:
-        return x0 ^ x1
-    return (x0.astype(jnp.uint64) << np.uint64(32)) | x1.astype(jnp.uint64)
-
-
-def _threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
-    """Apply Threefry-2x32 with 20 rounds (Salmon et al. 2011) to a key of 2 words and a counter (x0, x1), uint32."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    x0, x1 = x0 + schedule[0], x1 + schedule[1]
+    x0, x1 = high + (index < low).astype(jnp.uint32) + schedule[0], index + schedule[1]
     # Unrolled, so that XLA fuses the rounds with their consumer; jax lowers its own with rolled loops on the CPU.
     for group in range(5):
         for by in _ROTATIONS[group % 2]:
@@ -70,4 +65,6 @@ def _threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
             x1 = ((x1 << np.uint32(by)) | (x1 >> np.uint32(32 - by))) ^ x0
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return x0, x1
+    if bits == 32:
+        return x0 ^ x1
+    return (x0.astype(jnp.uint64) << np.uint64(32)) | x1.astype(jnp.uint64)
