@@ -52,10 +52,9 @@ class Comparison:
 def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None = None) -> Comparison:
     """Compare two guarantees at several epsilons, by rigorous brackets of delta.
 
-    The more private guarantee has the smaller delta(eps) at every eps. Profiles may cross, so two guarantees can be
-    ordered at every eps without being ordered as a whole. The comparison does not cover the epsilons between its
-    points. It does not check that both guarantees have the same neighbours (``Guarantee.neighbouring``) and
-    sensitivities: the caller must do this.
+    The more private guarantee has the smaller delta(eps) at every eps, but profiles may cross. The comparison does not
+    cover the epsilons between its points. It does not check that both guarantees have the same neighbours
+    (``Guarantee.neighbouring``) and sensitivities: the caller must do this.
 
     By default ``epsilon`` is 9 points from 0 to the eps at which both deltas are at most 1e-9, or to 50.
 

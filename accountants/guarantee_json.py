@@ -34,10 +34,7 @@ def _fields(kind: Any) -> dict[str, str]:
 
 
 def to_json_form(item: Any, names: dict[str, type] | None = None) -> Any:
-    """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density.
-
-    ``names`` are those of all classes, which are looked up once for an item and its parts.
-    """
+    """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density."""
     names = names or _names()
     if item is None or isinstance(item, str):
         return item

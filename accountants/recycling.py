@@ -163,8 +163,7 @@ def subsampled_recycling(
 
     ``subsampling.on_sample`` gives the budget on the sample, and ``sensitivity_at(D, p)`` its sensitivity. With the
     correct sensitivity, D/p, all the data (p = 1) are nearly always best, because the sampling error of a realistic
-    number of records exceeds any gain. Without a sampling error, Gaussian kernels gain at tight budgets, and Laplace
-    kernels do not gain.
+    number of records exceeds any gain.
 
     Args:
         kernel: a distribution, which is kept; or the class ``Gaussian`` or ``Laplace``, whose scale is tuned: see

@@ -21,11 +21,7 @@ __all__ = ["gaussian", "infeasible_shift", "laplace", "largest_shift", "rescaled
 
 
 def rescaled(noise: Noise, factor: Real) -> Any:
-    """Return the distribution of factor * Z, for Z of this distribution.
-
-    Raises:
-        TypeError: noise is not a distribution, or has no ``rescale``.
-    """
+    """Return the distribution of factor * Z, for Z of this distribution; what has no ``rescale`` is a TypeError."""
     if not isinstance(noise, Noise):
         raise TypeError(f"noise: it is not known how to rescale {type(noise).__name__}")
     return noise.rescale(factor)
@@ -89,20 +85,13 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Return Gaussian noise of the smallest sigma s: the analytic Gaussian mechanism of Balle and Wang 2018.
 
-    Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta.
-
-    Raises:
-        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); or sensitivity is not in [1e-100, 1e100].
+    Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta. Errors are those of ``scaled``.
     """
     return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
-    """Return Laplace noise of the smallest scale, b = D/(eps - 2 ln(1 - delta)).
-
-    Raises:
-        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); or sensitivity is not in [1e-100, 1e100].
-    """
+    """Return Laplace noise of the smallest scale, b = D/(eps - 2 ln(1 - delta)); errors are those of ``scaled``."""
     return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 

@@ -21,34 +21,26 @@ from dpkernels.numerics import Real, namespace
 def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     """Return ln(1 + p (e^eps - 1)) and p delta, the budget on the whole data of a mechanism that has this on a sample.
 
-    Args:
-        epsilon: eps on the sample, not negative; any shape.
-        delta: delta on the sample, in [0, 1].
-        rate: the sampling rate p, in (0, 1].
-
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: epsilon is negative, delta is not in [0, 1], or rate is not in (0, 1]. They have any shape.
     """
+    _check(epsilon, delta, rate)
+    return sampled_loss(epsilon, rate)[()], rate * delta
+
+
+def _check(epsilon: Any, delta: Any, rate: Any) -> None:
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
     checks.within("rate", rate, 5e-324, 1.0)
-    return sampled_loss(epsilon, rate)[()], rate * delta
 
 
 def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
     """Return ln(1 + (e^eps - 1)/p) and delta/p, which a mechanism may spend on a sample: the inverse of ``amplified``.
 
-    Args:
-        epsilon: eps on the whole data, not negative; any shape.
-        delta: delta on the whole data, in [0, p).
-        rate: the sampling rate p, in (0, 1].
-
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: epsilon is negative, rate is not in (0, 1], or delta is not in [0, rate). They have any shape.
     """
-    checks.within("epsilon", epsilon, 0.0, float("inf"))
-    checks.within("delta", delta, 0.0, 1.0)
-    checks.within("rate", rate, 5e-324, 1.0)
+    _check(epsilon, delta, rate)
     spent, available = checks.concrete(delta), checks.concrete(rate)
     if spent is not None and available is not None and not (spent < available).all():
         raise ValueError(f"rate: {available.min():.9g} is not in ({spent.max():.9g}, 1], above delta")

@@ -14,6 +14,7 @@ from .estimation.consistency import consistent_counts as consistent_counts
 from .estimation.counts import Counts as Counts
 from .estimation.estimate import estimate as estimate
 from .estimation.intervals import TooFewReportsError as TooFewReportsError
+from .estimation.intervals import estimate_mean as estimate_mean
 from .estimation.regression import correlation as correlation
 from .estimation.regression import covariance as covariance
 from .estimation.regression import least_squares as least_squares
@@ -67,7 +68,6 @@ from .mechanisms.windowed.windows import Uniform as Uniform
 from .random.keys import key_from_bytes as key_from_bytes
 from .random.keys import os_key as os_key
 from .random.keys import simulation_key as simulation_key
-from .release.estimate import estimate_mean as estimate_mean
 from .release.perturb import perturb as perturb
 from .release.traced import perturb_traced as perturb_traced
 

@@ -50,8 +50,7 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 def trim(programs: Path, most: int) -> None:
     """Remove the least recently used programs of a folder of more than ``most`` bytes, until half of that is left.
 
-    Only files with JAX's names are removed. Other processes may use them at the same time; JAX compiles a missing one
-    again.
+    Only files with JAX's names are removed. JAX compiles one again that another process misses.
     """
     with suppress(OSError), os.scandir(programs) as entries:
         own = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
@@ -82,10 +81,10 @@ def _is_ours_alone(place: Path) -> bool:
     except OSError:
         return False
     user = os.getuid()
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == user
-        and not found.st_mode & 0o077
-        and all(stat.S_ISDIR(one.st_mode) and one.st_uid in (0, user) for one in above)  # no link
-        and not any(one.st_mode & 0o022 and not one.st_mode & stat.S_ISVTX for one in above)
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
+    return is_ours and all(
+        stat.S_ISDIR(one.st_mode)  # no link
+        and one.st_uid in (0, user)
+        and (not one.st_mode & 0o022 or bool(one.st_mode & stat.S_ISVTX))
+        for one in above
     )

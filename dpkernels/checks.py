@@ -79,7 +79,8 @@ def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = Fa
         return
     inside = (low < array) & (array < high) if open_ends else (low <= array) & (array <= high)
     if not np.all(inside):
-        span = span or (f"({shortest(low)}, {shortest(high)})" if open_ends else f"[{shortest(low)}, {shortest(high)}]")
+        left, right = "()" if open_ends else "[]"
+        span = span or f"{left}{shortest(low)}, {shortest(high)}{right}"
         raise ValueError(f"{name}: {_shown(value)} is not in {span}")
 
 

@@ -105,9 +105,8 @@ def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
     """Hold a target's name: others that claim it wait ``timeout`` seconds, and are then refused with a ``TakenError``.
 
     The claim is an operating system lock on an empty file beside the target, so it ends with its process in any case.
-    The file is removed at the end of the claim, or of the next claim if this process is killed. The code does not use a
-    lock library, because the guarantees of ledgers and releases require that the lock is on the file with this name,
-    and never on the target of a link.
+    The file is removed at the end of the claim, or of the next claim if this process is killed. The guarantees of
+    ledgers and releases require that the lock is on the file with this name, and never on the target of a link.
     """
     path, deadline = target.with_name(f"{_prefix(target)}.lock"), time.monotonic() + timeout
     while (descriptor := _locked(path)) is None:
@@ -136,23 +135,19 @@ def sweep(target: Path) -> list[Swept]:
         left = [Path(entry) for entry in entries if ours.fullmatch(entry.name) and not entry.is_symlink()]
     found = list[Swept]()
     for path in left:
+        size, is_folder = 0, path.suffix == ".parts"
         with suppress(OSError):  # another user's, in a folder of many
-            if path.suffix == ".parts" and path.is_dir():
-                found.append(_remove_folder(path))
-            elif path.suffix != ".parts" and path.is_file():
+            if is_folder and path.is_dir():
+                for file in path.iterdir():
+                    with suppress(FileNotFoundError):  # a worker that has survived may be at work there
+                        size += file.lstat().st_size
+                shutil.rmtree(path, ignore_errors=True)  # a worker may make a file while its folder is removed
+                found.append(Swept(size, is_folder=True))
+            elif not is_folder and path.is_file():
                 size = path.lstat().st_size
                 path.unlink()
                 found.append(Swept(size))
     return found
-
-
-def _remove_folder(folder: Path) -> Swept:
-    size = 0
-    for file in folder.iterdir():
-        with suppress(FileNotFoundError):  # a worker that has survived may be at work there
-            size += file.lstat().st_size
-    shutil.rmtree(folder, ignore_errors=True)  # a worker may make a file while its folder is removed
-    return Swept(size, is_folder=True)
 
 
 def path_of(file: BufferedIOBase) -> Path:

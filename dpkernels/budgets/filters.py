@@ -44,10 +44,7 @@ Amounts = TypeVar("Amounts", EpsilonDelta, Rho)
 
 
 def amount(name: str, value: Any) -> Fraction:
-    """Return a number as a fraction: a float as the decimal it prints as, other numbers as they are.
-
-    What is not a number is a TypeError; what is negative, infinite or NaN is a ValueError.
-    """
+    """Return a finite number of at least 0 as a fraction: a float as the decimal it prints as, others as they are."""
     if not hasattr(value, "__float__"):
         raise TypeError(f"{name}: {value!r} is not a number")
     # A fraction keeps its exact value, of which a float would be a rounding.
@@ -59,10 +56,7 @@ def amount(name: str, value: Any) -> Fraction:
 
 
 def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
-    """Return the cost of a charge: two numbers, or the claimed epsilon and delta of a certificate or a mechanism.
-
-    Numbers are errors as of ``amount``, and so is a delta beside a certificate's.
-    """
+    """Return the cost of a charge: two numbers, or the claimed epsilon and delta of a certificate or a mechanism."""
     if hasattr(epsilon, "epsilon"):
         if delta:
             raise TypeError(f"delta: {delta!r} is given beside that of a {type(epsilon).__name__}")
@@ -170,7 +164,9 @@ class _Charged(Generic[Amounts]):
 class _Limited(_Charged[Amounts]):
     """An object with a budget."""
 
-    budget: Amounts
+    def __init__(self, budget: Amounts) -> None:
+        super().__init__(minus(budget, budget), budget)
+        self.budget: Amounts = budget
 
     @property
     def left(self) -> Amounts:
@@ -200,10 +196,6 @@ class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
     epsilon and of delta suffice by the basic filter of Rogers, Roth, Ullman & Vadhan 2016. Advanced composition for
     costs fixed in advance is not valid here. Threads may share a filter.
 
-    Args:
-        epsilon: positive.
-        delta: in [0, 1).
-
     Raises:
         TypeError: not numbers.
         ValueError: epsilon not positive and finite; delta not in [0, 1).
@@ -216,8 +208,7 @@ class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
     """
 
     def __init__(self, epsilon: Any, delta: Any = 0) -> None:
-        self.budget = budgeted(epsilon, delta)
-        super().__init__(EpsilonDelta(), self.budget)
+        super().__init__(budgeted(epsilon, delta))
 
 
 class ConcentratedFilter(_Limited[Rho]):
@@ -234,19 +225,12 @@ class ConcentratedFilter(_Limited[Rho]):
     """
 
     def __init__(self, rho: Any) -> None:
-        self.budget = Rho(amount("rho", rho))
-        super().__init__(Rho(), self.budget)
+        super().__init__(Rho(amount("rho", rho)))
         if self.budget.rho == 0:
             raise ValueError("rho: a budget of 0 allows no charge")
 
     def charge(self, rho: Any, label: str = "") -> Charge[Rho]:
-        """Charge a query. Run the query only after this returns.
-
-        Raises:
-            BudgetExceeded: the charge exceeds the rest of the budget and was not made.
-            TypeError: not a number.
-            ValueError: negative, infinite or NaN.
-        """
+        """Charge a query. Run the query only after this returns. The errors are those of ``Filter.charge``."""
         return self._charge(Rho(amount("rho", rho)), label)
 
 

@@ -5,12 +5,14 @@ returned. This includes ``kill -9``, and power failures if the disk honours fsyn
 returned, so every output has been charged. A crash in between leaves a charge without an output, which is conservative.
 The budget has the guarantee of ``filters.Filter``.
 
-A charge may be voided if no part of its query's output has been seen. Only the object that made the charge can void it,
-so a crash keeps the charge.
+An entry is a charge, or it voids an earlier charge. Both stay in the ledger; a voided charge does not count. A charge
+may be voided if no part of its query's output has been seen. Only the object that made the charge can void it, so a
+crash keeps the charge.
 
-Damage, edits and deletions are detected (see ``statements``). The ledger does not protect against an attacker who
-recomputes the hashes, restores an older copy, or creates a deleted file again. To detect an older copy, keep the number
-and hash of charges elsewhere, as releases of the command do.
+Entries are in a chain of hashes that begins with the budget's. Every entry's hash covers its own row and the previous
+hash, and the last hash, the head, is stored separately. So every changed, missing, inserted or moved row is detected.
+The ledger does not protect against an attacker who recomputes the hashes, restores an older copy, or creates a deleted
+file again. To detect an older copy, keep the number and hash of charges elsewhere, as releases of the command do.
 
 The file is a SQLite database, and every entry is one transaction. It has a rollback journal and not a write-ahead log:
 then the file alone is the ledger between charges, while a log left behind by a copy would un-charge. It is written with
@@ -21,21 +23,23 @@ network file systems whose locks do not work (many NFS), nor for use through two
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fractions import Fraction
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpkernels.budgets.filters import EpsilonDelta, asked, budgeted, check
-from dpkernels.budgets.statements import Entry, Statement, UnsoundError, text, verified
+from dpkernels.budgets.filters import EpsilonDelta, asked, budgeted, check, minus, plus, printed
 from dpkernels.staging import claimed, staged, sweep, to_disk
-
-__all__ = ["Entry", "Ledger", "LedgerError", "Statement", "check_makeable"]
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
 _VERSION = 2
@@ -56,9 +60,152 @@ _WHY = {
     sqlite3.SQLITE_PERM: "cannot be written",
 }
 
+_HASHED = 1  # version of what is hashed
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_DECIMAL = re.compile(r"[0-9]{1,1000}(\.[0-9]{1,1000})?(e[+-][0-9]{1,3})?")
+
 
 class LedgerError(ValueError):
     """A file that is not a sound ledger, or that cannot be charged; names the file and says what is wrong."""
+
+
+class UnsoundError(Exception):
+    """The content of a ledger is not sound."""
+
+
+class Entry(NamedTuple):
+    """A charge in a ledger, or an entry that voids an earlier charge."""
+
+    id: int  # its number, from 1
+    time: str  # UTC, by the clock of the machine; it is not checked
+    label: str  # a description
+    amounts: EpsilonDelta  # the cost of the charge, or of the charge that this entry voids
+    hash: str  # of this entry and all before it
+    voids: int = 0  # the number of the charge that this entry voids; 0 for a charge
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The verified content of a ledger at one moment; ``ledger`` is its random identity."""
+
+    ledger: str
+    created: str
+    budget: EpsilonDelta
+    entries: tuple[Entry, ...] = ()
+
+    @cached_property
+    def spent(self) -> EpsilonDelta:
+        """Return the sum of the charges that are not voided."""
+        return reduce(_added, self.entries, EpsilonDelta())
+
+    @cached_property
+    def voided(self) -> dict[int, int]:
+        """Return, by the number of each voided charge, the number of the entry that voids it."""
+        return {entry.voids: entry.id for entry in self.entries if entry.voids}
+
+    @property
+    def left(self) -> EpsilonDelta:
+        return minus(self.budget, self.spent)
+
+    @property
+    def head(self) -> str:
+        """Return the hash of the whole chain of entries."""
+        if self.entries:
+            return self.entries[-1].hash
+        return _hash("", _HASHED, self.ledger, self.created, *map(printed, self.budget))
+
+    def next(self, time: str, label: str, amounts: EpsilonDelta, voids: int = 0) -> Entry:
+        number = len(self.entries) + 1
+        hashed = _hash(self.head, number, time, label, *map(printed, amounts), *_voiding(voids))
+        return Entry(number, time, label, amounts, hashed, voids)
+
+    def next_void(self, time: str, label: str, charge: int) -> Entry:
+        """Return the entry that voids a charge; an ``UnsoundError`` says that there is none or that it is voided."""
+        _check_voidable(self.entries, self.voided, charge)
+        return self.next(time, label, self.entries[charge - 1].amounts, charge)
+
+
+def _voiding(charge: int) -> tuple[str, ...]:
+    return (f"voids {charge}",) if charge else ()
+
+
+def _added(spent: EpsilonDelta, entry: Entry) -> EpsilonDelta:
+    return minus(spent, entry.amounts) if entry.voids else plus(spent, entry.amounts)
+
+
+def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: int) -> None:
+    if not 1 <= charge <= len(entries) or entries[charge - 1].voids:
+        raise UnsoundError(f"has no charge {charge} that could be voided")
+    if charge in voided:
+        raise UnsoundError(f"has voided charge {charge} already")
+
+
+def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> Statement:
+    """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
+
+    ``budgets`` are rows of (ledger, created, epsilon, delta, head), of which there must be one. ``charges`` are rows of
+    (id, time, label, epsilon, delta, voids, hash), by id; voids is empty for a charge. Each is checked against those
+    before it: its hash, and that the sum stays within the budget.
+    """
+    if len(budgets) != 1:
+        raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")
+    ledger, created, epsilon, delta, last = _texts(budgets[0], "budget")
+    start = Statement(ledger, created, EpsilonDelta(_parsed(epsilon), _parsed(delta)))
+    head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
+    for number, (found, *row) in enumerate(charges, 1):
+        if found != number:
+            raise UnsoundError(f"is damaged: charge {number} is missing")
+        *texts, voids, stated = _texts(row, f"charge {number}")
+        if voids and not _NUMBER.fullmatch(voids):
+            raise UnsoundError(f"is damaged: {voids[:40]!r} is not the number of a charge")
+        charge = int(voids or 0)
+        head = _hash(head, number, *texts, *_voiding(charge))
+        if stated != head:
+            raise UnsoundError(f"is damaged: charge {number}, or one before it, was changed")
+        time, label, epsilon, delta = texts
+        entry = Entry(number, time, label, EpsilonDelta(_parsed(epsilon), _parsed(delta)), head, charge)
+        if charge:
+            try:
+                _check_voidable(entries, voided, charge)
+            except UnsoundError as error:
+                raise UnsoundError(f"is damaged: entry {number} voids a charge, and the ledger {error}") from None
+            if entries[charge - 1].amounts != entry.amounts:
+                raise UnsoundError(f"is damaged: entry {number} does not void the amounts of charge {charge}")
+            voided.add(charge)
+        spent = _added(spent, entry)
+        if min(minus(start.budget, spent)) < 0:
+            raise UnsoundError(f"is damaged: its charges of {spent} exceed its budget of {start.budget}")
+        entries.append(entry)
+    if head != last:
+        raise UnsoundError("is damaged: its budget or its last charges were changed or deleted")
+    return replace(start, entries=tuple(entries))
+
+
+def _texts(row: Sequence[Any], name: str) -> list[str]:
+    if not all(isinstance(cell, str) for cell in row):
+        raise UnsoundError(f"is damaged: {name} holds what is not text")
+    return list(row)
+
+
+def _parsed(text: str) -> Fraction:
+    """Return an amount as the file has it: a decimal of at least 0, in the form that ``printed`` gives it."""
+    if not _DECIMAL.fullmatch(text) or printed(amount := Fraction(text)) != text:
+        raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
+    return amount
+
+
+def storable(amounts: EpsilonDelta) -> EpsilonDelta:
+    """Return the amounts, or refuse those whose text ``verified`` would not read as the same amounts."""
+    for amount in amounts:
+        try:
+            _parsed(printed(amount))
+        except UnsoundError:
+            raise ValueError(f"{amount} has no short decimal; a ledger keeps amounts as decimals, exactly") from None
+    return amounts
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Ledger:
@@ -91,19 +238,14 @@ class Ledger:
     ) -> Ledger:
         """Make a ledger, or open an existing one with the same budget. If several processes try, one makes it.
 
-        Args:
-            path: the file.
-            epsilon: the budget, positive.
-            delta: in [0, 1).
-            timeout: as for ``Ledger``.
-            like: a file whose permissions a ledger that is made gets at most; by default the process's usual ones.
+        A ledger that is made gets at most the permissions of the file ``like``, by default the process's usual ones.
 
         Raises:
             TypeError: a budget that is not of numbers.
             ValueError: epsilon is not positive and finite, or delta is not in [0, 1).
             LedgerError: the file exists with another budget, is not a sound ledger, or cannot be made.
         """
-        path, budget = Path(path), _exact(budgeted(epsilon, delta))
+        path, budget = Path(path), storable(budgeted(epsilon, delta))
         if not os.path.lexists(path):
             _make(path, budget, timeout, like)
         ledger = cls(path, timeout=timeout)
@@ -130,9 +272,9 @@ class Ledger:
             ValueError: an amount is negative, infinite, NaN or without a short decimal, or the label is no text.
             LedgerError: there is no charge, unless the disk itself failed: then the charge may stand.
         """
-        amounts = _exact(asked(epsilon, delta))
+        amounts = storable(asked(epsilon, delta))
         label.encode()  # a lone surrogate is no text
-        after = self._append(lambda statement: self._next(statement, label, amounts), "nothing was charged")
+        after = self._append(lambda statement: self._next(statement, label, amounts))
         self._made.add(after.entries[-1].id)
         return after
 
@@ -141,7 +283,7 @@ class Ledger:
 
         It raises the errors of ``charge``.
         """
-        amounts = _exact(asked(epsilon, delta))
+        amounts = storable(asked(epsilon, delta))
         with _transaction(self.path, "IMMEDIATE", self._timeout) as connection:
             statement = _later(self._seen, _read(connection))
             _write(connection, self._next(statement, "", amounts))
@@ -168,7 +310,7 @@ class Ledger:
         self._made.discard(charge)
         return after
 
-    def _append(self, entry: Callable[[Statement], Entry], otherwise: str) -> Statement:
+    def _append(self, entry: Callable[[Statement], Entry], otherwise: str = _UNCHARGED) -> Statement:
         """Write one entry, made from what the ledger holds in the same transaction; return the ledger after it."""
         seen = self._seen
         with _transaction(self.path, "IMMEDIATE", self._timeout, otherwise) as connection:
@@ -180,13 +322,6 @@ class Ledger:
     def _next(self, statement: Statement, label: str, amounts: EpsilonDelta) -> Entry:
         check(statement.budget, statement.spent, amounts, f"{self.path}: ")
         return statement.next(_now(), label, amounts)
-
-
-def _exact(amounts: EpsilonDelta) -> EpsilonDelta:
-    """Refuse amounts that a ledger cannot hold."""
-    for part in amounts:
-        text(part)
-    return amounts
 
 
 def _later(seen: Statement | None, found: Statement) -> Statement:
@@ -245,7 +380,7 @@ def _fill(connection: sqlite3.Connection, new: Statement) -> None:
     connection.execute(f"PRAGMA user_version = {_VERSION}")
     for table in _TABLES.values():
         connection.execute(table)
-    row = (new.ledger, new.created, *map(text, new.budget), new.head)
+    row = (new.ledger, new.created, *map(printed, new.budget), new.head)
     connection.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?)", row)
 
 
@@ -321,7 +456,7 @@ def _read(connection: sqlite3.Connection) -> Statement:
 
 
 def _write(connection: sqlite3.Connection, entry: Entry) -> None:
-    row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash, str(entry.voids or ""))
+    row = (entry.id, entry.time, entry.label, *map(printed, entry.amounts), entry.hash, str(entry.voids or ""))
     connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     connection.execute("UPDATE budget SET head = ?", (entry.hash,))
 

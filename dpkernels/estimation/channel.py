@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -74,15 +74,11 @@ class Channel(abc.ABC):
         self.values = right + self.middle
 
     @abc.abstractmethod
-    def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return (g, k) integrals of P(report in group | u) over u up to (k,) increasing x, from an arbitrary start.
+    def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+        """Return (g, k) P(report in group | input x) at (k,) increasing x, or integrals over inputs up to each x.
 
-        ``groups`` are (g,) the first report of every group, increasing from 0.
+        ``groups`` are (g,) the first report of every group, increasing from 0; integrals have an arbitrary start.
         """
-
-    @abc.abstractmethod
-    def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return (g, k) P(report in group | input x)."""
 
     @property
     @abc.abstractmethod
@@ -148,14 +144,14 @@ class Channel(abc.ABC):
 
     def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Return (g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
-        return np.maximum(np.diff(self.integrals(edges, groups), axis=1) / np.diff(edges), 0.0)
+        return np.maximum(np.diff(self.at(edges, groups, integrated=True), axis=1) / np.diff(edges), 0.0)
 
 
 class TableChannel(Channel):
     """The channel of one bounded table, or of ``parts``: the probability and the table of each, chosen at random."""
 
     def __init__(self, parts: Sequence[tuple[float, Table]], decimals: int | None = None) -> None:
-        self.parts = tuple(parts)
+        self.parts = parts
         self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
         exact = np.concatenate([_reports_of(table) for _, table in parts])
         # Reports of a window placed at the input are stretched by the inverse of its slope, which makes them unbiased.
@@ -167,17 +163,11 @@ class TableChannel(Channel):
         for (weight, table), places in zip(self.parts, np.split(self._places, ends), strict=True):
             yield weight, table, places
 
-    def _summed(self, of: Callable[[Table, np.ndarray], np.ndarray], x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
         total = np.zeros((len(self.written), len(x)))
         for weight, table, places in self._placed_parts():
-            np.add.at(total, places, weight * of(table, x))
+            np.add.at(total, places, weight * _probabilities_of(table, x, integrated))
         return np.add.reduceat(total, groups)
-
-    def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        return self._summed(_integrals_of, x, groups)
-
-    def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        return self._summed(_probabilities_of, x, groups)
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -234,15 +224,24 @@ class NoiseChannel(Channel):
         exact = (self._first + np.arange(self._points)) * float(table.bin_width)
         self._set_reports(exact, exact, decimals, float(table.mean))
 
-    def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        return np.diff(self._below(self._ends(groups), x), axis=0)
+    def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+        """Return differences of P(position + code < end | x) = (1 - f/M) G(end - q) + f/M G(end - q - 1).
 
-    def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return P(report in group | x); G(n) = P(code < n), and x is rounded to q + 1 with probability f/M."""
-        q, f = np.divmod(np.floor(x / self._grain + 0.5).astype(np.int64), self._grains)
-        n = self._ends(groups) - q
-        below = (1 - f / self._grains) * self._noise(n) + f / self._grains * self._noise(n - 1)
-        return np.diff(below, axis=0)
+        G(n) = P(code < n); an integral over grid points is a sum.
+        """
+        # The first lattice point of every group, and the first one after all groups.
+        end = (self._first + np.append(self._begin[groups], self._points))[:, None]
+        grain, M = self._grain, self._grains
+        i, part = np.divmod(x / grain + 0.5, 1.0)
+        q, f = np.divmod(i.astype(np.int64), M)
+        here, next_ = self._noise(end - q), self._noise(end - q - 1)
+        if not integrated:
+            return np.diff((1 - f / M) * here + f / M * next_, axis=0)
+        start = end - (self._first - self.table.first)
+        cells = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
+        cells += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
+        grains = f * here + f * (f - 1) / (2 * M) * (next_ - here)
+        return np.diff(grain * (cells + grains + part * (here + f / M * (next_ - here))), axis=0)
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -270,38 +269,18 @@ class NoiseChannel(Channel):
         rounding = float(self.table.bin_width) ** 2 * (1 - self._grains**-2) / 6
         return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
 
-    def _ends(self, groups: np.ndarray) -> np.ndarray:
-        """Return (g + 1, 1) the first lattice point of every group, and the first one after all groups."""
-        return (self._first + np.append(self._begin[groups], self._points))[:, None]
-
-    def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return int P(position + code < end | u) du up to x: a sum of (1 - f/M) G(end - q) + f/M G(end - q - 1)."""
-        grain, M = self._grain, self._grains
-        i, part = np.divmod(x / grain + 0.5, 1.0)
-        q, f = np.divmod(i.astype(np.int64), M)
-        here, next_ = self._noise(end - q), self._noise(end - q - 1)
-        start = end - (self._first - self.table.first)
-        cells = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
-        cells += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
-        grains = f * here + f * (f - 1) / (2 * M) * (next_ - here)
-        return grain * (cells + grains + part * (here + f / M * (next_ - here)))
-
     def _noise(self, n: np.ndarray) -> np.ndarray:
         """Return G(n) = P(code < n)."""
         return self._cumulated[np.clip(n - self.table.first, 0, self.table.codes)]
 
     def _sums(self, n: np.ndarray) -> np.ndarray:
         """Return the sum of G(j) over j <= n."""
-        at = n - self.table.first
-        return self._summed[np.clip(at, 0, self.table.codes)] + np.maximum(at - self.table.codes, 0)
+        at, codes = n - self.table.first, self.table.codes
+        return np.cumsum(self._cumulated)[np.clip(at, 0, codes)] + np.maximum(at - codes, 0)
 
     @cached_property
     def _cumulated(self) -> np.ndarray:
         return np.append(0.0, np.cumsum(self.table.weights / 2.0**self.table.bits))
-
-    @cached_property
-    def _summed(self) -> np.ndarray:
-        return np.cumsum(self._cumulated)
 
 
 def _stretched(table: Table) -> Table:
@@ -336,11 +315,7 @@ def _squares_of(table: Table) -> Squares | None:
 
 def _reports_of(table: Table) -> np.ndarray:
     """Return the reports of all codes, to the bit."""
-    if isinstance(table, WindowTable):
-        doubled = 2 * np.arange(table.codes) - (table.codes - 1)
-    else:
-        doubled = 2 * np.array(table.places)
-    return report_kernel(table.middle, table.step)(doubled, np.float64)
+    return report_kernel(table.middle, table.step)(np.array(table.doubled_places), np.float64)
 
 
 def _inputs_of(table: Table) -> np.ndarray:
@@ -348,43 +323,29 @@ def _inputs_of(table: Table) -> np.ndarray:
     return np.linspace(first, last, table.shifts + 1)
 
 
-def _integrals_of(table: Table, x: np.ndarray) -> np.ndarray:
-    """Return (codes, len(x)) the integrals of P(code | u) over u from the first row up to x."""
-    f, whole, first, second = _rows_at(table, x)
+def _probabilities_of(table: Table, x: np.ndarray, integrated: bool) -> np.ndarray:
+    """Return (codes, len(x)) P(code | x), which is linear between rows, or its integrals from the first row up to x."""
     inputs = _inputs_of(table)
-    sums = whole + f * first + f**2 / 2 * (second - first)
-    return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
-
-
-def _probabilities_of(table: Table, x: np.ndarray) -> np.ndarray:
-    """Return (codes, len(x)) P(code | x), which is linear between rows."""
-    f, _, first, second = _rows_at(table, x)
-    return (first + f * (second - first)) / 2.0**table.bits
-
-
-def _rows_at(table: Table, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the share of the way from the row i before every x to the next row, and three arrays (codes, k).
-
-    They are the integrals of weights over rows up to row i, in units of rows, and the weights of rows i and i + 1.
-    """
-    inputs = _inputs_of(table)
-    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
+    width = inputs[-1] - inputs[0]
+    place = np.clip((x - inputs[0]) / width, 0.0, 1.0) * table.shifts
     i = np.minimum(place.astype(int), table.shifts - 1)
+    f = place - i
     if isinstance(table, RowTable):
         W = table.weights.T.astype(np.float64)
-        whole = np.zeros_like(W)
-        np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=whole[:, 1:])
-        return place - i, whole[:, i], W[:, i], W[:, i + 1]
-    # Row i is base[code] + window[code - i]; cumulative sums of the window are its integrals over rows.
-    sums, w = np.append(0.0, np.cumsum(table.window.astype(np.float64))), len(table.window)
-    padded = np.concatenate([np.zeros(table.shifts + 1), table.window, np.zeros(table.shifts + 1)])
-    code, base = np.arange(table.codes)[:, None], table.base.astype(np.float64)[:, None]
-
-    def below(n: np.ndarray) -> np.ndarray:
-        return sums[np.clip(n, 0, w)]
-
-    whole = (below(code + 1) - below(code + 1 - i) + below(code) - below(code - i)) / 2 + base * i
-    return place - i, whole, base + padded[code - i + table.shifts + 1], base + padded[code - i + table.shifts]
+        sums = np.zeros_like(W)
+        np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=sums[:, 1:])
+        whole, first, second = sums[:, i], W[:, i], W[:, i + 1]
+    else:
+        # Row i is base[code] + window[code - i]; cumulative sums of the window are its integrals over rows.
+        pad = np.zeros(table.shifts + 1)
+        padded = np.concatenate([pad, table.window, pad])
+        sums, at = np.append(0.0, np.cumsum(padded)), np.arange(table.codes)[:, None] + len(pad)
+        base = table.base.astype(np.float64)[:, None]
+        whole = (sums[at + 1] - sums[at + 1 - i] + sums[at] - sums[at - i]) / 2 + base * i
+        first, second = base + padded[at - i], base + padded[at - i - 1]
+    if integrated:
+        return (whole + f * first + f**2 / 2 * (second - first)) * width / table.shifts / 2.0**table.bits
+    return (first + f * (second - first)) / 2.0**table.bits
 
 
 def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
@@ -421,27 +382,7 @@ def channel_of(
         bounds = (checks.number("bounds", bounds[0]), checks.number("bounds", bounds[1]))
         if not -math.inf < bounds[0] < bounds[1] < math.inf:
             raise ValueError(f"bounds: {bounds} must be two finite numbers, the smaller first")
-    return _channel_once(_Same(source), bounds, decimals)
-
-
-class _Same:
-    """A certificate as a cache key that is compared by identity, since tables are large."""
-
-    def __init__(self, certificate: Certificate) -> None:
-        self.certificate = certificate
-
-    def __hash__(self) -> int:
-        return id(self.certificate)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.certificate is other.certificate
-
-
-@lru_cache(maxsize=16)
-def _channel_once(of: _Same, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
-    channel = _channel(of.certificate, bounds, decimals)
-    channel.epsilon = float(of.certificate.epsilon)  # type: ignore[attr-defined]  # of every kind
-    return channel
+    return _channel(source, bounds, decimals)
 
 
 def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
@@ -462,6 +403,7 @@ def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | Non
     return Certificate.from_dict(columns[column]), decimals if stated is None else stated
 
 
+@lru_cache(maxsize=16)
 def _channel(certificate: Certificate, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
     if isinstance(certificate, VectorNoiseCertificate | MultivariateCertificate):
         raise TypeError(
@@ -472,14 +414,17 @@ def _channel(certificate: Certificate, bounds: tuple[float, float] | None, decim
             raise ValueError(
                 "bounds: None; additive noise needs the smallest and the largest value that inputs can have"
             )
-        return NoiseChannel(certificate, *bounds, decimals)
-    if isinstance(certificate, MixtureCertificate):
-        first = float(certificate.weight)
-        parts: list[tuple[float, Table]] = [(first, certificate.first.table), (1 - first, certificate.second.table)]
-    elif isinstance(certificate, WindowCertificate | PlacedCertificate | RowCertificate):
-        parts = [(1.0, certificate.table)]
+        channel: Channel = NoiseChannel(certificate, *bounds, decimals)
     else:
-        raise TypeError(f"mechanism: {type(certificate).__name__} is not of a column of numbers")
-    if bounds is not None:
-        raise ValueError(f"bounds: {bounds} are for additive noise; a bounded mechanism has its own interval")
-    return TableChannel(parts, decimals)
+        if isinstance(certificate, MixtureCertificate):
+            first = float(certificate.weight)
+            parts: list[tuple[float, Table]] = [(first, certificate.first.table), (1 - first, certificate.second.table)]
+        elif isinstance(certificate, WindowCertificate | PlacedCertificate | RowCertificate):
+            parts = [(1.0, certificate.table)]
+        else:
+            raise TypeError(f"mechanism: {type(certificate).__name__} is not of a column of numbers")
+        if bounds is not None:
+            raise ValueError(f"bounds: {bounds} are for additive noise; a bounded mechanism has its own interval")
+        channel = TableChannel(parts, decimals)
+    channel.epsilon = float(certificate.epsilon)
+    return channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 
 from dpkernels import checks
 from dpkernels.estimation.intervals import shown
-from dpkernels.estimation.released import bounds_of, check_possible, table_of, together_of
+from dpkernels.estimation.released import bounds_of, rounding_of, table_of
 from dpkernels.exact.noise import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.release import containers
@@ -32,17 +32,15 @@ _SWEEPS = 4
 class ConsistentCounts:
     """Counts that are consistent with each other; see ``consistent_counts``.
 
-    Attributes:
-        values: one per report: the bins, then the sums of the groups, which are exactly the sums of their bins.
-        reports: the released values.
-        total: the sum of the bins, if it was known.
+    ``values`` are one per report: the bins, then the sums of the groups, which are exactly the sums of their bins.
+    ``reports`` are the released values, and ``total`` the sum of the bins, if it was known.
     """
 
     values: np.ndarray
     reports: np.ndarray
     total: float | None
-    _sums: np.ndarray = field(repr=False)
-    _noise: NoiseTable = field(repr=False)
+    _sums: np.ndarray
+    _noise: NoiseTable
 
     def __repr__(self) -> str:
         return f"ConsistentCounts({shown(self.values)})"
@@ -54,13 +52,10 @@ class ConsistentCounts:
         risk a each. With groups they bound the errors of the least squares estimate, which are known combinations of
         the noise. Their largest standardised value is simulated with a fixed seed; the simulated quantile is too small
         with probability at most 1e-6. The bounds are then tightened by the constraints on counts and sums, and extended
-        to contain ``values``.
-
-        Raises:
-            ValueError: confidence not in (0, 1).
+        to contain ``values``. A confidence not in (0, 1) is a ValueError.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        low, high = bounds_of(self.reports, self._noise, together_of(confidence, len(self.reports)))
+        low, high = bounds_of(self.reports, self._noise, confidence, together=True)
         rank = int(stats.binom.isf(_RISK, _ERRORS, confidence)) + 1
         if len(self._sums) and rank <= _ERRORS:
             G = self._sums
@@ -74,13 +69,13 @@ class ConsistentCounts:
     def _narrowed(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return bounds tightened by the constraints that counts are nonnegative and add up to their sums."""
         G, d = self._sums, len(self.values) - len(self._sums)
-        sums = [(row > 0, d + number) for number, row in enumerate(G)]
+        # The bins of every sum; the last sum is the total.
+        sums = [*(np.flatnonzero(row) for row in G), np.arange(d)]
         low, high = np.append(np.maximum(low, 0.0), 0.0), np.append(high, np.inf)
         if self.total is not None:
             low[-1] = high[-1] = self.total
         for _ in range(_SWEEPS):
-            for inside, at in [*sums, (np.ones(d, bool), len(low) - 1)]:
-                members = np.flatnonzero(inside)
+            for at, members in enumerate(sums, d):
                 least, most = low[members].sum(), high[members].sum()
                 low[at], high[at] = max(low[at], least), min(high[at], most)
                 low[members] = np.maximum(low[members], low[at] - (most - high[members]))
@@ -123,7 +118,7 @@ def consistent_counts(
     values, _ = containers.unwrap(reports)
     r = np.array(values, np.float64)  # A copy: intervals are computed from it later.
     G = _checked_groups(groups, r, mechanism)
-    check_possible("reports", r, noise)
+    rounding_of("reports", r, noise)  # Refuse what the mechanism cannot have made.
     if total is not None:
         checks.within("total", total, 0.0, np.finfo(float).max)
     bins = _nearest(G, r - float(noise.mean), total)

@@ -28,19 +28,8 @@ class Counts:
     ``Counts(mechanism).add(first).add(second)`` counts both parts. ``+`` adds counts of the same mechanism.
     ``dpk.estimate`` accepts counts in the place of reports.
 
-    Args:
-        mechanism: the source of the reports: a mechanism, an exact sampler, a certificate, a sidecar (a path or its
-            JSON content), or the ``channel`` of other counts.
-        column: the column of a sidecar; required if it has several.
-        bounds: smallest and largest input; required for additive noise, and only there.
-        decimals: the number of decimals to which the reports were rounded; a sidecar contains it.
-
-    Attributes:
-        channel: the probabilities of reports given inputs.
-        numbers: (m,) int64, the count of every report in ``channel.written``.
-
-    Raises:
-        CertificateError, TypeError, ValueError: see ``estimate``.
+    Arguments and errors are those of ``estimate``; the ``mechanism`` may also be the ``channel`` of other counts, which
+    is the probabilities of reports given inputs. ``numbers`` (m,) are the count of every report in ``channel.written``.
     """
 
     def __init__(
@@ -65,11 +54,8 @@ class Counts:
     def add(self, reports: Any) -> Counts:
         """Count more reports, of any shape and of any kind that ``perturb`` returns; return the same counts.
 
-        Numbers may be float64 or float32, and may have been written as text. Missing ones are ignored.
-
-        Raises:
-            ValueError: a number is not a possible report; the message names the first one. No report is counted.
-            TypeError: not numbers.
+        Numbers may be float64 or float32, and may have been written as text. Missing ones are ignored. If a number is
+        not a possible report, a ValueError names the first one, and no report is counted.
         """
         present, rows = containers.present_rows(reports)
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,18 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.intervals import Functional, Histogram, Interval, Moment, TooFewReportsError, plain, shown
-from dpkernels.estimation.likelihood import Fit
+from dpkernels.estimation.intervals import (
+    Functional,
+    Histogram,
+    Interval,
+    Moment,
+    TooFewReportsError,
+    bernstein_half,
+    plain,
+    shown,
+)
+from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
-from dpkernels.estimation.profile_likelihood import Dictionary, Ends
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
 from dpkernels.staging import write_png
@@ -50,17 +59,12 @@ def estimate(
 
         e = dpk.estimate(reports, mechanism)       # or a sidecar: dpk.estimate(reports, "private.csv.json")
         e.mean.value, e.mean.interval(0.95), e.mean.bernstein(0.95)
-        e.variance.value                           # of the values, without the noise
         e.quantile([0.5, 0.9]).interval(0.95)      # one interval each
         e.cdf(x).band(0.95)                        # intervals that hold together
         e.histogram(20).counts.value, e.count_between(18, 65).interval(0.95)
-        e.gap                                      # certificate of the likelihood's optimality
         e.plot(label="age in years")               # Matplotlib axes, shown in a notebook
 
-    Moments and all intervals make no assumption about the values, unless ``grid`` or ``assume`` make one (``assume``
-    states an approximation for additive noise on wide intervals). The estimated distribution is the model among
-    splines, smoothed expectation maximisation, splines with point masses, and point masses alone that predicts held-out
-    reports best (``Estimate.model`` names it).
+    Moments and all intervals make no assumption about the values, unless ``grid`` or ``assume`` make one.
 
     Args:
         reports: the output of ``perturb`` as float64 or float32, of any shape and without rows left out, also after it
@@ -86,9 +90,6 @@ def estimate(
             two neighbours among 513 equally distant places, in proportion.
         seed: the seed of the division of reports for cross-validation.
 
-    Returns:
-        An ``Estimate``, in data units.
-
     Raises:
         ValueError: there are no reports, a report is impossible for the mechanism, or an argument is out of range or
             does not apply.
@@ -111,14 +112,9 @@ def estimate(
 
 
 class Estimate:
-    """Estimates of the values behind reports; ``estimate`` makes it.
+    """Estimates of the values behind reports, in data units; ``estimate`` makes it.
 
     If the reports have no information beyond the mean (two-point mechanisms), all but the mean raise a ValueError.
-
-    - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects.
-    - ``quantile``, ``cdf`` and ``count_between`` return a ``Functional``, of an array if the argument is one.
-    - ``histogram`` returns a ``Histogram``.
-
     ``reports`` are the ``Counts``, and ``lower`` and ``upper`` the smallest and the largest possible input.
     """
 
@@ -162,10 +158,8 @@ class Estimate:
     def mean(self) -> Moment:
         """Return the mean of the reports, clipped to [lower, upper], as the estimate of the mean of the inputs.
 
-        Without clipping it is unbiased up to the rounding of reports (``Moment.bias_bound``).
-
-        Raises:
-            TooFewReportsError: the 95 % interval would be as wide as the inputs' interval.
+        Without clipping it is unbiased up to the rounding of reports (``Moment.bias_bound``). A 95 % interval as wide
+        as the inputs' interval is a ``TooFewReportsError``.
         """
         channel = self.reports.channel
         average = _Average(self.reports, channel.values)
@@ -178,13 +172,11 @@ class Estimate:
 
     @cached_property
     def variance(self) -> Moment:
-        """Return the unbiased estimate of the variance of the inputs: that of the reports less the noise's, at least 0.
+        """Return the unbiased estimate of the variance of the inputs, at least 0.
 
         With weights g such that E[g | x] = (x - middle)^2 it is mean(g) - (mean(y) - middle)^2 + s_y^2/n. Its standard
-        error is that of the mean of g - 2 (mean(y) - middle) y.
-
-        Raises:
-            TooFewReportsError: the 95 % interval would be as wide as what is possible.
+        error is that of the mean of g - 2 (mean(y) - middle) y. A 95 % interval as wide as what is possible is a
+        ``TooFewReportsError``.
         """
         channel = self.reports.channel
         (g, bias_bound), away = channel.squares, channel.values - channel.middle
@@ -233,19 +225,15 @@ class Estimate:
         if self._assume == "smooth":
             places = self._models.places[self._models.named | self._weights.point_masses]
             named = ", ".join(shown(place) for place in places[:_NAMED]) + ", ..." * (len(places) > _NAMED)
-            atoms = f" and point masses only at {named}" if len(places) else " and no point masses"
-            return f"Intervals assume that the values have a smooth density{atoms}."
+            atoms = f"point masses only at {named}" if len(places) else "no point masses"
+            return f"Intervals assume that the values have a smooth density and {atoms}."
         if self._grid is not None:
             kinds = "whole numbers" if self._grid == 1 else f"multiples of {shortest(self._grid)}"
             return f"Intervals assume that the values are {kinds}, and nothing else."
         return "Intervals assume nothing about the values."
 
     def cdf(self, x: Real) -> Functional:
-        """Return the share of inputs that are at most x, for numbers x in [lower, upper], of any shape.
-
-        Raises:
-            ValueError: an x is not in the inputs' interval.
-        """
+        """Return the share of inputs that are at most x, of any shape; an x not in [lower, upper] is a ValueError."""
         x = _within("x", x, self.lower, self.upper)
         ends = [self._possible.cumulative(float(one)) for one in x.flat]
         return self._functional(self.distribution.cdf(x), ends)
@@ -259,7 +247,7 @@ class Estimate:
             ValueError: a p that is not in (0, 1).
         """
         p = _within("p", p, 0.0, 1.0, open_ends=True)
-        intervals = _each(p, self._possible.quantile_interval)
+        intervals = _each(p.ravel(), p.shape, self._possible.quantile_interval)
         low, high = intervals(_CONFIDENCE)
         short = (low <= self._possible.places[0]) & (high >= self._possible.places[-1])
         for share, is_short in zip(p.flat, short.flat, strict=True):
@@ -277,25 +265,17 @@ class Estimate:
     def histogram(self, bins: Any = 20) -> Histogram:
         """Return the estimated shares and numbers of inputs in bins.
 
-        ``bins`` is the number of equal bins, or their increasing edges within [lower, upper]. A bin contains its lower
-        end, and the last bin its upper end, too.
-
-        Raises:
-            ValueError: the bins are not valid.
+        ``bins`` is the number of equal bins, or their increasing edges within [lower, upper]; others are a ValueError.
+        A bin contains its lower end, and the last bin its upper end, too.
         """
         edges = self._edges(bins)
-        last = len(edges) - 2
-        ends = [self._possible.between(*edges[i : i + 2], closed=i == last) for i in range(last + 1)]
+        ends = [self._possible.between(low, high, closed=high == edges[-1]) for low, high in pairwise(edges)]
         below = np.append(self.distribution.cdf(edges[:-1], strict=True), self.distribution.cdf(edges[-1]))
         shares = self._functional(np.diff(below), ends)
         return Histogram(edges, shares, shares.scaled(self.count))
 
     def count_between(self, a: float, b: float) -> Functional:
-        """Return the estimated number of inputs in [a, b].
-
-        Raises:
-            ValueError: not lower <= a < b <= upper.
-        """
+        """Return the estimated number of inputs in [a, b]; not lower <= a < b <= upper is a ValueError."""
         a, b = map(float, _within("a, b", [a, b], self.lower, self.upper))
         if not a < b:
             raise ValueError(f"a, b: {a} is not less than {b}")
@@ -323,10 +303,10 @@ class Estimate:
         label: str = "value",
         title: str | None = None,
     ) -> Any:
-        """Draw the estimated distribution with its intervals, with Matplotlib (extra ``cli``).
+        """Draw the estimated distribution with its intervals, with Matplotlib (extra ``cli``), and return the axes.
 
         Args:
-            ax: Matplotlib axes to draw into, by default those of a new figure. They are returned.
+            ax: axes to draw into, by default those of a new figure.
             kind: "histogram", with an interval for each bin, or "cdf", with a band that holds everywhere.
             bins: of the histogram, as of ``histogram``.
             confidence: in (0, 1).
@@ -402,13 +382,12 @@ class Estimate:
 
     def _functional(self, value: np.ndarray, ends: list[Ends]) -> Functional:
         """Return numbers of the same shape as ``value`` with the intervals of the functionals, clipped to shares."""
-        each = np.arange(len(ends)).reshape(np.shape(value))
 
-        def interval(number: int, confidence: float) -> tuple[float, float]:
-            low, high = self._possible.interval(ends[number], confidence)
+        def interval(one: Ends, confidence: float) -> tuple[float, float]:
+            low, high = self._possible.interval(one, confidence)
             return max(0.0, low), min(1.0, high)
 
-        return Functional(plain(value), _each(each, interval))
+        return Functional(plain(value), _each(ends, np.shape(value), interval))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
@@ -426,11 +405,12 @@ def _within(name: str, values: Any, low: float, high: float, *, open_ends: bool 
     return array
 
 
-def _each(arguments: np.ndarray, interval: Callable[..., tuple[float, float]]) -> Callable[[float], Interval]:
+def _each(
+    arguments: Iterable[Any], shape: tuple[int, ...], interval: Callable[[Any, float], tuple[float, float]]
+) -> Callable[[float], Interval]:
     def intervals(confidence: float) -> Interval:
-        found = [interval(one, confidence) for one in arguments.flat]
-        low, high = np.array(found, float).reshape(-1, 2).T
-        return low.reshape(arguments.shape), high.reshape(arguments.shape)
+        low, high = np.array([interval(one, confidence) for one in arguments]).reshape(-1, 2).T
+        return low.reshape(shape), high.reshape(shape)
 
     return intervals
 
@@ -447,15 +427,8 @@ class _Average:
         self.error = math.sqrt(float(p @ (weights - self.value) ** 2) / (self.n - 1))
 
     def bernstein(self, confidence: float, averages: int = 1) -> Interval:
-        """Return the interval of the Bernstein bound P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)).
-
-        V and M are the largest variance and deviation over the inputs. The intervals of several averages hold together,
-        by a union bound.
-        """
-        odds = math.log(2 * averages / (1 - confidence))
-        V, M = self.channel.worst(self.weights)
-        third = M * odds / 3
-        half = (third + math.sqrt(third**2 + 2 * self.n * V * odds)) / self.n
+        """Return Bernstein's interval; those of several averages hold together, by a union bound."""
+        half = bernstein_half(self.n, *self.channel.worst(self.weights), math.log(2 * averages / (1 - confidence)))
         return self.value - half, self.value + half
 
 

@@ -24,8 +24,7 @@ import numpy as np
 from scipy.interpolate import BSpline
 
 from dpkernels.estimation.channel import Channel
-from dpkernels.estimation.likelihood import most_likely, smoothed
-from dpkernels.estimation.profile_likelihood import AnyDistribution, Dictionary, GridDistribution, SmoothDistribution
+from dpkernels.estimation.likelihood import AnyDistribution, Dictionary, most_likely, smoothed
 
 _DEGREE = 2  # of splines
 # The numbers of splines that are tried, up to d/4 for d bins.
@@ -53,21 +52,13 @@ _HANDICAPS = {"splines": 0.0, "ems": 2.0, "atoms": 2.0, "none": 4.0}
 
 @dataclass(frozen=True)
 class InputDistribution:
-    """A distribution of inputs.
+    """A distribution of inputs."""
 
-    Attributes:
-        edges: (d + 1,) of the bins, in which the density is uniform.
-        shares: (d,) the masses of the bins.
-        places: (k,) increasing places of point masses, within the bins.
-        masses: (k,) the point masses; all masses together are 1.
-        model: a description of the model that was fitted.
-    """
-
-    edges: np.ndarray
-    shares: np.ndarray
-    places: np.ndarray
-    masses: np.ndarray
-    model: str = ""
+    edges: np.ndarray  #: (d + 1,) of the bins, in which the density is uniform
+    shares: np.ndarray  #: (d,) the masses of the bins
+    places: np.ndarray  #: (k,) increasing places of point masses, within the bins
+    masses: np.ndarray  #: (k,) the point masses; all masses together are 1
+    model: str = ""  #: a description of the model that was fitted
 
     @cached_property
     def _steps(self) -> tuple[np.ndarray, np.ndarray]:
@@ -81,21 +72,17 @@ class InputDistribution:
 
     def cdf(self, x: np.ndarray, *, strict: bool = False) -> np.ndarray:
         """Return P(X <= x), or P(X < x) if strict."""
-        places, cdf = self._steps
-        at = np.searchsorted(places, x, side="left" if strict else "right")
-        low, high = np.clip(at - 1, 0, len(places) - 1), np.clip(at, 0, len(places) - 1)
-        width = places[high] - places[low]
-        part = np.where(width > 0, (x - places[low]) / np.where(width > 0, width, 1.0), 0.0)
-        inside = cdf[low] + part * (cdf[high] - cdf[low])
-        return np.where(at == 0, 0.0, inside)
+        return _from_left(x, *self._steps) if strict else np.interp(x, *self._steps)
 
     def quantile(self, p: np.ndarray) -> np.ndarray:
         """Return the smallest x with P(X <= x) >= p."""
         places, cdf = self._steps
-        after = np.clip(np.searchsorted(cdf, p, side="left"), 1, len(cdf) - 1)
-        low, high = cdf[after - 1], cdf[after]
-        part = np.clip((p - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
-        return places[after - 1] + part * (places[after] - places[after - 1])
+        return _from_left(p, cdf, places)
+
+
+def _from_left(x: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return interpolated values as ``np.interp`` does, but of equal places the first one's and not the last one's."""
+    return 0.0 - np.interp(-x, -places[::-1], -values[::-1])
 
 
 @lru_cache(maxsize=32)
@@ -126,12 +113,6 @@ class Weights:
     def point_masses(self) -> np.ndarray:
         """Return (k,) at which places there are point masses beside a smooth density."""
         return (self.atoms > 0) & (self.splines is not None)
-
-
-@lru_cache(maxsize=16)
-def models_of(channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> ReportModels:
-    """Return the models of a channel, made once; ``named`` are places at which every model has an atom."""
-    return ReportModels(channel, bins, named, grid)
 
 
 class ReportModels:
@@ -192,23 +173,22 @@ class ReportModels:
         With one they are smooth, with more splines than it, hence less bias, and point masses only at its places.
         """
         if found is None:
-            kind = AnyDistribution if self.grid is None else GridDistribution
-            return kind(self.atoms, counts, self.places)
+            if self.grid is None:
+                return AnyDistribution(self.atoms, counts, self.places, self.places)
+            return Dictionary(self.atoms, counts, self.places)
         steps, splines = ladder(self.cells.shape[1]), found.splines or self.splines(counts).splines or 0
         shapes = basis(self.cells.shape[1], steps[min(steps.index(splines) + _STEPS_UP, len(steps) - 1)])
         used = self.named | found.point_masses
         columns = np.hstack([self.cells @ shapes, self.atoms[:, used]])
-        return SmoothDistribution(columns, counts, self.edges, shapes, self.places[used])
+        return Dictionary(columns, counts, self.places[used], self.edges, shapes)
 
     def splines(self, counts: np.ndarray) -> Weights:
         """Return the splines whose number maximises the penalised likelihood, with the named atoms."""
         return max((self._mixture(counts, k, self.named) for k in ladder(self.cells.shape[1])), key=itemgetter(1))[0]
 
     def smooth(self, counts: np.ndarray) -> Weights:
-        columns = np.hstack([self.cells, self.atoms[:, self.named]])
-        d = self.cells.shape[1]
-        shares = smoothed(columns, counts, d)
-        atoms = np.zeros(len(self.places))
+        d, atoms = self.cells.shape[1], np.zeros(len(self.places))
+        shares = smoothed(np.hstack([self.cells, self.atoms[:, self.named]]), counts, d)
         atoms[self.named] = shares[d:]
         return Weights(shares[:d], atoms, "smoothed expectation maximisation")
 
@@ -249,6 +229,8 @@ class ReportModels:
         weights = Weights(shapes @ fit.shares[:splines], atoms, model, splines)
         return weights, counts.sum() * fit.log_likelihood - penalty
 
+
+models_of = lru_cache(maxsize=16)(ReportModels)  # The models of a channel are made once.
 
 MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
     "splines": ReportModels.splines,

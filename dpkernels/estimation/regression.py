@@ -33,20 +33,28 @@ class CentredColumn:
     bias_bound: float = 0.0  # on the bias of the values; 0 unless reports were rounded
 
     @property
-    def variance_bias_bound(self) -> float:
-        return self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
+    def deviations(self) -> np.ndarray:
+        return self.values - self.values.mean()
 
+    def product_bias_bound(self, other: CentredColumn) -> float:
+        """Return a bound on the bias of the columns' covariance: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
+        b_1, b_2 = self.bias_bound, other.bias_bound
+        return float(b_1 * other.values.std() + self.values.std() * b_2 + b_1 * b_2)
 
-def _product_bias_bound(first: CentredColumn, second: CentredColumn) -> float:
-    """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
-    b_1, b_2 = first.bias_bound, second.bias_bound
-    return float(b_1 * second.values.std() + first.values.std() * b_2 + b_1 * b_2)
+    def variance(self) -> tuple[float, np.ndarray, float]:
+        """Return the variance, every row's part in its error, and a bound on its bias."""
+        n, each = len(self.values), self.squares - self.values**2 + self.deviations**2
+        value, error = each.mean(), each.std() / math.sqrt(n)
+        bias_bound = self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
+        if not value > 3 * error + bias_bound:
+            raise ValueError(
+                f"{self.name}: {n} reports are too few, or rounded too much, to tell the variance of its values from 0"
+            )
+        return float(value), each - value, bias_bound
 
 
 def covariance(a: Real, b: Real) -> Moment:
-    """Return the covariance of the values behind two columns, in the product of the data's units.
-
-    Its standard error assumes rows drawn from a population.
+    """Return the covariance of the values behind two columns; its error assumes rows drawn from a population.
 
     Args:
         a: a column: ``(reports, mechanism)`` with a mechanism as for ``estimate`` (or the ``channel`` of a ``Counts``,
@@ -57,10 +65,10 @@ def covariance(a: Real, b: Real) -> Moment:
         ValueError, TypeError, CertificateError: as for ``estimate``; or the columns have different lengths.
     """
     first, second = _columns([("a", a, False), ("b", b, False)])
-    x, y = (column.values - column.values.mean() for column in (first, second))
-    each, n = x * y, len(x)
+    each = first.deviations * second.deviations
+    n = len(each)
     error = float(each.std(ddof=1) / math.sqrt(n))
-    return Moment(float(each.mean() * (n / (n - 1))), error, _product_bias_bound(first, second))
+    return Moment(float(each.mean() * (n / (n - 1))), error, first.product_bias_bound(second))
 
 
 def correlation(a: Real, b: Real) -> Moment:
@@ -73,14 +81,12 @@ def correlation(a: Real, b: Real) -> Moment:
             distinguish a variance from 0.
     """
     first, second = _columns([("a", a, True), ("b", b, True)])
-    (var_a, at_a), (var_b, at_b) = _variance(first), _variance(second)
-    x, y = (column.values - column.values.mean() for column in (first, second))
-    product = x * y
-    value = product.mean() / math.sqrt(var_a * var_b)
-    slope = (product - product.mean()) / math.sqrt(var_a * var_b) - value / 2 * (at_a / var_a + at_b / var_b)
-    bias_bound = abs(value) / 2 * (first.variance_bias_bound / var_a + second.variance_bias_bound / var_b)
-    bias_bound += _product_bias_bound(first, second) / math.sqrt(var_a * var_b)
-    error = float(slope.std(ddof=1) / math.sqrt(len(x)))
+    (var_a, at_a, bias_a), (var_b, at_b, bias_b) = first.variance(), second.variance()
+    product, scale = first.deviations * second.deviations, math.sqrt(var_a * var_b)
+    value = product.mean() / scale
+    slope = (product - product.mean()) / scale - value / 2 * (at_a / var_a + at_b / var_b)
+    bias_bound = abs(value) / 2 * (bias_a / var_a + bias_b / var_b) + first.product_bias_bound(second) / scale
+    error = float(slope.std(ddof=1) / math.sqrt(len(product)))
     return Moment(float(value), error, bias_bound, -1.0, 1.0)
 
 
@@ -99,9 +105,7 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     M = mean(z z') are corrected for the noise, which would otherwise shrink slopes towards 0. Standard errors are those
     of the mean of M^-1 (z t - (z z') beta) over rows drawn from a population; they allow for unequal residual variance.
 
-    Args:
-        target: a column, as for ``covariance``.
-        columns: one or more columns.
+    The target and one or more columns are given as for ``covariance``.
 
     Raises:
         ValueError: as for ``correlation``; or the reports are too few, or rounded too much, to distinguish the columns
@@ -118,7 +122,12 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     M, right = z @ z.T / n, z @ wanted.values / n
     for i, column in enumerate(given, 1):
         M[i, i] = column.squares.mean()
-    products = _product_bias_bounds(z, wanted, given)
+    # How far the means of products of z with each other, and with the target, may be off: (d, d + 1).
+    off = np.array([0.0, *(column.bias_bound for column in given), wanted.bias_bound])
+    size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
+    products = (np.outer(off, size) + np.outer(size, off) + np.outer(off, off))[:-1]
+    for i, column in enumerate(given, 1):
+        products[i, i] = column.square_bias_bound
     _check_definite(M, z, given, products[1:, 1:-1])
     beta = np.linalg.solve(M, right)
     # The residual of each row's own equations, with its own corrected squares.
@@ -139,16 +148,6 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     )
 
 
-def _product_bias_bounds(z: np.ndarray, wanted: CentredColumn, given: Sequence[CentredColumn]) -> np.ndarray:
-    """Return (d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
-    off = np.array([0.0, *(column.bias_bound for column in given), wanted.bias_bound])
-    size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
-    products = np.outer(off, size) + np.outer(size, off) + np.outer(off, off)
-    for i, column in enumerate(given, 1):
-        products[i, i] = column.square_bias_bound
-    return products[:-1]
-
-
 def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[CentredColumn], bias_bound: np.ndarray) -> None:
     """Raise an error if the variance of some combination of columns is not significantly above 0."""
     n = z.shape[1]
@@ -161,18 +160,6 @@ def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[CentredColumn]
             f"columns: {n} reports are too few, or rounded too much, to tell them from columns that depend on each "
             "other linearly, or from constants"
         )
-
-
-def _variance(column: CentredColumn) -> tuple[float, np.ndarray]:
-    """Return the variance, and every row's part in its error."""
-    n, away = len(column.values), column.values - column.values.mean()
-    each = column.squares - column.values**2 + away**2
-    value, error = each.mean(), each.std() / math.sqrt(n)
-    if not value > 3 * error + column.variance_bias_bound:
-        raise ValueError(
-            f"{column.name}: {n} reports are too few, or rounded too much, to tell the variance of its values from 0"
-        )
-    return float(value), each - value
 
 
 def _columns(named: Sequence[tuple[str, Any, bool]]) -> list[CentredColumn]:

@@ -34,7 +34,7 @@ from scipy import signal
 from dpkernels import checks
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.counts import numbers_of
-from dpkernels.estimation.intervals import with_interval
+from dpkernels.estimation.intervals import plain, with_interval
 from dpkernels.exact.noise import AdditiveCertificate, ExactNoise, NoiseTable
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real
@@ -56,9 +56,8 @@ def confidence_interval(
     """Return lower and upper bounds of the true values behind released ones.
 
     Each interval contains the true value with at least the given probability, for every value. Each of the two errors,
-    too high and too low, has at most half of the remaining probability. Probabilities are computed from the certified
-    integers that ``perturb`` samples from, including the rounding of the true value to their grid. This is
-    post-processing and costs no privacy.
+    too high and too low, has at most half of the remaining probability. Probabilities are those of the certified
+    integers that ``perturb`` samples from. This is post-processing and costs no privacy.
 
     Args:
         released: the output of ``perturb`` for additive noise: a number, an array or a column.
@@ -84,22 +83,17 @@ def confidence_interval(
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
     table, step = table_of(mechanism, lattice)
     y, extra = _numbers(released, table)
-    low, high = bounds_of(y, table, together_of(confidence, y.size) if together else confidence)
+    low, high = bounds_of(y, table, confidence, together=together)
     low, high = _on_lattice(low - extra, high + extra, step)
-    return (float(low), float(high)) if y.ndim == 0 else (low, high)
+    return plain(low), plain(high)
 
 
 def released_values(released: Any, mechanism: Any, *, lattice: float | None = None) -> Any:
-    """Return released values that remember their noise, so that what is computed from them has intervals.
+    """Return a ``ReleasedValue`` for a number, otherwise a NumPy array of them, which remember their noise.
 
     Sums, differences, multiples and ratios of the results have ``value`` and ``interval(confidence)``. Make them once
     for every release: a value that is used twice is then known to have the same noise, and values of two calls are
-    taken to have independent noise.
-
-    Arguments and errors are those of ``confidence_interval``.
-
-    Returns:
-        A ``ReleasedValue`` for a number, otherwise a NumPy array of them, to which NumPy's sums and products apply.
+    taken to have independent noise. Arguments and errors are those of ``confidence_interval``.
 
     Example:
         >>> import dpkernels as dpk
@@ -114,18 +108,23 @@ def released_values(released: Any, mechanism: Any, *, lattice: float | None = No
     made = np.empty(y.shape, object)
     for at in np.ndindex(y.shape):
         made[at] = ReleasedValue({_Release(Fraction(float(y[at])), table, float(extra[at]), step): Fraction(1)})
-    return made[()] if y.ndim == 0 else made
+    return made[()]
 
 
-def bounds_of(y: np.ndarray, table: NoiseTable, confidence: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the interval of each true value by itself, rounded outwards."""
-    below, above = (math.nextafter(float(reach), math.inf) for reach in reaches(table, (1 - rational(confidence)) / 2))
+def _tail(confidence: float) -> Fraction:
+    """Return the probability of each of the two errors, or refuse a confidence that is not in (0, 1)."""
+    checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+    return (1 - rational(confidence)) / 2
+
+
+def bounds_of(
+    y: np.ndarray, table: NoiseTable, confidence: float, *, together: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the interval of each true value, by itself or all together, rounded outwards."""
+    if together:
+        confidence = min(math.nextafter(confidence ** (1 / y.size), 1.0), math.nextafter(1.0, 0.0))
+    below, above = (math.nextafter(float(reach), math.inf) for reach in reaches(table, _tail(confidence)))
     return np.nextafter(y - below, -np.inf), np.nextafter(y + above, np.inf)
-
-
-def together_of(confidence: float, count: int) -> float:
-    """Return the confidence of each of ``count`` independent intervals that hold at once with the given one."""
-    return min(math.nextafter(confidence ** (1 / count), 1.0), math.nextafter(1.0, 0.0))
 
 
 @lru_cache(maxsize=256)
@@ -185,13 +184,10 @@ class ReleasedValue:
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return bounds that contain the true value with at least this probability, half of the rest on each side.
 
-        For one released value they are those of ``confidence_interval``; for several they are rounded outwards.
-
-        Raises:
-            ValueError: confidence not in (0, 1), or too near to 1 for the accuracy of convolutions.
+        For one released value they are those of ``confidence_interval``; for several they are rounded outwards. A
+        confidence not in (0, 1), or too near to 1 for the accuracy of convolutions, is a ValueError.
         """
-        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        tail = (1 - rational(confidence)) / 2
+        tail = _tail(confidence)
         if not self._terms:
             return self.value, self.value
         if len(self._terms) == 1:
@@ -206,10 +202,12 @@ class ReleasedValue:
             _check_resolved(noise, float(tail), confidence)
             low = self.value - noise.upper_quantile(float(tail)) - noise.room
             high = self.value + noise.mirrored().upper_quantile(float(tail)) + noise.room
-        low, high = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
+        low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
+        if (step := self._step) is None:
+            return low, high
         constant = float(self._constant)
-        ends = _on_lattice(np.asarray(low - constant), np.asarray(high - constant), self._step)
-        return (float(low), float(high)) if self._step is None else tuple(constant + float(end) for end in ends)  # type: ignore[return-value]
+        low, high = _on_lattice(low - constant, high - constant, step)
+        return constant + float(low), constant + float(high)
 
     @property
     def noise(self) -> CombinedNoise:
@@ -282,18 +280,14 @@ class ReleasedRatio:
         return self.numerator.value / below if below else math.nan
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return bounds that contain the true ratio with at least this probability.
+        """Return bounds that contain the true ratio with at least this probability; errors as ``ReleasedValue``'s.
 
         It inverts tests of numerator - r denominator = 0 over all r, as Fieller's theorem does for normal noise. If the
         denominator is not significantly different from 0, the interval is (-inf, inf).
 
-        Raises:
-            ValueError: as of ``ReleasedValue.interval``.
-
         Source: E. C. Fieller, "Some problems in interval estimation", J. R. Stat. Soc. B 16 (1954).
         """
-        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        tail = float((1 - rational(confidence)) / 2) * (1 - 1e-12)
+        tail = float(_tail(confidence)) * (1 - 1e-12)
         above, below = self.numerator, self.denominator
         if below.value < 0:
             above, below = -above, -below
@@ -309,7 +303,7 @@ class ReleasedRatio:
             return ((above - below * r) * -sign).noise_tail() <= left
 
         low, high = (_last_refused(refuses, self.value, sign) for sign in (-1.0, 1.0))
-        return float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
+        return math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
 
     __repr__ = with_interval
 
@@ -344,32 +338,20 @@ class ReleasedQuantile:
     _above: tuple[ReleasedValue, ...]
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return two edges between which the true quantile is with at least this probability.
-
-        Raises:
-            ValueError: confidence not in (0, 1).
-        """
-        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        tail = float((1 - rational(confidence)) / 2) * (1 - 1e-12)
-        last = len(self._edges) - 1
-        lower, upper = 0, last
-        for k, excess in enumerate(self._above, 1):  # excess >= 0 is: the quantile is at most edge k
-            if (-excess).noise_tail() > tail:
-                break
-            lower = k
-        for k in range(last - 1, lower, -1):
-            if self._above[k - 1].noise_tail() > tail:
-                break
-            upper = k
-        return float(self._edges[lower]), float(self._edges[upper])
+        """Return two edges between which the true quantile is with at least this probability."""
+        tail = float(_tail(confidence)) * (1 - 1e-12)
+        lower, upper = 0, len(self._above)  # excess >= 0 of the next bin is: the quantile is at most its upper edge
+        while lower < len(self._above) and (-self._above[lower]).noise_tail() <= tail:
+            lower += 1
+        while upper > lower and self._above[upper - 1].noise_tail() <= tail:
+            upper -= 1
+        return float(self._edges[lower]), float(self._edges[upper + 1])
 
     __repr__ = with_interval
 
 
 def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -> ReleasedQuantile:
-    """Return a quantile of values whose counts in bins were released with noise, known no better than to a bin.
-
-    The quantile is the smallest x that a share p of the values does not exceed.
+    """Return the smallest x that a share p of the values does not exceed, from their counts in bins.
 
     Args:
         counts: of the d bins, from ``released_values``.
@@ -390,13 +372,13 @@ def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -
     ends = np.asarray(edges, np.float64)
     if ends.shape != (len(counts) + 1,) or not (np.diff(ends) > 0).all():
         raise ValueError(f"edges: must be {len(counts) + 1} increasing numbers, the ends of {len(counts)} bins")
-    whole = sum(counts[1:], counts[0])
-    above = tuple(part - whole * p for part in accumulate(counts[:-1]))
+    *partial, whole = accumulate(counts)
     shares = np.cumsum([0.0, *(max(count.value, 0.0) for count in counts)])
     share = p * shares[-1]
     k = min(max(int(np.searchsorted(shares, share)), 1), len(counts))
     part = (share - shares[k - 1]) / (shares[k] - shares[k - 1]) if shares[k] > shares[k - 1] else 0.5
-    return ReleasedQuantile(float(ends[k - 1] + part * (ends[k] - ends[k - 1])), ends, above)
+    value = float(ends[k - 1] + part * (ends[k] - ends[k - 1]))
+    return ReleasedQuantile(value, ends, tuple(sum_ - whole * p for sum_ in partial))
 
 
 def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
@@ -408,25 +390,27 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
             kind = type(source).__name__
             raise TypeError(f"mechanism: {kind} is not additive noise; `estimate` is for local reports")
         certificate = form.certificate
-    if lattice is not None:
-        checks.positive("lattice", lattice)
-        return certificate.table, float(lattice)
-    return certificate.table, getattr(getattr(certificate, "claim", None), "lattice", None)
+    if lattice is None:
+        return certificate.table, certificate.lattice
+    checks.positive("lattice", lattice)
+    return certificate.table, float(lattice)
 
 
 def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the released numbers as float64, and bounds on their rounding errors."""
     array = numbers_of("released", released)
-    y, single = array.astype(np.float64), array.dtype == np.float32
-    check_possible("released", y, table, single=single)
-    return y, _rounding_of(y, single, table)
+    y = array.astype(np.float64)
+    return y, rounding_of("released", y, table, single=array.dtype == np.float32)
 
 
-def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = False) -> None:
-    """Refuse numbers that are no multiples of the cell, where floats hold these; the error names the first."""
-    cell = float(table.bin_width)
+def rounding_of(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = False) -> np.ndarray:
+    """Return the rounding errors of floats against exact multiples of the cell; 0 where floats hold these.
+
+    There, refuse numbers that are no multiples; the error names the first.
+    """
+    cell, digits = float(table.bin_width), 24 if single else 53
+    is_exact = np.abs(y) < 2.0 ** (digits + table.grid_log2)
     with np.errstate(invalid="ignore"):
-        is_exact = _rounding_of(y, single, table) == 0
         bad = ~np.isfinite(y) | (is_exact & (np.fmod(y, cell) != 0))
     if bad.any():
         at = np.unravel_index(int(bad.argmax()), bad.shape)
@@ -435,15 +419,10 @@ def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool 
             f"{name}: {place} is {shortest(y[at])}, no multiple of {shortest(cell)}; this mechanism cannot have made "
             "it (values that were rounded, or simulated, are not its own)"
         )
+    return np.where(is_exact, 0.0, np.abs(y) * 2.0 ** (2 - digits))
 
 
-def _rounding_of(y: np.ndarray, single: bool, table: NoiseTable) -> np.ndarray:
-    """Return the rounding error of a float against its exact multiple of the cell; 0 if floats hold all multiples."""
-    digits = 24 if single else 53
-    return np.where(np.abs(y) < 2.0 ** (digits + table.grid_log2), 0.0, np.abs(y) * 2.0 ** (2 - digits))
-
-
-def _on_lattice(low: np.ndarray, high: np.ndarray, step: float | None) -> tuple[np.ndarray, np.ndarray]:
+def _on_lattice(low: Any, high: Any, step: float | None) -> tuple[Any, Any]:
     """Return the smallest and the largest multiple of the step within the ends."""
     if step is None:
         return low, high
@@ -476,9 +455,9 @@ class GridNoise:
     room: float = 0.0
     slack: float = 0.0
 
-    @property
-    def last(self) -> int:
-        return self.first + len(self.p) - 1
+    @cached_property
+    def points(self) -> np.ndarray:
+        return self.step * (self.first + np.arange(len(self.p)))
 
     @property
     def width(self) -> float:
@@ -490,14 +469,16 @@ class GridNoise:
         return np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
 
     def scaled(self, factor: float) -> GridNoise:
-        size, (first, p) = abs(factor), (self.first, self.p) if factor >= 0 else (-self.last, self.p[::-1])
+        size, first, p = abs(factor), self.first, self.p
+        if factor < 0:
+            first, p = -(first + len(p) - 1), p[::-1]
         return GridNoise(self.step * size, first, p, self.room * size, self.slack)
 
     def on_grid(self, step: float) -> GridNoise:
         """Return the noise with every point moved to the nearest multiple of another step."""
         if step == self.step:
             return self
-        index = np.rint(self.step * (self.first + np.arange(len(self.p))) / step).astype(np.int64)
+        index = np.rint(self.points / step).astype(np.int64)
         p = np.bincount(index - index[0], self.p)
         return GridNoise(step, int(index[0]), p, self.room + step * (0.5 + _ROUNDING), self.slack)
 
@@ -511,9 +492,6 @@ class GridNoise:
         start, end = int(np.searchsorted(below, _CUT)), len(p) - int(np.searchsorted(above, _CUT))
         slack = a.slack + b.slack + len(p) * error + 2 * _CUT
         return GridNoise(step, a.first + b.first + start, p[start:end], a.room + b.room, slack)
-
-
-_ZERO = GridNoise(1.0, 0, np.ones(1))
 
 
 @lru_cache(maxsize=256)
@@ -537,11 +515,11 @@ class CombinedNoise:
     @classmethod
     def of(cls, parts: Sequence[GridNoise], room: float = 0.0) -> CombinedNoise:
         """Return the sum of any number of independent noises, for a value with this rounding error of its own."""
-        widest_first = sorted(parts, key=lambda part: -part.width)
-        while len(widest_first) > 2:
-            *widest_first, second, first = widest_first
-            widest_first = sorted([*widest_first, first + second], key=lambda part: -part.width)
-        a, b = sorted([*widest_first, *[_ZERO] * (2 - len(widest_first))], key=lambda part: len(part.p))
+        left = list(parts) + [GridNoise(1.0, 0, np.ones(1))] * (2 - len(parts))
+        while len(left) > 2:
+            *left, second, first = sorted(left, key=lambda part: -part.width)
+            left.append(first + second)
+        a, b = sorted(left, key=lambda part: (len(part.p), -part.width))
         return cls(a, b, a.room + room + b.room, a.slack + b.slack)
 
     def mirrored(self) -> CombinedNoise:
@@ -550,15 +528,14 @@ class CombinedNoise:
     def tail(self, t: float) -> float:
         """Return an upper bound on P(noise >= t)."""
         a, b = self.a, self.b
-        points = a.step * (a.first + np.arange(len(a.p)))
-        index = np.ceil((t - points) / b.step - b.first - _ROUNDING)
+        index = np.ceil((t - a.points) / b.step - b.first - _ROUNDING)
         found = b.survival[np.clip(index, 0, len(b.p)).astype(np.int64)]
         return min(1.0, float(a.p @ found) * _SUM + self.slack)
 
     def upper_quantile(self, tail: float) -> float:
         """Return a t, nearly the smallest one, with P(noise >= t) at most ``tail``, which is above the slack."""
-        low = self.a.step * self.a.first + self.b.step * self.b.first
-        high = self.a.step * (self.a.last + 1) + self.b.step * (self.b.last + 1)
+        low = sum(part.step * part.first for part in (self.a, self.b))
+        high = sum(part.step * (part.first + len(part.p)) for part in (self.a, self.b))
         tolerance = min(self.a.step, self.b.step) * _ROUNDING
         while high - low > tolerance and low < (middle := (low + high) / 2) < high:
             low, high = (low, middle) if self.tail(middle) <= tail else (middle, high)

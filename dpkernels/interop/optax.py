@@ -61,21 +61,13 @@ _PROFILE_ERROR = 1e-15
 
 @dataclass(frozen=True)
 class PrivateNoise:
-    """The noise of every step, with its certificate and its cost.
+    """The noise of every step, with its certificate and its cost."""
 
-    Attributes:
-        l2_norm_clip: C, the norm that gradients are clipped to.
-        noise_multiplier: the standard deviation over the sensitivity, both in units.
-        dimensions: d, the number of parameters.
-        sensitivity: K, in units.
-        certificate: the certificate of the table of integers, for vectors of integers at most K apart.
-    """
-
-    l2_norm_clip: float
-    noise_multiplier: float
-    dimensions: int
-    sensitivity: float
-    certificate: Any = field(compare=False, repr=False)
+    l2_norm_clip: float  #: C, the norm that gradients are clipped to
+    noise_multiplier: float  #: the standard deviation over the sensitivity, both in units
+    dimensions: int  #: d, the number of parameters
+    sensitivity: float  #: K, in units
+    certificate: Any = field(compare=False, repr=False)  #: of the table, for vectors of integers at most K apart
 
     @property
     def unit(self) -> float:
@@ -108,21 +100,13 @@ class PrivateNoise:
 @partial(jax.tree_util.register_dataclass, data_fields=["key", "step", "micro_step", "sums"], meta_fields=["noise"])
 @dataclass(frozen=True)
 class PrivateAggregateState:
-    """The state of ``private_aggregate``: a pytree of arrays that can be checkpointed and restored.
+    """The state of ``private_aggregate``: a pytree of arrays that can be checkpointed and restored."""
 
-    Attributes:
-        key: the words of the key of the steps to come, as secret as the data.
-        step: the number of releases so far.
-        micro_step: the number of micro-batches since the last release.
-        sums: the sums of these, integers in units. Empty without micro-batches.
-        noise: the description of the noise with its certificate, which is static.
-    """
-
-    key: Array
-    step: Array
-    micro_step: Array
-    sums: Any
-    noise: PrivateNoise
+    key: Array  #: the words of the key of the steps to come, as secret as the data
+    step: Array  #: the number of releases so far
+    micro_step: Array  #: the number of micro-batches since the last release
+    sums: Any  #: the sums of these, integers in units; empty without micro-batches
+    noise: PrivateNoise  #: the description of the noise with its certificate, which is static
 
 
 def private_aggregate(
@@ -134,12 +118,13 @@ def private_aggregate(
     micro_batches: int = 1,
     axis_name: str | tuple[str, ...] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Aggregate per-example gradients with certified Gaussian noise, as DP-SGD does.
+    """Aggregate per-example gradients with certified Gaussian noise, as DP-SGD does, in a ``PrivateAggregateState``.
 
     ``update`` takes gradients with the examples along the first axis, and ``mask``, of the examples that count, as the
     padded batches of ``poisson_batch`` have. It returns the noisy sum over the expected batch size. It works in
     ``jit``, on arrays that are sharded over devices, and in ``shard_map`` with ``axis_name``. See the module for the
-    proof, the cost and the care that the state needs.
+    proof, the cost and the care that the state needs. ``init`` certifies the noise, which takes some seconds once for a
+    noise multiplier and a number of parameters, and refuses to run inside ``jit``.
 
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
@@ -151,14 +136,9 @@ def private_aggregate(
         micro_batches: the number of updates that make one release. Updates in between are zeros.
         axis_name: the axis of ``shard_map``, or a tuple of all axes, that the examples are split over.
 
-    Returns:
-        A transformation whose state is a ``PrivateAggregateState``. Its ``init`` certifies the noise, which takes some
-        seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
-
     Raises:
-        ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``update``
-            runs in ``shard_map`` over an axis that ``axis_name`` does not name. There every device would add the same
-            noise to the sum of its own examples.
+        ValueError: an argument is out of range, or the parameters are too many for the noise multiplier, or ``update``
+            runs in ``shard_map`` over an axis that ``axis_name`` does not name.
         TypeError: key is not a ChaCha20 key.
 
     Example:
@@ -179,11 +159,12 @@ def private_aggregate(
     words, kind, runs = _key_words(key), jax.random.key_impl(key), itertools.count()
 
     def init(params: optax.Params) -> PrivateAggregateState:
-        size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+        leaves = jax.tree.leaves(params)
+        size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         form, sensitivity = _exact_noise(multiplier, size)
         sums = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params) if micro_batches > 1 else ()
         noise = PrivateNoise(clip, multiplier, size, sensitivity, form.certificate)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise ValueError("init: call it outside jit and other transformations; every run needs a key of its own")
         own = jax.random.key_data(jax.random.fold_in(key, run)) if (run := next(runs)) else words
         return PrivateAggregateState(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
@@ -332,13 +313,8 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
     """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
 
     Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
-    the capacity, the batch is empty. ``poisson_overflow`` returns the probability of that; account for it.
-
-    Args:
-        key: a ChaCha20 key of this step alone, different from the key of the noise.
-        examples: the number of rows.
-        rate: in (0, 1].
-        capacity: the length of the result; ``poisson_capacity`` proposes one.
+    the capacity, the batch is empty. ``poisson_overflow`` returns the probability of that; account for it. The key is a
+    ChaCha20 key of this step alone, different from the key of the noise. ``poisson_capacity`` proposes a capacity.
     """
     _key_words(key)
     checks.within("rate", rate, 2.0**-32, 1.0)

@@ -17,22 +17,14 @@ Rewrap = Callable[[Any], Any]
 
 _NEEDED = '; every row needs a number, or missing="keep" or missing="drop"'
 
-
-def kind(x: Any) -> str:
-    """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
-    libraries = (name.partition(".")[0] for name in _names(x))
-    other = "jax" if isinstance(x, jax.Array) else "other"
-    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), other)
-
-
-def is_table(x: Any) -> bool:
-    """Return whether x has named columns."""
-    return not _TABLES.isdisjoint(_names(x))
-
-
-def is_ray_dataset(x: Any) -> bool:
-    """Return whether x is a ``ray.data.Dataset``."""
-    return "ray.Dataset" in _names(x)
+# Types that cannot be perturbed, each with the advice for the error message.
+_INSTEAD = {
+    "pandas.Index": "use x.to_series()",
+    "polars.Expr": "an expression holds no values; select it and take the column",
+    "polars.LazyFrame": "call .collect() first",
+    "pyarrow.Scalar": "make it an array by pyarrow.array([x.as_py()])",
+    "pyarrow.RecordBatch": "make it a pyarrow.Table by pyarrow.Table.from_batches([x])",
+}
 
 
 def _names(x: object) -> tuple[str, ...]:
@@ -46,16 +38,21 @@ def _named(cls: type) -> tuple[str, ...]:
     return tuple(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
 
-_TABLES = frozenset(("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
+def kind(x: Any) -> str:
+    """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
+    libraries = (name.partition(".")[0] for name in _names(x))
+    other = "jax" if isinstance(x, jax.Array) else "other"
+    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), other)
 
-# Types that cannot be perturbed, each with the advice for the error message.
-_INSTEAD = {
-    "pandas.Index": "use x.to_series()",
-    "polars.Expr": "an expression holds no values; select it and take the column",
-    "polars.LazyFrame": "call .collect() first",
-    "pyarrow.Scalar": "make it an array by pyarrow.array([x.as_py()])",
-    "pyarrow.RecordBatch": "make it a pyarrow.Table by pyarrow.Table.from_batches([x])",
-}
+
+def is_table(x: Any) -> bool:
+    """Return whether x has named columns."""
+    return not {"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"}.isdisjoint(_names(x))
+
+
+def is_ray_dataset(x: Any) -> bool:
+    """Return whether x is a ``ray.data.Dataset``."""
+    return "ray.Dataset" in _names(x)
 
 
 def check_kind(x: Any) -> None:
@@ -68,7 +65,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
     """Return the numbers of a column or an array as a NumPy or JAX array, and a function from reports to its kind."""
     if type(x) is np.ndarray:
         _check_dtype(x.dtype)
-        return x, _as_it_is
+        return x, lambda reports: reports
     match kind(x):
         case "jax" if isinstance(x, jax.core.Tracer):
             raise TypeError(
@@ -85,7 +82,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 raise ValueError(f"x: has {np.ma.count_masked(x)} masked values{_NEEDED}")
             array = np.asarray(x)
             _check_dtype(array.dtype)
-            return array, _as_it_is
+            return array, lambda reports: reports
         case "pandas":
             return _pandas(x)
         case "polars":
@@ -102,10 +99,6 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 f"x: {type(x).__name__} is not an array or a column; "
                 "use NumPy, JAX, pandas, polars or pyarrow (numpy.asarray makes an array of a list)"
             )
-
-
-def _as_it_is(reports: Any) -> Any:
-    return reports
 
 
 def columns_of(table: Any) -> list[str]:
@@ -159,20 +152,14 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
     def rewrap(reports: np.ndarray) -> Any:
         made = series._constructor(reports, index=series.index, name=series.name)
-        made = made.astype(_pandas_type(values.dtype, reports.dtype)).__finalize__(series)
+        names = ("Float32", "Float64") if hasattr(values.dtype, "numpy_dtype") else ("float32", "float64")
+        if str(values.dtype).endswith("[pyarrow]"):
+            names = ("float[pyarrow]", "double[pyarrow]")
+        made = made.astype(names[reports.dtype == np.float64]).__finalize__(series)
         made.attrs = {}
         return made
 
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
-
-
-def _pandas_type(dtype: Any, reports: np.dtype) -> Any:
-    """Return the pandas type of reports that matches a column's: Arrow-backed, nullable or plain."""
-    if not hasattr(dtype, "numpy_dtype"):
-        return reports
-    if str(dtype).endswith("[pyarrow]"):
-        return "float[pyarrow]" if reports == np.float32 else "double[pyarrow]"
-    return "Float32" if reports == np.float32 else "Float64"
 
 
 def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:

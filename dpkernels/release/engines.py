@@ -26,16 +26,15 @@ from dpkernels.random import chacha, host
 from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
 from dpkernels.release.inputs import Bounds, report_type
-from dpkernels.release.process import check_process
-from dpkernels.settings import own_settings
+from dpkernels.release.process import check_process, own_settings
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(CORES, 9)
 # Values per chunk on a CPU device; eight times that on an accelerator.
 _DEVICE_CHUNK = 1 << 18
 
-# A ``DeviceRelease`` is driven by ``in_turns``; the others are called with memory, which they fill with reports.
-Engine: TypeAlias = "HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]"
+# A ``DeviceRelease`` is driven by ``in_turns``. The others are called as a ``HostRelease`` is, which is one of them.
+Engine: TypeAlias = "DeviceRelease | Callable[[np.ndarray, int, np.ndarray, Bounds, int], int]"
 
 
 class DeviceRelease:
@@ -45,10 +44,8 @@ class DeviceRelease:
         for device in devices:
             if device.platform != "cpu":
                 check_words(device)
-        self.sampler = sampler
-        self.devices = devices
+        self.sampler, self.devices, self._key = sampler, devices, key
         self._compute = sharded(sampler, devices)
-        self._key = key
         # Two chunks with words and reports take at most 64 MiB of host memory.
         self.chunk = _DEVICE_CHUNK if devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 
@@ -69,16 +66,12 @@ class DeviceRelease:
 
         received = 0
         for at in range(0, len(out), self.chunk):
-            under_way.append((at, self.sent(checked(at, at + self.chunk), start + at)))
+            reports = self.on_device(checked(at, at + self.chunk), start + at)
+            reports.copy_to_host_async()
+            under_way.append((at, reports))
             if len(under_way) == 2:
                 received += receive()
         return received + receive()
-
-    def sent(self, x: np.ndarray, start: int) -> Array:
-        """Start copying reports back to the host, and return them before the copy has ended."""
-        reports = self.on_device(x, start)
-        reports.copy_to_host_async()
-        return reports
 
     def on_device(self, x: Any, start: int) -> Array:
         skip = start % BLOCK_VALUES
@@ -152,66 +145,37 @@ def in_chunks(
         released = 0
     elif isinstance(engine, DeviceRelease):
         released = engine.in_turns(lambda at, end: bounds.check(flat[at:end], row + at), start, out, advance)
+    elif x.size <= CHUNK:  # Waking another thread takes longer than it would save.
+        advance(released := engine(flat, start, out, bounds, row))
     else:
 
         def release(first: int, end: int) -> int:
-            values, reports = flat[first:end], out[first:end]
-            if isinstance(engine, HostRelease):  # Its kernel checks values itself.
-                return engine(values, start + first, reports, bounds, row + first)
-            checked = bounds.check(values, row + first)
-            engine(checked, start + first, reports)
-            return checked.size
+            return engine(flat[first:end], start + first, out[first:end], bounds, row + first)
 
-        if x.size <= CHUNK:  # Waking another thread takes longer than it would save.
-            advance(released := release(0, x.size))
-        else:
-            released = _release_pieces(release, advance, x.size)
+        released = _release_pieces(release, advance, x.size)
     if released != x.size:
         raise RuntimeError(f"x: {released} of {x.size} values were perturbed")
     return out if x.ndim == 1 else out.reshape(x.shape)
 
 
 def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int], Any], count: int) -> int:
-    """Release nearly equal pieces of a vector in this thread and in those of a pool, and return the number of values.
+    """Release nearly equal pieces of a vector in the threads of a pool, and return the number of values.
 
     ``release`` takes two indices; ``advance`` is called in this thread with the size of every completed piece. Of
     several pieces that fail, the error of the first one is raised.
     """
     number = -(-count // CHUNK)
     size = min(CHUNK, -(-count // (number * BLOCK_VALUES)) * BLOCK_VALUES)
-    ends = [*range(0, count, size), count]
-    pieces, done, failed = iter(list(pairwise(ends))), deque[int](), dict[int, BaseException]()
-    reported, tasks = 0, list[Future[None]]()
-
-    def stop() -> None:
-        deque(pieces, maxlen=0)  # No further piece is started.
-
-    def work(report: Callable[[], Any] = lambda: None) -> None:
-        for first, end in pieces:
-            try:
-                done.append(release(first, end))
-            except BaseException as error:  # Whatever it is, reports are missing.
-                failed[first] = error
-                stop()
-            report()
-
-    def report() -> None:
-        nonlocal reported
-        while done:
-            reported += (finished := done.popleft())
-            advance(finished)
-
+    tasks, released = list[Future[int]](), 0
     try:
-        tasks.extend(_pool().submit(work) for _ in range(min(_WORKERS, len(ends) - 1) - 1))
-        work(report)
+        tasks.extend(_pool().submit(release, *ends) for ends in pairwise([*range(0, count, size), count]))
+        for task in tasks:
+            released += (finished := task.result())
+            advance(finished)
     finally:
         # No thread writes to the reports after this returns, also if an exception ended it.
-        stop()
         wait([task for task in tasks if not task.cancel()])
-    if failed:
-        raise failed[min(failed)]
-    report()
-    return reported
+    return released
 
 
 @lru_cache(maxsize=1)

@@ -16,8 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.random import host
 from dpkernels.release.inputs import Bounds
-from dpkernels.release.process import calling_thread_device
-from dpkernels.settings import own_settings
+from dpkernels.release.process import calling_thread_device, own_settings
 
 # Every stream's 64-byte blocks begin at values whose index is a multiple of this: 512 bits of 16-bit words.
 BLOCK_VALUES = 32
@@ -37,8 +36,7 @@ class HostRelease:
     """An engine for the CPU: NumPy for few values, otherwise the sampler's compiled kernel, with the same bits."""
 
     def __init__(self, sampler: ExactSampler, key: bytes) -> None:
-        self.sampler = sampler
-        self.key = key
+        self.sampler, self.key = sampler, key
 
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
         """Check every value of ``x``, fill ``out`` with reports, and return their number.
@@ -47,7 +45,10 @@ class HostRelease:
         compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is added.
         If there is such a value, no output of the kernel is copied to ``out``.
         """
-        if x.size <= _MORE and _is_far_from_subnormal(self.sampler, out.dtype) and not self._is_worth_compiling(out):
+        few = x.size <= _FEW or (
+            x.size <= _MORE and next(_calls(self.sampler, padded_length(x.size), out.dtype)) < _CALLS
+        )
+        if few and _is_far_from_subnormal(self.sampler, out.dtype):
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)
             return x.size
@@ -58,12 +59,9 @@ class HostRelease:
             raise RuntimeError("x: the kernel found a value outside the interval, and NumPy did not; no report is made")
         return x.size
 
-    def _is_worth_compiling(self, out: np.ndarray) -> bool:
-        return out.size > _FEW and next(_calls(self.sampler, padded_length(out.size), out.dtype)) >= _CALLS
-
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         skip = start % BLOCK_VALUES
-        words = [np.empty(skip + len(x), _WORD[need.bits]) for need in self.sampler.words]
+        words = [np.empty(skip + len(x), kind) for kind in _word_types(self.sampler)]
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
@@ -71,9 +69,8 @@ class HostRelease:
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
 
-        A workspace is returned to the pool only after success, so an error never leaves a partly written one. Values
-        are copied to it, because lending their memory to JAX takes longer. Reports are copied from it, because XLA
-        writes only to memory of its own.
+        A workspace is returned to the pool only after success, so an error never leaves a partly written one. Lending
+        the memory of values to JAX would take longer than copying them; XLA writes only to memory of its own.
         """
         count, skip = x.size, start % BLOCK_VALUES
         words, length = _word_types(self.sampler), padded_length(count)

@@ -25,11 +25,7 @@ def report_type(dtype: Any) -> np.dtype:
 
 
 class InputError(ValueError):
-    """A value that cannot be perturbed.
-
-    ``row`` is its row in the whole release, ``coordinate`` that of a vector. ``clips`` is whether clipping would help,
-    ``reason`` the end of the sentence that begins with the value.
-    """
+    """A value that cannot be perturbed, in a row of the whole release; ``clips`` is whether clipping would help."""
 
     def __init__(
         self, row: int, coordinate: int | None, value: float, clips: bool, reason: str, place: str | None = None
@@ -152,8 +148,8 @@ def _refuse(
     if not bad.any():
         return
     row, *coordinate = at = tuple(int(index) for index in np.argwhere(bad)[0])
-    clips = interval is not None
     if interval is not None:
         lower, upper = (shortest(np.broadcast_to(end, values.shape)[at]) for end in interval)
         reason = f", outside the input interval [{lower}, {upper}]"
-    raise InputError(first + row, coordinate[0] if coordinate else None, float(values[at]), clips, reason)
+    where = coordinate[0] if coordinate else None
+    raise InputError(first + row, where, float(values[at]), interval is not None, reason)

@@ -27,9 +27,8 @@ from dpkernels.release import containers
 from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
 from dpkernels.release.host_engine import padded_length
 from dpkernels.release.inputs import Bounds, InputError, report_type
-from dpkernels.release.process import check_process
+from dpkernels.release.process import check_process, own_settings
 from dpkernels.release.ray_data import perturb_dataset
-from dpkernels.settings import own_settings
 
 Advance = Callable[[int], Any]
 
@@ -78,11 +77,11 @@ def perturb(
         exact: release (True) or simulate (False).
         clip: clip inputs to the interval instead of refusing those outside.
         progress: show a progress bar; by default for long work on a terminal.
-        start: the row number in the release of the first row of x, to make a release in parts, on several machines, or
-            to repeat a part: ``perturb(x[n:], m, key=key, start=n)`` equals ``perturb(x, m, key=key)[n:]``. It requires
-            the release's key. Rows are along the first axis of x; a vector by itself is one row. Never release
-            different values under the same row number: they would have the same noise, and the difference of their
-            reports would be the difference of the values.
+        start: the row number in the release of the first row of x, to make a release in parts or to repeat a part:
+            ``perturb(x[n:], m, key=key, start=n)`` equals ``perturb(x, m, key=key)[n:]``. It requires the release's
+            key. Rows are along the first axis of x; a vector by itself is one row. Never release different values under
+            the same row number: they would have the same noise, and the difference of their reports would be the
+            difference of the values.
         missing: the treatment of rows with a missing value (NaN, null, or a masked entry). By default they are refused.
             "keep" leaves them missing; "drop" removes them, from a table if any named column is missing. With "keep"
             and "drop" the release shows which rows are missing.
@@ -148,7 +147,7 @@ def _perturb_column(
     inner = getattr(sampler, "mechanism", sampler)
     if isinstance(inner, AdditiveVector):
         _check_vectors(inner, array, clip)
-    secret = _release_secret(key) if exact else _simulation_key(key)
+    secret = _secret(key, exact)
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
         start *= math.prod(array.shape if is_one_row else array.shape[1:])
@@ -182,11 +181,10 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
             raise ValueError(f"x: row {first + row}, value {at} is {value}, no multiple of {step}")
 
 
-def _release_secret(key: Array | None) -> bytes:
-    return os.urandom(32) if key is None else keys.release_key_bytes(key)
-
-
-def _simulation_key(key: Array | None) -> Array:
+def _secret(key: Array | None, exact: bool) -> Any:
+    """Return the 32 bytes of a release's key, or a simulation's key, which are random by default."""
+    if exact:
+        return os.urandom(32) if key is None else keys.release_key_bytes(key)
     if key is None:
         return keys.simulation_key(int.from_bytes(os.urandom(4), "little"))
     keys.check_key(key)
@@ -210,9 +208,7 @@ def _(sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: A
     return in_chunks(exact_engine(sampler, secret), bounds, x, start=first, row=0, advance=advance)
 
 
-@lru_cache(maxsize=256)
-def _sampler_bounds(sampler: ExactSampler, clip: bool) -> Bounds:
-    return Bounds.of(sampler, clip)
+_sampler_bounds = lru_cache(maxsize=256)(Bounds.of)
 
 
 @_reports.register
@@ -255,10 +251,12 @@ def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: 
     if isinstance(x, jax.Array):
         return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
 
-    def simulate(values: np.ndarray, start: int, out: np.ndarray) -> None:
+    def simulate(x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
+        values = bounds.check(x, row)
         padded = np.pad(values, (0, padded_length(len(values)) - len(values)), mode="edge")
         with own_settings(x64=values.dtype == np.float64):
             out[:] = np.asarray(sample_from(mechanism, secret, start, jnp.asarray(padded)))[: len(values)]
+        return len(values)
 
     return in_chunks(simulate, bounds, x, advance=advance)
 
@@ -314,8 +312,7 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
         if gone.any():
             there = np.flatnonzero(~gone)
             table = containers.rows_of(table, there)
-    key, exact = options.pop("key"), options["exact"]
-    secret = _release_secret(key) if exact else _simulation_key(key)
+    secret = _secret(options.pop("key"), options["exact"])
     columns, own_keys = {}, {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
         try:

@@ -47,15 +47,18 @@ class _Columns(NamedTuple):
 def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
     """Perturb some columns of a ``ray.data.Dataset``, and return it with reports in their places; see ``perturb``.
 
-    ``mechanisms`` are mechanisms of single values by column name. The whole dataset is computed once and kept in Ray's
-    object store, as are its reports. The key is generated here and known only to this process and its tasks. It cannot
-    be an argument, since the order of blocks is not reproducible.
+    The whole dataset is computed once and kept in Ray's object store, as are its reports. The key is generated here and
+    known only to this process and its tasks. It cannot be an argument, since the order of blocks is not reproducible.
     """
     import ray
     import ray.cloudpickle as pickle
     import ray.data
 
-    samplers = {name: _column_sampler(name, mechanism) for name, mechanism in mechanisms.items()}
+    samplers = {name: exact_sampler(mechanism) for name, mechanism in mechanisms.items()}
+    for name, sampler in samplers.items():
+        if not isinstance(sampler, ExactSampler) or isinstance(sampler.mechanism, AdditiveVector):
+            kind = type(mechanisms[name]).__name__
+            raise TypeError(f"column {name!r}: {kind} is on vectors; a column holds single values")
     names = list(dataset.columns() or ())  # none of a dataset without rows
     for name in mechanisms if names else ():
         if names.count(name) != 1:
@@ -79,13 +82,6 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
 def fresh_secrets() -> BlockSecrets:
     """Return two keys of the operating system."""
     return BlockSecrets(os.urandom(32), os.urandom(32))
-
-
-def _column_sampler(name: str, mechanism: Any) -> ExactSampler:
-    sampler = exact_sampler(mechanism)
-    if not isinstance(sampler, ExactSampler) or isinstance(sampler.mechanism, AdditiveVector):
-        raise TypeError(f"column {name!r}: {type(mechanism).__name__} is on vectors; a column holds single values")
-    return sampler
 
 
 def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:

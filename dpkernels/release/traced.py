@@ -19,7 +19,7 @@ from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.engines import check_words
 from dpkernels.release.inputs import Bounds, report_type
-from dpkernels.settings import own_settings
+from dpkernels.release.process import own_settings
 
 
 def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:

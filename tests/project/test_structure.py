@@ -206,7 +206,7 @@ def test_public_names_are_what_they_say(name):
 
 def test_submodules_do_not_hide_perturb():
     code = """
-import dpkernels.release.perturb, dpkernels.release.estimate, dpkernels.release, dpkernels.cli
+import dpkernels.release.perturb, dpkernels.estimation.intervals, dpkernels.release, dpkernels.cli
 print(type(dpkernels.perturb).__name__, type(dpkernels.estimate_mean).__name__)
 """
     assert run(code) == "function function"

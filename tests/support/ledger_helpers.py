@@ -11,7 +11,7 @@ from typing import Any
 
 from command_helpers import AGE, Run
 
-from dpkernels.budgets import statements
+from dpkernels.budgets import ledger as ledger_module
 from dpkernels.budgets.ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def forged(path: Path, *prices: str) -> None:
     start = Ledger.create(path, 1).statement()
     head = start.head
     for number, price in enumerate(prices, 1):
-        head = statements._hash(head, number, "", "", price, "0")
+        head = ledger_module._hash(head, number, "", "", price, "0")
         sql(path, f"INSERT INTO charges VALUES ({number}, '', '', '{price}', '0', '{head}', '')")
     sql(path, f"UPDATE budget SET head = '{head}'")
 

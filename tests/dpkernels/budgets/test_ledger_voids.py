@@ -20,7 +20,6 @@ from ledger_helpers import LEDGER, READ_ONLY, SMALL, STOPPING, forged, light, so
 from ledger_helpers import shown as ledger_shown
 
 from dpkernels.budgets import ledger as ledger_module
-from dpkernels.budgets import statements
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta
 from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
@@ -133,7 +132,7 @@ def forge(path: Path, *rows: tuple[str, int]) -> None:
     """A ledger whose hashes are right, of (amount, number of the charge that the row voids)."""
     head = Ledger.create(path, 1).statement().head
     for number, (price, voids) in enumerate(rows, 1):
-        head = statements._hash(head, number, "", "", price, "0", *statements._voiding(voids))
+        head = ledger_module._hash(head, number, "", "", price, "0", *ledger_module._voiding(voids))
         sql(path, f"INSERT INTO charges VALUES ({number}, '', '', '{price}', '0', '{head}', '{voids or ''}')")
     sql(path, f"UPDATE budget SET head = '{head}'")
 

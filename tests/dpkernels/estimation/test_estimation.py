@@ -18,9 +18,8 @@ from dpkernels.estimation.channel import TableChannel, channel_of
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.estimate import save_plots
 from dpkernels.estimation.intervals import shown
-from dpkernels.estimation.likelihood import judged, most_likely, smoothed
+from dpkernels.estimation.likelihood import ProfileLikelihood, judged, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
-from dpkernels.estimation.profile_likelihood import ProfileLikelihood
 from dpkernels.exact.bounded import WindowCertificate
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))

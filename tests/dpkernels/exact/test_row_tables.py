@@ -20,7 +20,7 @@ from dpkernels.exact.bounded import RowCertificate, central_table, lookups, row_
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
 from dpkernels.exact.sampler import alias_columns, fraction_bits, nearest_rows, positions
-from dpkernels.settings import own_settings
+from dpkernels.release.process import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
 SMALL = {"points": 9, "outputs": 41}

@@ -21,10 +21,10 @@ import os
 from dpkernels.release import perturb as perturbation
 from dpkernels.random.keys import os_key, release_key_bytes
 
-inherited = perturbation._release_secret(None)  # Whatever state there is, the children inherit it.
+inherited = perturbation._secret(None, True)  # Whatever state there is, the children inherit it.
 
 def tell():
-    os.write(1, (perturbation._release_secret(None).hex() + chr(10)).encode())
+    os.write(1, (perturbation._secret(None, True).hex() + chr(10)).encode())
     os.write(1, (release_key_bytes(os_key()).hex() + chr(10)).encode())
 
 children = []

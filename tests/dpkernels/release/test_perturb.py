@@ -152,22 +152,18 @@ def test_the_device_engine_makes_the_same_reports(name, dtype):
 
 
 def test_a_report_that_is_missing_is_an_error():
-    """Of an engine that is given less than there is: memory that nobody wrote to is not returned as reports."""
-
-    class Short:
-        def check(self, values, first):
-            return values[:-1]
+    """Of an engine that perturbs less than there is: memory that nobody wrote to is not returned as reports."""
 
     with pytest.raises(RuntimeError, match="x: 99 of 100 values were perturbed"):
-        in_chunks(lambda x, start, out: None, Short(), np.zeros(100))
+        in_chunks(lambda x, *_: len(x) - 1, Bounds.of(AGES, clip=False), np.zeros(100))
 
 
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
 def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count):
     form, events = exact("piecewise", 1.0), []
-    x, sent = inputs(form.mechanism, count), DeviceRelease.sent
+    x, sent = inputs(form.mechanism, count), DeviceRelease.on_device
     monkeypatch.setattr(release, "_DEVICE_CHUNK", 256)
-    monkeypatch.setattr(DeviceRelease, "sent", lambda self, x, at: events.append(at) or sent(self, x, at))
+    monkeypatch.setattr(DeviceRelease, "on_device", lambda self, x, at: events.append(at) or sent(self, x, at))
     engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
     reports = in_chunks(engine, bounds, x, advance=lambda done: events.append("back"))
     np.testing.assert_array_equal(reports, perturb(x, form))
@@ -388,7 +384,7 @@ def test_of_several_errors_the_first_in_order_is_raised(monkeypatch):
     monkeypatch.setattr(release, "CHUNK", 10)
     monkeypatch.setattr(release, "_WORKERS", 4)
 
-    def engine(x, start, out):
+    def engine(x, start, *_):
         time.sleep(0.0 if start else 0.2)
         raise RuntimeError(f"chunk at {start}")
 
@@ -472,7 +468,7 @@ def test_progress_is_shown_and_changes_nothing(capsys):
 @pytest.mark.parametrize(("made", "shape"), [(AGES, (600_000,)), (VECTOR, (70_000, 7))])
 def test_progress_counts_every_value_once(monkeypatch, made, shape):
     told = []
-    secret = perturbation._release_secret(KEY)
+    secret = perturbation._secret(KEY, True)
     x = np.broadcast_to(np.asarray(made.upper, float), shape)
     perturbation._reports(dpk.exact_sampler(made), secret, x, False, told.append, 0)
     assert sum(told) == x.size

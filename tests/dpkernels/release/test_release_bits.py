@@ -27,7 +27,7 @@ from dpkernels.release import host_engine, process
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.host_engine import HostRelease
 from dpkernels.release.inputs import Bounds, InputError
-from dpkernels.settings import own_settings
+from dpkernels.release.process import own_settings
 
 SECRET = bytes(range(5, 37))
 SPAN = {"epsilon": 1.0, "lower": 0.1, "upper": 120.3}
@@ -241,7 +241,7 @@ def test_nobody_writes_once_a_release_has_failed(monkeypatch):
     monkeypatch.setattr(release, "CHUNK", 10)
     begun, done = [], []
 
-    def engine(x, start, out):
+    def engine(x, start, *_):
         begun.append(start)
         time.sleep(0.05)
         done.append(start)
@@ -258,7 +258,7 @@ def test_reports_that_nobody_made_are_an_error(monkeypatch):
     monkeypatch.setattr(release, "CHUNK", 10)
     monkeypatch.setattr(release, "pairwise", lambda ends: [piece for piece in pairwise(ends) if piece[0] != 50])
     with pytest.raises(RuntimeError, match="990 of 1000 values"):
-        in_chunks(lambda x, start, out: None, Bounds.of(PIECEWISE, clip=False), np.ones(1000))
+        in_chunks(lambda x, *_: len(x), Bounds.of(PIECEWISE, clip=False), np.ones(1000))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -269,7 +269,9 @@ from dpkernels.release import engines as release
 from dpkernels.release.inputs import Bounds, InputError
 release.CHUNK = 10
 bounds, x = Bounds(np.float64(0), np.float64(1), clip=False), np.ones(1000)
-def engine(x, start, out): out[:] = start
+def engine(x, start, out, bounds, row):
+    out[:] = start
+    return len(x)
 first = release.in_chunks(engine, bounds, x)
 child = os.fork()
 assert np.array_equal(release.in_chunks(engine, bounds, x), first)
