@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from accountants.dominating_pairs import gaussian_integrals
-from accountants.dominating_pairs.base import Curve, DominatingPair, cap
+from accountants.dominating_pairs.base import Curve, DominatingPair, cap, sum_of_pieces
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
@@ -361,24 +360,6 @@ def _panels_of(pieces: Any, panels: tuple[int, int]) -> int:
     return max(panels[0], panels[1] // len(pieces))
 
 
-def total(term: Callable[[Any, RealArray], Any], items: Any, epsilon: RealArray) -> Any:
-    """Return the sum of term(item, eps) over the entries of a pytree of arrays, one at a time: each passes over eps."""
-    leaves = jax.tree.leaves(items)
-    xp = namespace(epsilon, *leaves)
-
-    def add(total: RealArray, item: Any) -> tuple[Any, None]:
-        value = term(item, epsilon)
-        # A maximum with 0 would halve the derivative of a value of 0. NaN stays NaN.
-        return total + xp.where(value < 0, 0.0, value), None
-
-    start = xp.zeros(epsilon.shape, xp.result_type(epsilon, *leaves))
-    if xp is jnp:
-        return jax.lax.scan(add, start, items)[0]
-    for k in range(len(leaves[0])):
-        start, _ = add(start, jax.tree.map(lambda leaf: leaf[k], items))  # noqa: B023
-    return start
-
-
 # A log density that is a polynomial between knots
 
 
@@ -492,15 +473,15 @@ class ExponentialFormulas(PolynomialFormulas):
         # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
         rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(p[1]), xp.abs(p[1]), 0.0))
 
-        def term(item: Any, eps: Real) -> Any:
-            (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width, rounding = item
-            xp = namespace(eps, loss)
+        (weight_p, log_p, r), (weight_q, log_q, r_q) = p, q
+
+        def of_pieces(eps: Real) -> Any:
             eps = eps - rounding
-            T = xp.clip((loss - eps) / xp.where(s > 0, s, 1.0), 0.0, width)
-            T = xp.where(s > 0, T, xp.where(loss > eps, width, 0.0))
+            T = xp.clip((loss - eps) / xp.where(fall > 0, fall, 1.0), 0.0, pieces.width)
+            T = xp.where(fall > 0, T, xp.where(loss > eps, pieces.width, 0.0))
             return weight_p * exponential_growth(log_p, r, T) - weight_q * exponential_growth(log_q + eps, r_q, T)
 
-        return lambda eps: total(term, (p, q, loss, fall, pieces.width, rounding), eps)
+        return sum_of_pieces(of_pieces, len(loss))
 
     def replaced_hockey_stick(self, rate: Any) -> Curve:
         """Return eps -> delta(eps), a sum over pieces; s is the distance from their finite end, log densities l + k s.
@@ -518,20 +499,20 @@ class ExponentialFormulas(PolynomialFormulas):
         size = xp.where(xp.isfinite(logs), xp.abs(logs), 0.0).max(-1)
         lowering = 2 * xp.finfo(logs.dtype).eps * without_derivative(size)
 
-        def term(item: Any, eps: RealArray) -> Any:
-            logs, slopes, width, lowering = item
+        (free, own, other), (free_slope, slope, other_slope), width = logs.T, slopes.T, pieces.width
+        finite = xp.where(xp.isfinite(width), width, 0.0)
+
+        def of_pieces(eps: RealArray) -> Any:
             xp = namespace(eps, logs)
-            finite = xp.where(xp.isfinite(width), width, 0.0)
             eps = eps - lowering
             growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
 
             def excess(s: Any) -> tuple[Any, Any]:
-                free, own, other = (logs[i] + slopes[i] * s for i in range(3))
-                free, other = growth + free, eps + other
-                both = xp.logaddexp(free, other)
-                share = xp.exp(free - xp.where(both > -np.inf, both, 0.0))
-                ratio = xp.where(own > -np.inf, log_ratio(own, both), -np.inf)
-                return ratio, slopes[1] - share * slopes[0] - (1 - share) * slopes[2]
+                log_free, log_own = growth + free + free_slope * s, own + slope * s
+                both = xp.logaddexp(log_free, eps + other + other_slope * s)
+                share = xp.exp(log_free - xp.where(both > -np.inf, both, 0.0))
+                ratio = xp.where(log_own > -np.inf, log_ratio(log_own, both), -np.inf)
+                return ratio, slope - share * free_slope - (1 - share) * other_slope
 
             first, last = _positive(excess, finite + 0 * eps)
             endless = xp.isinf(width)
@@ -539,12 +520,14 @@ class ExponentialFormulas(PolynomialFormulas):
             positive = excess(0.0 * eps)[0] > 0
             last = xp.where(endless, xp.where(positive, np.inf, 0.0), xp.where(last >= finite, width, last))
             first = xp.where(first > 0, without_derivative(first), 0.0)
-            mass = [exponential_growth(logs[i] + slopes[i] * first, slopes[i], last - first) for i in (0, 1)]
-            other = exponential_growth(eps + logs[2] + slopes[2] * first, slopes[2], last - first)
-            return mass[1] - xp.expm1(eps) * mass[0] - other
 
-        rounding = 1 + _UNITS_REPLACED * np.finfo(logs.dtype).eps
-        return lambda eps: rounding * total(term, (logs, slopes, pieces.width, lowering), eps)
+            def mass(log_start: Any, slope: Any) -> Any:
+                return exponential_growth(log_start + slope * first, slope, last - first)
+
+            lost = xp.expm1(eps) * mass(free, free_slope) + mass(eps + other, other_slope)
+            return (mass(own, slope) - lost) * (1 + _UNITS_REPLACED * np.finfo(logs.dtype).eps)
+
+        return sum_of_pieces(of_pieces, len(width))
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
         left, right, width = (each[1:-1] for each in self.split(_REPLACED)[:3])
@@ -615,48 +598,49 @@ class GaussianFormulas(PolynomialFormulas):
         D, sigma, xp = self.D, self.source.sigma, self.xp
         a = xp.abs(D) / sigma
         if len(self.noise.edges) == 0:
-            return lambda eps: _of_one_gaussian(a, eps)
+            return sum_of_pieces(lambda eps: _of_one_gaussian(a, eps), gaussian_integrals.VALUES)
         pieces = self.pieces()
+        sloped = ~xp.isinf(pieces.loss)  # NaN stays.
+        left, right, width = (in_units(end, sigma) for end in pieces[:3])
+        far, top = xp.where(D < 0, left, -right), xp.where(D < 0, right, -left)
+        loss, (weight_p, weight_q) = xp.where(sloped, pieces.loss, 0.0), pieces.weights.T
+        size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
+        size = xp.where(size > 0, xp.abs(loss) + a * (size + a), 0.0)
 
-        def term(piece: Pieces, eps: RealArray) -> Any:
-            xp = namespace(eps, piece.loss)
-            sloped = ~xp.isinf(piece.loss)  # NaN stays.
-            left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
-            far, top = xp.where(D < 0, left, -right), xp.where(D < 0, right, -left)
-            loss = xp.where(sloped, piece.loss, 0.0)
-            size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
-            size = xp.where(size > 0, xp.abs(loss) + a * (size + a), 0.0)
+        def of_pieces(eps: RealArray) -> Any:
+            xp = namespace(eps, loss)
             eps = eps - _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
             cut = (eps - loss) / a - a / 2
             whole = ~sloped | (cut <= far)
             start = xp.where(whole, far, xp.minimum(cut, top))
-            there = ~((start >= top) | xp.isinf(start) | (piece.width <= 0))  # NaN stays.
+            there = ~((start >= top) | xp.isinf(start) | (width <= 0))  # NaN stays.
             start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, top - start), 1.0)
             lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
             gain, p, q = gaussian_integrals.gain(start, rest, a, lead)
             # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
-            unbounded = xp.where(piece.loss > 0, piece.weights[0] * p - xp.exp(eps) * piece.weights[1] * q, 0.0)
-            return xp.where(there, xp.where(sloped, piece.weights[0] * gain, unbounded), 0.0)
+            unbounded = xp.where(pieces.loss > 0, weight_p * p - xp.exp(eps) * weight_q * q, 0.0)
+            found = xp.where(there, xp.where(sloped, weight_p * gain, unbounded), 0.0)
+            return found * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
 
-        return lambda eps: total(term, pieces, eps) * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
+        return sum_of_pieces(of_pieces, len(loss) * gaussian_integrals.VALUES)
 
     def replaced_hockey_stick(self, rate: Any) -> Curve:
         """Return the sum over pieces, with x in units of sigma and a = D/sigma."""
         sigma = self.source.sigma
         a = self.D / sigma
         if len(self.noise.edges) == 0:
-            return lambda eps: _of_one_gaussian_replaced(a, rate, eps)
+            return sum_of_pieces(lambda eps: _of_one_gaussian_replaced(a, rate, eps), gaussian_integrals.VALUES)
         pieces = self.split(_REPLACED)
+        left, right, width = (in_units(end, sigma) for end in pieces[:3])
+        free, own, other = pieces.weights.T
 
-        def term(piece: Pieces, eps: RealArray) -> Any:
-            left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
-            free, own, other = piece.weights
-            xp = namespace(eps, piece.left, rate)
-            cut, some = _cut(a, rate, eps, piece.weights)
+        def of_pieces(eps: RealArray) -> Any:
+            xp = namespace(eps, left, rate)
+            cut, some = _cut(a, rate, eps, (free, own, other))
             whole = cut <= left
             start = xp.where(whole, left, cut)
             # Below the first point where p is possible there is no mass of p; at an end of -inf, p is not above t q.
-            there = some & ~((start >= right) | xp.isinf(start) | (piece.width <= 0))
+            there = some & ~((start >= right) | xp.isinf(start) | (width <= 0))
             start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, right - start), 1.0)
             one, _, mass = gaussian_integrals.gain(start - a, rest, a, 0.0 * start)
             two, _, _ = gaussian_integrals.gain(start, rest, a, 0.0 * start)
@@ -666,7 +650,7 @@ class GaussianFormulas(PolynomialFormulas):
             found = gained + xp.where(whole, xp.maximum(ahead, 0.0), 0.0) * mass
             return xp.where(there, _sized(found, start, a, eps), 0.0)
 
-        return lambda eps: total(term, pieces, eps)
+        return sum_of_pieces(of_pieces, len(left) * gaussian_integrals.VALUES)
 
 
 def _of_one_gaussian(a: Any, eps: RealArray) -> Any:

@@ -205,6 +205,30 @@ def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False) -> Curv
     return at
 
 
+# The most values, of all pieces at several eps, that are computed together.
+_TOGETHER = 1 << 18
+
+
+def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
+    """Return eps -> the sum of the positive values of pieces, which are along a last axis; ``count`` are computed."""
+
+    def at(eps: Any) -> Any:
+        values = of_pieces(eps[..., None])
+        # A maximum with 0 would halve the derivative of a value of 0. NaN stays NaN.
+        return namespace(values).where(values < 0, 0.0, values).sum(-1)
+
+    def in_blocks(eps: Any) -> Any:
+        together = max(1, _TOGETHER // count)
+        if np.size(eps) <= together:
+            return at(eps)
+        if namespace(eps) is jnp:
+            return jax.lax.map(at, eps.ravel(), batch_size=together).reshape(eps.shape)
+        blocks = np.split(eps.ravel(), range(together, eps.size, together))
+        return np.concatenate([at(block) for block in blocks]).reshape(eps.shape)
+
+    return in_blocks
+
+
 def upper(pair: DominatingPair) -> Curve:
     """Return an upper bound of the pair's hockey-stick divergence, as a function of eps."""
     stick = pair.hockey_stick()

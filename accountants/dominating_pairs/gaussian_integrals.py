@@ -29,6 +29,9 @@ from dpkernels.numerics import gauss_legendre, like, namespace, without_derivati
 _STANDARD = Gaussian(1.0)
 _NODES, _WEIGHTS = gauss_legendre(12)
 _PANELS = 8
+_PANEL_NODES = ((np.arange(_PANELS)[:, None] + _NODES) / _PANELS).ravel()
+_PANEL_WEIGHTS = np.tile(_WEIGHTS / _PANELS, _PANELS)
+VALUES = _PANEL_NODES.size  # The values from which one integral is computed.
 # A density below e^-40 of the largest one is negligible: it is less than half a unit in the last place.
 _NEGLIGIBLE = 40.0
 # The difference of masses is used where it is at least this share of the first one.
@@ -131,18 +134,8 @@ def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
     # reach - start, without cancellation where reach^2 = start^2 + 80.
     to_reach = xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
     last = xp.where(start + width > reach, without_derivative(to_reach), width)
-    total = 0 * (start + last + a + lead)
-    nodes, weights = (like(part, total) for part in (_NODES, _WEIGHTS))
-    length = (last - first) / _PANELS
-
-    def panel(total: Any, number: Any) -> tuple[Any, None]:
-        t = (first + number * length)[..., None] + length[..., None] * nodes
-        part = (_density(start[..., None] + t) * -xp.expm1(-(lead[..., None] + a[..., None] * t))) @ weights
-        return total + length * part, None
-
-    numbers = like(np.arange(float(_PANELS)), total)
-    if xp is jnp:
-        return jax.lax.scan(panel, total, numbers)[0]
-    for number in numbers:
-        total, _ = panel(total, number)
-    return total
+    width = last - first + 0 * (a + lead)
+    nodes, weights = (like(part, width) for part in (_PANEL_NODES, _PANEL_WEIGHTS))
+    t = first[..., None] + width[..., None] * nodes
+    gap = -xp.expm1(-(lead[..., None] + a[..., None] * t))
+    return width * (_density(start[..., None] + t) * gap * weights).sum(-1)

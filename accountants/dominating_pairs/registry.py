@@ -198,12 +198,15 @@ def _(mechanism: Optimal) -> Atoms:
 @lru_cache(maxsize=64)
 def _pair_of_rows(rows: Optimal | ExactRows) -> Atoms:
     """Return the pair of a table of plain numbers, or of the integers that a release samples."""
-    if isinstance(rows, Optimal):
-        p, cells, sensitivity = np.asarray(rows.probabilities, float), rows.cells, rows.sensitivity
-    else:
-        p, cells = rows.table.weights / float(1 << rows.table.bits), rows.certificate.cells
-        sensitivity = rows.certificate.sensitivity
+    p, cells, sensitivity = table_of_rows(rows)
     return replace(dominating_pair(p, cells), near=sensitivity is not None)
+
+
+def table_of_rows(rows: Optimal | ExactRows) -> tuple[np.ndarray, int, Any]:
+    """Return the probabilities, how many rows neighbours are apart at most, and their sensitivity or None."""
+    if isinstance(rows, Optimal):
+        return np.asarray(rows.probabilities, float), rows.cells, rows.sensitivity
+    return rows.table.weights / float(1 << rows.table.bits), rows.certificate.cells, rows.certificate.sensitivity
 
 
 @bounded_pair.register

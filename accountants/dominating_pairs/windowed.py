@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_at
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base
@@ -180,24 +180,7 @@ _BISECTIONS = 60  # Halvings for a turning point or a cut, to full float64 preci
 _INSET, _LEAST = 1e-12, 1e-13
 # Units in the last place by which the derivatives of two equal densities may differ.
 _UNITS = 16
-# The most values, of all pieces at several eps, that are computed together.
-_TOGETHER = 1 << 18
 _NODES, _WEIGHTS = gauss_legendre(8)
-
-
-def _summed(of_pieces: Curve, count: int) -> Curve:
-    """Return eps -> the sum of the values of this many pieces, which are along a last axis."""
-
-    def delta(eps: Any) -> Any:
-        together = max(1, _TOGETHER // count)
-        if np.size(eps) <= together:
-            return of_pieces(eps[..., None]).sum(-1)
-        if namespace(eps) is jnp:
-            return jax.lax.map(lambda one: of_pieces(one).sum(), eps.ravel(), batch_size=together).reshape(eps.shape)
-        blocks = np.split(eps.ravel(), range(together, eps.size, together))
-        return np.concatenate([of_pieces(block[:, None]).sum(-1) for block in blocks]).reshape(eps.shape)
-
-    return delta
 
 
 def _linear(side: Side) -> Curve:
@@ -212,7 +195,7 @@ def _linear(side: Side) -> Curve:
         part = high / xp.where(crossing, high - low, 1.0)
         return (side.right - side.left) / 2 * xp.where(crossing, high * part, xp.where(high > 0, high + low, 0.0))
 
-    return _summed(of_pieces, len(p0))
+    return sum_of_pieces(of_pieces, len(p0))
 
 
 # Smooth densities
@@ -317,4 +300,4 @@ def _smooth(side: Side, runs: _Runs) -> Curve:
         nodes, weights = (like(part, share).reshape(-1, *[1] * share.ndim) for part in (_NODES, _WEIGHTS))
         return xp.abs(runs.extent) * share * (weights * gap(nodes * share, eps)).sum(0)
 
-    return _summed(of_pieces, len(runs.top))
+    return sum_of_pieces(of_pieces, len(runs.top))

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.dominating_pairs.discrete import pure_points
-from accountants.dominating_pairs.registry import pure_epsilon
+from accountants.dominating_pairs.registry import pure_epsilon, table_of_rows
 from dpkernels import checks
 from dpkernels.exact.bounded import ExactRows, ExactWindow, WindowTable
 from dpkernels.exact.noise import ExactNoise
@@ -37,7 +37,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
-from dpkernels.numerics import gauss_legendre, like, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, like, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -54,7 +54,7 @@ StopLoss = Callable[[float, np.ndarray], np.ndarray]
 class Blanket:
     """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored."""
 
-    mass: Any  # omega of every outcome, or of every group of equivalent outcomes.
+    mass: Any  # omega of every outcome.
     p: Any  # R_x/omega of the hidden report.
     q: Any  # R_x'/omega of the hidden report.
     gamma: Any  # The probability of a draw of omega.
@@ -74,9 +74,8 @@ class Blanket:
         _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
         group = np.argsort(np.argsort(first))[group.ravel()]  # In the outcomes' order.
         whole = np.bincount(group, mass)
-        return Blanket(
-            whole, np.bincount(group, mass * p) / whole, np.bincount(group, mass * q) / whole, float(self.gamma)
-        )
+        p, q = (np.bincount(group, mass * column) / whole for column in (p, q))
+        return Blanket(whole, p, q, float(self.gamma))
 
     @property
     def thinned(self) -> Blanket:
@@ -92,10 +91,8 @@ class Blanket:
         deviations = [column - mean[block] for column, mean in zip((p, q), means, strict=True)]
         along = np.sign(np.bincount(block, mass * deviations[0] * deviations[1]))
         spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in deviations]
-        p, q = (
-            np.append(mean - side * one, mean + side * one)
-            for mean, one, side in zip(means, spread, (1.0, np.where(along < 0, -1.0, 1.0)), strict=True)
-        )
+        moves = spread[0], np.where(along < 0, -1.0, 1.0) * spread[1]
+        p, q = (np.append(mean - move, mean + move) for mean, move in zip(means, moves, strict=True))
         return Blanket(np.append(whole, whole) / 2, p, q, self.gamma)
 
 
@@ -135,8 +132,8 @@ def moments(mass: Any, L: Any, c: Any) -> tuple[Any, Any, Any]:
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def saddle_point(mass: Any, L: Any, n: Any, steps: int) -> Any:
-    """Return c with K'(c) = 2/c by bisection, where K is the cumulant generating function of n such losses."""
+def saddle_point(mass: Any, L: Any, n: Any, steps: int) -> tuple[Any, Any]:
+    """Return c with K'(c) = 2/c by bisection, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
     highest = xp.log(LARGEST_EXPONENT / xp.maximum(L.max(), 1e-300))
 
@@ -145,7 +142,9 @@ def saddle_point(mass: Any, L: Any, n: Any, steps: int) -> Any:
         return n * slope * xp.exp(log_c) < 2 * (1 + decay)
 
     low, high = bisect(before, highest - 80.0, highest, steps)
-    return xp.exp((low + high) / 2)
+    c = xp.exp((low + high) / 2)
+    decay, slope, bend = moments(mass, L, c)
+    return c, n * xp.maximum(bend / (1 + decay) - (slope / (1 + decay)) ** 2, 0.0)
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,6 @@ def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
     return list(found.values())
 
 
-_NODES, _WEIGHTS = gauss_legendre(16)
 # The largest tables, rows squared times outcomes, whose pairs are all tried; larger ones use level and gamma only.
 _MOST_CELLS = 1 << 21
 # Points at which pairs of a table are compared (shares of eps0, and of the range of L), and how many pairs are kept.
@@ -299,8 +297,8 @@ def _quadrature(m: Windowed) -> tuple[Any, Any]:
     right = xp.sort(xp.clip(xp.concatenate(knots), 0.0, 1.0))
     ends = xp.concatenate([-right[::-1], right])
     width = xp.diff(ends)[:, None]
-    v, weight = ends[:-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
-    return v.ravel(), weight.ravel()
+    nodes, weights = (like(part, ends) for part in GAUSS_LEGENDRE)
+    return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
 
 
 @worst_inputs.register
@@ -335,18 +333,13 @@ def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndar
     return np.array([bound(at) for at in t])
 
 
-@worst_inputs.register
-def _(mechanism: Optimal) -> WorstInputs:
-    if mechanism.sensitivity is not None:
+@worst_inputs.register(Optimal)
+@worst_inputs.register(ExactRows)
+def _(mechanism: Any) -> WorstInputs:
+    rows, _, sensitivity = table_of_rows(mechanism)
+    if sensitivity is not None:
         raise ValueError(_NEAR)
-    return worst_inputs(np.asarray(mechanism.probabilities, float))
-
-
-@worst_inputs.register
-def _(form: ExactRows) -> WorstInputs:
-    if form.certificate.sensitivity is not None:
-        raise ValueError(_NEAR)
-    return worst_inputs(form.table.weights / float(1 << form.table.bits))
+    return worst_inputs(rows)
 
 
 @worst_inputs.register(np.ndarray)

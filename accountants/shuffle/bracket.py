@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.bounds import ComposedBounds, Masses, compose
-from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, moments, saddle_point
+from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.solve import NotPrivateError, conservative_root
 
 _LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
@@ -105,11 +105,8 @@ def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
 
 def _tilt(one: LossSum, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
-    c = saddle_point(one.mass, one.value, n, _BISECTIONS)
-    decay, slope, bend = moments(one.mass, one.value, c)
-    variance = bend / (1 + decay) - (slope / (1 + decay)) ** 2
-    deviation = math.sqrt(n * max(variance, 0.0))
-    return float(c), max(deviation, _NARROW * float(np.ptp(one.value)))
+    c, variance = saddle_point(one.mass, one.value, n, _BISECTIONS)
+    return float(c), max(math.sqrt(variance), _NARROW * float(np.ptp(one.value)))
 
 
 def _split_upwards(part: LossSum, step: float, count: int) -> Masses:

@@ -50,10 +50,8 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     L = xp.where(possible, L, xp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
     share = blanket.gamma * blanket.mass
     still_share, still, count = without_derivative((share, L, n))
-    c = saddle_point(still_share, still, count, _BISECTIONS)
-    decay, slope, bend = moments(still_share, still, c)
-    variance = bend / (1 + decay) - (slope / (1 + decay)) ** 2
-    width = 1 / xp.sqrt(xp.maximum(count * variance, 0.0) + 2 / c**2)
+    c, variance = saddle_point(still_share, still, count, _BISECTIONS)
+    width = 1 / xp.sqrt(variance + 2 / c**2)
     value, error = _integral(blanket, L, n, c, width, size)
     log_scale = n * xp.log1p(moments(share, L, c)[0]) - xp.log(blanket.gamma * n)
     positive = possible & (value > 0)
@@ -160,16 +158,6 @@ class _BinomialTails(NamedTuple):
     weighted: np.ndarray  # Sums of probability times entry, of the same shape.
 
 
-class _Table(NamedTuple):
-    """The likely values of K, with the tails of X and of Z."""
-
-    k: np.ndarray
-    weight: np.ndarray
-    x: _BinomialTails
-    z: _BinomialTails
-    mean_z: np.ndarray
-
-
 def _binomial(n: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (the first likely outcome of Bin(n, p) for every n, likely outcomes, their probabilities), in rows."""
     from scipy.special import gammaln, xlog1py, xlogy  # Imported on use: it takes 0.2 s.
@@ -194,10 +182,11 @@ def _tails(n: np.ndarray, p: float, from_top: bool) -> _BinomialTails:
 
 
 @lru_cache(maxsize=8)
-def _table(n: int, informative: float, share: float, uninformative: float) -> _Table:
+def _tables(n: int, informative: float, share: float, uninformative: float) -> tuple[Any, ...]:
+    """Return the likely values of K, their probabilities, the tails of X and of Z, and the means of Z."""
     _, (k,), (weight,) = _binomial(np.array([n]), informative)
     other = min(uninformative / max(1 - informative, 1e-300), 1.0)
-    return _Table(k, weight, _tails(k, share, True), _tails(n - k, other, False), (n - k) * other)
+    return k, weight, _tails(k, share, True), _tails(n - k, other, False), (n - k) * other
 
 
 def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
@@ -206,25 +195,21 @@ def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
     up, down, *other = (float(L) for L in blanket.losses(epsilon)[list(places)])
     if up <= 0:
         return 0.0
-    table = _table(int(n), informative, share, uninformative)
-    return float(table.weight @ _of_rows(table, up - down, down * table.k, -sum(other))) / (blanket.gamma * n)
-
-
-def _of_rows(table: _Table, slope: float, base: np.ndarray, fall: float) -> np.ndarray:
-    """Return E[(A - fall Z)_+ | K] with A = base + slope X for every K; X by X only where A may be below fall Z."""
-    x, z, last = table.x, table.z, table.x.chance.shape[1] - 1
+    # E[(A - fall Z)_+ | K] with A = base + slope X for every K; X by X only where A may be below fall Z.
+    k, weight, x, z, mean_z = _tables(int(n), informative, share, uninformative)
+    slope, base, fall, last = up - down, down * k, -sum(other), x.chance.shape[1] - 1
     lowest, highest = z.start, z.start + z.chance.shape[1] - 2
     some = np.clip(np.floor((fall * lowest - base) / slope) + 1 - x.start, 0, last).astype(np.int64)
     every = np.clip(np.ceil((fall * highest - base) / slope) - x.start, some, last).astype(np.int64)
     rows = np.arange(len(base))
-    total = slope * x.weighted[rows, every] + (base - fall * table.mean_z) * x.chance[rows, every]
+    total = slope * x.weighted[rows, every] + (base - fall * mean_z) * x.chance[rows, every]
     for j in range(int((every - some).max()) if fall > 0 else 0):
         at = np.minimum(some + j, every)
         chance = np.where(at < every, x.chance[rows, at] - x.chance[rows, np.minimum(at + 1, last)], 0.0)
         A = base + slope * (x.start + at)
         upto = np.clip(np.floor(A / fall) - z.start + 1, 0, z.chance.shape[1] - 1).astype(np.int64)
         total += chance * (A * z.chance[rows, upto] - fall * z.weighted[rows, upto])
-    return total
+    return float(weight @ total) / (blanket.gamma * n)
 
 
 # If fewer informative reports than this are expected, the integral is checked against nodes further out, at these

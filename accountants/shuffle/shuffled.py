@@ -169,12 +169,8 @@ class Shuffled(ComposableGuarantee):
 
     @cached_property
     def _lower(self) -> ShuffleEstimate:
-        return self._estimate(self._alike)
-
-    @cached_property
-    def _alike(self) -> tuple[Blanket, ...]:
-        """Return blankets of others that all hold one input."""
-        return tuple(blanket for pair in self.inputs.pairs[:_LOWER] for blanket in pair.lower)
+        """Return an estimate for others that all hold one input."""
+        return self._estimate(blanket for pair in self.inputs.pairs[:_LOWER] for blanket in pair.lower)
 
     def _estimate(self, blankets: Iterable[Blanket]) -> ShuffleEstimate:
         return ShuffleEstimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)
@@ -203,7 +199,8 @@ class Shuffled(ComposableGuarantee):
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
         if not self._lower.blankets or epsilon >= self.inputs.level:
             return lambda _: 0.0
-        return partial(bracket.lower_delta, self._alike[self._lower.argmax(epsilon)], n)
+        # Merged outcomes lower E(S)_+, so that the bound remains one.
+        return partial(bracket.lower_delta, self._lower.blankets[self._lower.argmax(epsilon)], n)
 
 
 def shuffled(mechanism: Any, n: Real) -> Shuffled:
