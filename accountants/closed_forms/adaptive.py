@@ -66,7 +66,7 @@ def adaptive_bracket(
     give bounds four times as close, in four times the time. This error is absolute: a tiny delta is only known to be of
     that size.
     """
-    return _bracket(_grid(epsilon0, cells), _kinds(order), _levels(epsilon), {})
+    return _bracket(_kinds(order), epsilon0, epsilon, cells, {})
 
 
 def ordering_table(
@@ -83,10 +83,9 @@ def ordering_table(
     """
     k = checks.whole("k", k, 1, 20)
     m = checks.whole("bounded_range", bounded_range, 0, k)
-    grid, levels = _grid(epsilon0, cells), _levels(epsilon)
-    tables: _Tables = {}
+    tables: dict[Any, Any] = {}
     orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
-    found = {",".join(order): _bracket(grid, order, levels, tables) for order in orders}
+    found = {",".join(order): _bracket(order, epsilon0, epsilon, cells, tables) for order in orders}
     return dict(sorted(found.items(), key=lambda item: -float(item[1].upper)))
 
 
@@ -115,12 +114,11 @@ class _Grid:
         return -self.xp.expm1(self.xp.where(x < 0, x, 0.0))
 
 
-# The supremum over the t of one BR mechanism: maps a table to its values at the nodes at least eps0 from its ends.
-_Supremum = Callable[[_Grid, Any], Any]
-_Tables = dict[tuple[_Supremum, tuple[str, ...]], Any]
-
-
-def _bracket(grid: _Grid, order: tuple[str, ...], epsilon: np.ndarray, tables: _Tables) -> AdaptiveBounds:
+def _bracket(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: Any, tables: dict[Any, Any]) -> AdaptiveBounds:
+    checks.positive("epsilon0", epsilon0)
+    grid = _Grid(checks.number("epsilon0", epsilon0), checks.whole("cells", cells, 2, 10**5))
+    checks.within("epsilon", epsilon, 0.0, np.inf)
+    epsilon = np.asarray(epsilon, float)
     lower, upper = (_table(grid, order, supremum, tables) for supremum in (_on_grid, _on_chords))
     return AdaptiveBounds(_read_below(grid, lower, upper, epsilon)[()], _read(grid, upper, epsilon)[()])
 
@@ -131,8 +129,11 @@ def _traced_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: in
     return _read(grid, _table(grid, order, _on_chords, {}), floating(jnp.asarray(epsilon)))
 
 
-def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
-    """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``."""
+def _table(grid: _Grid, order: tuple[str, ...], supremum: Callable[..., Any], tables: dict[Any, Any]) -> Any:
+    """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``.
+
+    ``supremum``, over the t of one BR mechanism, maps a table to its values at the nodes at least eps0 from its ends.
+    """
     xp, known = grid.xp, grid.known(len(order))
     if not order:
         return known
@@ -234,13 +235,3 @@ def _kinds(order: str | Iterable[str]) -> tuple[str, ...]:
         checks.one_of("order", kind, KINDS)
     checks.whole("order: its length", len(kinds), 1, 200)
     return tuple(kinds)
-
-
-def _grid(epsilon0: Any, cells: Any) -> _Grid:
-    checks.positive("epsilon0", epsilon0)
-    return _Grid(checks.number("epsilon0", epsilon0), checks.whole("cells", cells, 2, 10**5))
-
-
-def _levels(epsilon: Any) -> np.ndarray:
-    checks.within("epsilon", epsilon, 0.0, np.inf)
-    return np.asarray(epsilon, float)

@@ -221,9 +221,8 @@ class NoiseFormulas:
         first, last = (without_derivative(source.loss(x, D) + change) for x in (low, high))
         falls, frozen = first >= last, without_derivative((source, D))
 
-        def at(eps: Any) -> Any:
-            xp = namespace(eps, left)
-            level = eps[..., None]
+        def of_pieces(level: Any) -> Any:
+            xp = namespace(level, left)
             aim = without_derivative(level - change)
             start, end = without_derivative((low + 0 * aim, high + 0 * aim))
             ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
@@ -236,9 +235,9 @@ class NoiseFormulas:
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
             short, direct = self._gap_by_quadrature(start, end, level - change)
             gap = xp.where(short & known, weight_p * direct, gap)
-            return xp.where(gap < 0, 0.0, gap).sum(-1) * (1 + _UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
+            return gap * (1 + _UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
 
-        return at
+        return sum_of_pieces(of_pieces, len(left) * len(_NODES))
 
     def _gap_by_quadrature(self, start: Any, end: Any, level: Any) -> tuple[Any, Any]:
         """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""

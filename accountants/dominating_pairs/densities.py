@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
-from dpkernels.numerics import floating, gauss_legendre, like, map_over, namespace, without_derivative
+from dpkernels.numerics import floating, gauss_legendre, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, turning_points
 
@@ -165,18 +165,17 @@ class Densities(DominatingPair):
         p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in (mass_p, mass_q))
         least, most = _losses_of_panels(loss)
 
-        def one(eps: Any) -> Any:
+        def of_panels(eps: Any) -> Any:
             xp = namespace(eps, p)
-            gap = p - xp.exp(eps) * q
-            ones = xp.ones_like(gap[:, 0])
+            gap = p - xp.exp(eps)[..., None] * q
+            ones, whole = xp.ones_like(gap[..., 0]), gap[..., 0]
             rises = _value(gap, ones) > _value(gap, -ones)
             ends = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
-            cut, whole = without_derivative((ends[0] + ends[1]) / 2), gap[:, 0]
-            part = _value(gap @ like(_ANTIDERIVATIVES.T, gap), cut)
-            crossed = xp.maximum(xp.where(rises, whole - part, part), 0.0)
-            return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed)).sum()
+            part = _value(gap @ like(_ANTIDERIVATIVES.T, gap), without_derivative((ends[0] + ends[1]) / 2))
+            crossed = xp.where(rises, whole - part, part)
+            return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed))
 
-        return lambda eps: map_over(one, eps.ravel()).reshape(eps.shape)
+        return sum_of_pieces(of_panels, p.size)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the panels as pieces; panels on which one density is 0 become atoms of infinite loss."""

@@ -48,7 +48,7 @@ class WindowedPair(DominatingPair):
         return self.relative_height * self.level
 
     def hockey_stick(self) -> Curve:
-        side = side_of(_floating(self))
+        side = side_of(self)
         return _linear(side) if self._is_linear else _smooth(side, _monotone_runs(side))
 
     @property
@@ -56,7 +56,7 @@ class WindowedPair(DominatingPair):
         return self.window.is_linear and self.base.is_linear
 
     def largest_loss(self) -> Real:
-        side = side_of(_floating(self))
+        side = side_of(self)
         xp = namespace(side.left)
         if not self._is_linear:
             return _monotone_runs(side).loss.max()
@@ -64,14 +64,13 @@ class WindowedPair(DominatingPair):
         return xp.where(side.right > side.left, loss, 0.0).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        pair = _floating(self)
         if self.window.is_flat and self.base.is_flat:
-            return _flat(pair)
+            return _flat(_floating(self))
         apart = checks.concrete(self.apart)
         if apart is not None and np.all(apart == 0):
-            one = namespace(pair.width).ones_like(pair.width)[None]
+            one = 0 * floating(namespace(self.width).asarray(self.width))[None] + 1
             return PrivacyLossDistribution.of_masses(one, one)
-        own, other = (self._pieces(side_of(one, beyond=True)) for one in (pair, pair.mirror()))
+        own, other = (self._pieces(side_of(one, beyond=True)) for one in (self, self.mirror()))
         return join([own, other.mirrored()])
 
     def _pieces(self, side: Side) -> PrivacyLossDistribution:
@@ -155,7 +154,7 @@ class Side(NamedTuple):
 
 def side_of(pair: WindowedPair, *, beyond: bool = False) -> Side:
     """Return the side on which p's window is; if wanted with the reports beyond that window, where the loss is 0."""
-    xp = namespace(*jax.tree.leaves(pair))
+    pair, xp = _floating(pair), namespace(*jax.tree.leaves(pair))
     width, apart = pair.width, xp.abs(pair.apart)
     to_the_right = xp.where(pair.apart >= 0, 1.0, -1.0)
     margin = xp.maximum((1 - width / 2 - apart / 2) - to_the_right * pair.centre, 0.0)

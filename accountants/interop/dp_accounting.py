@@ -135,11 +135,9 @@ class Accountant(dp_accounting.PrivacyAccountant):
         pure = self._pure_epsilon()
         if delta == 0:
             return pure, pure * (1 + _ROUNDING * bracket)
-        if not bracket:
-            value = min(float(self.guarantee.epsilon(float(delta))), pure)
-            return value, value
-        low, high = self.guarantee.bracket(delta=float(delta))
-        return min(low, pure), min(high, pure * (1 + _ROUNDING))
+        made, at = self.guarantee, float(delta)
+        low, high = made.bracket(delta=at) if bracket else (float(made.epsilon(at)),) * 2
+        return min(low, pure), min(high, pure * (1 + _ROUNDING * bracket))
 
     def _delta(self, epsilon: float, bracket: bool) -> tuple[float, float]:
         if not epsilon >= 0:
@@ -148,10 +146,8 @@ class Accountant(dp_accounting.PrivacyAccountant):
             return 1.0, 1.0
         if not self._counts or epsilon >= self._pure_epsilon() * (1 + _ROUNDING):
             return 0.0, 0.0
-        if not bracket:
-            value = float(self.guarantee.delta(float(epsilon)))
-            return value, value
-        return self.guarantee.bracket(epsilon=float(epsilon))
+        made, at = self.guarantee, float(epsilon)
+        return made.bracket(epsilon=at) if bracket else (float(made.delta(at)),) * 2
 
     def _pure_epsilon(self) -> float:
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
