@@ -39,11 +39,6 @@ class ArrayFile(Source):
         if missing > 0:
             raise ValueError(f"{path}: is truncated; {missing} bytes are missing")
         self.values_per_row = int(np.prod(self.shape[1:], dtype=object))
-        self._done = 0
-
-    @property
-    def fraction(self) -> float:
-        return self._done / max(1, self.values)
 
     def pieces(self, columns: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
         with self.path.open("rb") as file:
@@ -53,7 +48,7 @@ class ArrayFile(Source):
                 piece = np.fromfile(file, self._dtype, count)
                 if len(piece) < count:
                     raise ValueError(f"{self.path}: became shorter while it was read")
-                self._done = start + count
+                self.fraction = (start + count) / self.values
                 yield piece.astype(self.dtype, copy=False)
 
     def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
+from bisect import bisect
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -78,26 +79,23 @@ class Region:
 
     def check_grammar(self, layout: Layout) -> None:
         """Refuse records that break the grammar, and name the first offence of a kind."""
-        if (offence := next(self._offences(layout), None)) is not None:
-            at, problem = offence
-            raise ValueError(f"line {self.line_of(int(at))}: {problem}")
-
-    def _offences(self, layout: Layout) -> Iterator[tuple[int, str]]:
         text = np.frombuffer(self.text, np.uint8)
         quotes = np.flatnonzero(text == QUOTE) if QUOTE in self.text else np.empty(0, int)
-        broken = "a line break inside a quoted cell; --multiline allows them"
-        yield from _quote_offences(text, quotes, layout)
+        offences, broken = (
+            _quote_offences(text, quotes, layout),
+            "a line break inside a quoted cell; --multiline allows them",
+        )
         if not layout.multiline and len(quotes) and self.text.count(LF) > len(self.feeds):
-            feeds = np.flatnonzero(text == LF)
-            yield feeds[~np.isin(feeds, self.feeds)][0], broken
+            offences.append((np.setdiff1d(np.flatnonzero(text == LF), self.feeds)[0], broken))
         if CR in self.text:
             returns = np.flatnonzero(text == CR)
             alone = returns[text[returns + 1] != LF]
-            inside = np.searchsorted(quotes, alone) & 1 == 1
-            if not inside.all():
-                yield alone[~inside][0], "a carriage return without a line feed, outside quotes"
-            if len(alone) and not layout.multiline:
-                yield alone[0], broken
+            outside = alone[np.searchsorted(quotes, alone) & 1 == 0]
+            offences += [(at, "a carriage return without a line feed, outside quotes") for at in outside[:1]]
+            offences += [(at, broken) for at in alone[:1] if not layout.multiline]
+        if offences:
+            at, problem = offences[0]
+            raise ValueError(f"line {self.line_of(int(at))}: {problem}")
 
 
 def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> list[tuple[int, str]]:
@@ -231,43 +229,21 @@ def _floats(texts: pa.Array) -> np.ndarray | None:
         return None
 
 
-def _first_that_is_none(texts: pa.Array) -> int:
-    """Return the row of the first text that is not a number, by bisection."""
-    low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _floats(texts[low:middle]) is None:
-            high = middle
-        else:
-            low = middle
-    return low
-
-
 class DelimitedFile(Source):
     """A file with a header; quotes, line ends, blank lines and a byte-order mark are kept."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
         self._layout = layout
-        self._size = path.stat().st_size
-        self._position = 0
-        self._ended = True  # whether the last record has a line end
+        self._head, self._ended = b"", True  # the bytes up to the records; whether the last one has a line end
         with self._named():
             regions = self._regions()
-            first = next(regions, None)
-            if first is None:
+            header = next(regions, None)
+            if header is None:
                 raise ValueError("is empty; a header is needed")
-            blank = first.text.removeprefix(_MARK).lstrip(b"\r\n")
-            begin = len(first.text) - len(blank)
-            header, _ = Region.of(first.text[begin : first.after(begin)], first.line_of(begin), layout)
-            self._head = first.text[: min(first.after(begin), first.size)]
             self.names = self._names(header)
         # A stream is read on from here; a file is read again.
-        self._stream = chain([first], regions) if path == STANDARD_INPUT else None
-
-    @property
-    def fraction(self) -> float:
-        return min(1.0, self._position / max(1, self._size))
+        self._stream = regions if path == STANDARD_INPUT else None
 
     def pieces(self, columns: Sequence[str | None]) -> Generator[Records, None, None]:
         numbers = {name: list(self.names).index(str(name)) for name in columns}
@@ -284,38 +260,44 @@ class DelimitedFile(Source):
         """Yield the records after the header."""
         if self.path == STANDARD_INPUT and self._stream is None:
             raise ValueError("can be read only once")
-        regions, self._stream = self._stream or self._regions(), None
-        first, size = next(regions, None), len(self._head)
-        if first is not None and first.size > size:
-            rest, _ = Region.of(first.text[size:], first.line_of(size), self._layout)
-            yield replace(rest, size=first.size - size)
+        regions, self._stream = self._stream, None
+        if regions is None:
+            regions = self._regions()
+            next(regions, None)
         yield from regions
 
     def _regions(self) -> Generator[Region, None, None]:
-        """Yield the file in whole records. The first region has the header, after a mark and blank lines."""
+        """Yield the header, and then the records, in whole ones; note how the file begins and ends."""
         line, held, begun = 1, b"", False
-        for block in self._blocks():
-            region, rest = Region.of(held + block, line, self._layout)
-            begun = begun or bool(region.text.removeprefix(_MARK).strip(b"\r\n"))
-            held = rest if begun else held + block
-            if begun and region.text:
-                line += region.text.count(LF)
-                yield region
+        for block in chain(self._blocks(), [b""]):  # Nothing is the end of the file.
+            held += block
+            # Before the header there may be a mark and blank lines.
+            skip = 0 if begun else len(held) - len(held.removeprefix(_MARK).lstrip(b"\r\n"))
+            region, rest = Region.of(held if block else held + b"\n", line, self._layout)
+            if not block:
+                self._ended = not held
+                if skip == len(held):
+                    return
+                if rest:
+                    raise _unended(held[skip:], line + held.count(LF, 0, skip), self._layout)
+                if held.endswith(b"\r"):
+                    line += held.count(LF)
+                    raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
+                region = replace(region, size=len(held))
+            if not begun and region.size > skip:
+                end, begun = region.after(skip), True
+                self._head = region.text[: min(end, region.size)]
+                yield Region.of(region.text[skip:end], region.line_of(skip), self._layout)[0]
+                records, _ = Region.of(region.text[end:], region.line_of(end), self._layout)
+                region = replace(records, size=region.size - len(self._head))
+            if begun:
+                line, held = region.line + region.text.count(LF), rest
+                if region.text:
+                    yield region
             if len(held) > LONGEST and begun:
                 raise _unended(held, line, self._layout)
             if len(held) > LONGEST:
                 raise ValueError(f"has a header of more than {LONGEST} bytes, or one with a quote that is not closed")
-        self._ended = not held
-        if held.removeprefix(_MARK).strip(b"\r\n") or (held and begun):
-            region, rest = Region.of(held + b"\n", line, self._layout)
-            if rest:
-                # Before the header there may be a mark and blank lines.
-                skip = 0 if begun else len(held) - len(held.removeprefix(_MARK).lstrip(b"\r\n"))
-                raise _unended(held[skip:], line + held.count(LF, 0, skip), self._layout)
-            if held.endswith(b"\r"):
-                line += held.count(LF)
-                raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
-            yield replace(region, size=len(held))
 
     def _check_twice(self, piece: Records, columns: dict[str | None, int]) -> None:
         """Refuse records of which Arrow's own parser finds another number, or other cells in the chosen columns."""
@@ -350,7 +332,7 @@ class DelimitedFile(Source):
             filled = pc.if_else(empty, "0", trimmed)
             values, missing = _floats(filled), buffers.truths(empty)
             if values is None:
-                row = _first_that_is_none(filled)
+                row = bisect(range(len(filled)), False, key=lambda row: _floats(filled[: row + 1]) is None)
                 place, cell = self.place(piece, start + row, start), piece.cells[name][row].as_py()
                 raise ValueError(f"{place} is {cell.decode(errors='replace')!r}; every row needs a number")
         # Floats may not hold whole numbers from 2^53 on.
@@ -416,11 +398,17 @@ class DelimitedFile(Source):
         stream = self.path == STANDARD_INPUT
         with nullcontext(sys.stdin.buffer) if stream else self.path.open("rb") as raw:
             file = gzip.GzipFile(fileobj=raw) if self._layout.unpack else raw
-            done = 0
+            size, done = max(1, self.path.stat().st_size), 0
             while block := file.read(BLOCK_BYTES):
-                _check_kind(block, done)
+                for mark, problem in _OTHER_KINDS.items():
+                    if not done and block.startswith(mark):
+                        raise ValueError(problem)
+                if b"\0" in block:
+                    raise ValueError(
+                        f"has a NUL at byte {done + block.index(0)}; is it UTF-16? A text in UTF-8 is needed"
+                    )
                 done += len(block)
-                self._position = 0 if stream else raw.tell()
+                self.fraction = 0.0 if stream else min(1.0, raw.tell() / size)
                 yield block
 
     @contextmanager
@@ -441,11 +429,3 @@ class _LineSink:
 
     def write(self, piece: Lines) -> None:
         self._file.write(piece.text)
-
-
-def _check_kind(block: bytes, done: int) -> None:
-    for mark, problem in _OTHER_KINDS.items():
-        if not done and block.startswith(mark):
-            raise ValueError(problem)
-    if b"\0" in block:
-        raise ValueError(f"has a NUL at byte {done + block.index(0)}; is it UTF-16? A text in UTF-8 is needed")

@@ -40,11 +40,7 @@ class Source(abc.ABC):
     values_per_row: int = 1  # of each column
     droppable: bool = True  # whether rows can be left out
     also_copied: Sequence[str] = ()  # besides columns, in words
-
-    @property
-    @abc.abstractmethod
-    def fraction(self) -> float:
-        """Return the share of the file that has been read."""
+    fraction: float = 0.0  # of the file that has been read
 
     @abc.abstractmethod
     def pieces(self, columns: Sequence[str | None]) -> Generator[Any, None, None]:

@@ -35,13 +35,14 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
 
 def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
     """Return the properties of some row groups that another file does not have, without types of replaced columns."""
-    found = []
-    for at in range(min(old.num_columns, new.num_columns)):
-        column, now = old.schema.column(at), new.schema.column(at)
-        for word in ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level"):
-            one, other = str(getattr(column, word)), str(getattr(now, word))
-            if one != other and column.path not in replaced:
-                found.append(f"column {column.path!r}: {word.replace('_', ' ')} {one}, now {other}")
+    words = ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level")
+    pairs = [(old.schema.column(at), new.schema.column(at)) for at in range(min(old.num_columns, new.num_columns))]
+    found = [
+        f"column {one.path!r}: {word.replace('_', ' ')} {getattr(one, word)}, now {getattr(other, word)}"
+        for one, other in pairs
+        for word in words
+        if str(getattr(one, word)) != str(getattr(other, word)) and one.path not in replaced
+    ]
     before, after = ({_codec(column) for column in _chunks(one)} for one in (old, new))
     if after and before - after:  # a file without rows has no codecs
         found.append(f"compression by {', '.join(sorted(before - after))}")
@@ -99,14 +100,14 @@ class GroupPart:
 class ParquetFile(Source):
     """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept.
 
-    ``groups`` is the range of the row groups that are read, by default all. ``opened`` opens a file of another file
+    ``groups`` is the range of the row groups that are read, by default all. ``remote`` opens a file of another file
     system, whose ``path`` is its name in errors.
     """
 
     def __init__(
-        self, path: Path, layout: Layout, groups: tuple[int, int] | None = None, opened: Callable[[], Any] | None = None
+        self, path: Path, layout: Layout, groups: tuple[int, int] | None = None, remote: Callable[[], Any] | None = None
     ) -> None:
-        self.path, self._remote = path, opened
+        self.path, self._remote = path, remote
         with self._opened() as file:
             self._footer, self._schema = file.metadata, file.schema_arrow
         self.names = self._schema.names
@@ -118,14 +119,9 @@ class ParquetFile(Source):
         self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
         self._replaced = set[str]()
         self._plain: list[str] = []  # columns whose dictionaries are not kept
-        self._done = 0
-
-    @property
-    def fraction(self) -> float:
-        return self._done / max(1, self._rows)
 
     def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
-        self._replaced = {str(name) for name in columns}
+        self._replaced, self.fraction = {str(name) for name in columns}, 0.0
         # An estimate from stored widths, which bounds the memory that a table of long texts takes.
         width = max(1, sum(size for _, size in self.groups) // max(1, self._rows))
         rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
@@ -134,7 +130,7 @@ class ParquetFile(Source):
                 # Threads would each keep memory, and are no faster, since the piece before is worked on meanwhile.
                 for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
                     left -= len(batch)
-                    self._done += len(batch)
+                    self.fraction += len(batch) / self._rows
                     yield GroupPart(pa.Table.from_batches([batch]), left == 0)
 
     def numbers(self, piece: GroupPart, name: str | None, start: int) -> Numbers:
@@ -205,25 +201,23 @@ class ParquetFile(Source):
             sink = _ParquetSink(file, self._footer)
             try:
                 yield sink
-                sink.close(whole=True)
+                if sink.writer is not None:
+                    sink.writer.close()
             finally:
-                sink.close(whole=False)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Name the file in Arrow's errors about its contents; other errors of a store stay operating system errors."""
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            kind = OSError if self._remote and isinstance(error, OSError) else ValueError
-            raise kind(f"{self.path}: is not a readable Parquet file: {error}") from error
+                if sink.writer is not None:
+                    sink.writer.is_open = False  # else the destructor of one that failed writes to a closed file
 
     @contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
-        # Page by page: without a buffer, or with pre_buffer, a whole row group is read into memory.
-        with pa.OSFile(str(self.path)) if self._remote is None else self._remote() as file, self._named():
-            size = _BUFFER_BYTES if self._remote is None else _REMOTE_BYTES
-            yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
+        """Open the file, and name it in Arrow's errors about its contents; other errors of a store stay as they are."""
+        with pa.OSFile(str(self.path)) if self._remote is None else self._remote() as file:
+            try:
+                # Page by page: without a buffer, or with pre_buffer, a whole row group is read into memory.
+                size = _BUFFER_BYTES if self._remote is None else _REMOTE_BYTES
+                yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
+            except (pa.ArrowException, OSError) as error:
+                kind = OSError if self._remote and isinstance(error, OSError) else ValueError
+                raise kind(f"{self.path}: is not a readable Parquet file: {error}") from error
 
 
 class _ParquetSink:
@@ -231,26 +225,19 @@ class _ParquetSink:
 
     def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
         self._file, self._like = file, like
-        self._writer: Any = None
+        self.writer: Any = None
         self._held: list[pa.Table] = []
 
     def write(self, piece: GroupPart) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._file, piece.table.schema, **writer_options(self._like))
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self._file, piece.table.schema, **writer_options(self._like))
         self._held.append(piece.table)
         if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
             group, self._held = pa.concat_tables(self._held), []
             if len(group):
-                self._writer.write_table(group, row_group_size=len(group))
+                self.writer.write_table(group, row_group_size=len(group))
             # Otherwise the allocator keeps the memory of the pages, 60 MiB.
             pa.default_memory_pool().release_unused()
-
-    def close(self, whole: bool) -> None:
-        """Write the footer of a complete file; else keep the writer's destructor from writing to a closed file."""
-        if self._writer is not None and whole:
-            self._writer.close()
-        elif self._writer is not None:
-            self._writer.is_open = False
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
