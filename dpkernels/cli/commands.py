@@ -395,9 +395,9 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
     with importing():
-        from dpkernels.cli.release.verify import MechanismCertificate
+        from dpkernels.cli.release.verify import MechanismCertificate, build_exact_sampler
 
-    _print(MechanismCertificate.of(wanted.pop("mechanism"), wanted), as_json)
+    _print(MechanismCertificate(*build_exact_sampler(wanted.pop("mechanism"), wanted)), as_json)
 
 
 @dpkernels.command()

@@ -128,12 +128,15 @@ class Output(ClaimedOutput):
     def __init__(self, source: Path, target: Path, force: bool = False) -> None:
         super().__init__(target)
         self._source, self._force, self._sidecar = source, force, sidecar_path(target)
+        self._old: str | None = None  # the text of a sidecar that is replaced
         self.place: object = target  # how errors call the output while it is written
 
     def _make(self, held: ExitStack) -> None:
         settle(self.target)
         _check_free(self.target, self._force)
-        self._old = _text(self._sidecar)
+        # Such that writing the text gives the same bytes, whatever they are.
+        with suppress(FileNotFoundError):
+            self._old = self._sidecar.read_bytes().decode(errors="surrogateescape")
         self._output, self._double, self._single = (held.enter_context(staged(self.target)) for _ in range(3))
         self.file: BufferedIOBase = self._output.file
 
@@ -258,14 +261,6 @@ def _is_double(sidecar: Path) -> bool:
             return file.read(len(_REPLACING)) == _REPLACING.encode()
     except FileNotFoundError:
         return False
-
-
-def _text(sidecar: Path) -> str | None:
-    """Return the text of a file such that writing it gives the same bytes, whatever they are."""
-    try:
-        return sidecar.read_bytes().decode(errors="surrogateescape")
-    except FileNotFoundError:
-        return None
 
 
 def say_swept(swept: Sequence[Swept], target: Path) -> None:

@@ -27,6 +27,8 @@ from dpkernels.progress import bar
 from dpkernels.staging import naming, path_of, sha256_and_size
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
+MOST_SHUFFLED_BYTES = 1 << 30
+_LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ class FilePlan(Plan):
                     continue
                 held.append(piece)
                 size += source.size(piece)
-                row_options.check_held(size)
+                if size > MOST_SHUFFLED_BYTES:
+                    raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
             with independent_of_reports():
                 check_some_rows(source.path, read, rows)
             if held:
@@ -185,7 +188,8 @@ def plan(request: Request) -> FilePlan:
     path = STANDARD_INPUT if path == DASH else path
     sidecar = _sidecar(path, target, request.sidecar, request.force)
     ledger_account = LedgerAccount.of(request.ledger, (path, target, sidecar))
-    rows.check_size(path)
+    if rows.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
+        raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
     source = open_source(path, layout)
     spec = request.spec(source, layout, rows)
     name = f"perturb {shown(path.name)} to {shown(target.name)}"

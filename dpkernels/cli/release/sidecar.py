@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import jax
 import numpy as np
 
@@ -35,13 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 CONFIDENCE = 0.95  # of the interval of a true value behind a released one
-# Rows are held in memory to be shuffled.
-MOST_SHUFFLED_BYTES = 1 << 30
 MOST_DECIMALS = 15  # of reports that are rounded
-_LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
-
-_LOCAL = "any two values of a row (local DP, replace one row's values)"
-_MIXED = "rows whose perturbed values are neighbouring in every column"
 
 
 @dataclass(frozen=True)
@@ -83,15 +76,13 @@ def guarantee(certificate: Any) -> StatedGuarantee:
 
 def of_a_row(parts: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
     """Return the guarantee of a row by basic composition over its values."""
-    epsilon, delta = exact_totals(parts, values_per_row)
-    return StatedGuarantee(
-        float(epsilon),
-        values_per_row * sum(one.realised_epsilon for one in parts),
-        float(delta),
-        values_per_row * sum(one.realised_delta for one in parts),
-        _MIXED if any("sensitivity" in one.stated for one in parts) else _LOCAL,
-        {},
-    )
+    epsilon, delta = map(float, exact_totals(parts, values_per_row))
+    realised_epsilon = values_per_row * sum(one.realised_epsilon for one in parts)
+    realised_delta = values_per_row * sum(one.realised_delta for one in parts)
+    near = "any two values of a row (local DP, replace one row's values)"
+    if any("sensitivity" in one.stated for one in parts):
+        near = "rows whose perturbed values are neighbouring in every column"
+    return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {})
 
 
 def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple[Fraction, Fraction]:
@@ -164,15 +155,6 @@ class RowOptions:
             advice = "--shuffle-rows prevents" if self.shuffleable else "shuffle the rows beforehand to prevent"
             lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice} this")
         return lines
-
-    def check_size(self, path: Path) -> None:
-        """Refuse early a file that is too large to be shuffled."""
-        if self.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
-            raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
-
-    def check_held(self, size: int) -> None:
-        if size > MOST_SHUFFLED_BYTES:
-            raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
 
     def rounded(self, reports: np.ndarray) -> np.ndarray:
         """Return reports rounded to the decimals; those too large to have decimals stay as they are."""
@@ -281,8 +263,7 @@ _OBJECT: Rule = ("an object", lambda value: type(value) is dict)
 _OBJECTS: Rule = ("a list of one or more objects", lambda value: type(value) is list and bool(value))
 _COUNT: Rule = ("a whole number from 0 to 2^63 - 1", lambda value: type(value) is int and 0 <= value < 1 << 63)
 _NAMES: Rule = ("a list of strings", lambda value: type(value) is list and all(map(_TEXT[1], value)))
-_DIGITS = re.compile("[0-9a-f]{64}")
-_HASH: Rule = ("64 hexadecimal digits", lambda value: type(value) is str and bool(_DIGITS.fullmatch(value)))
+_HASH: Rule = ("64 hexadecimal digits", lambda value: type(value) is str and bool(re.fullmatch("[0-9a-f]{64}", value)))
 
 # A field with a question mark may be missing.
 _FIELDS: dict[str, Rule] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +19,6 @@ from dpkernels.mechanisms.two_point import TwoPoint
 
 # The least delta at which composed values are accounted.
 _COMPOSED_DELTA = 1e-9
-_HEADING = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
 
 Places = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
 
@@ -29,7 +27,12 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
     spec = release.spec
     own, columns = spec.guarantee, spec.columns
-    found = aligned([_HEADING, *map(_cells, columns)])
+    cells = [["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]]
+    for column in columns:
+        one = column.guarantee
+        numbers = one.epsilon, one.realised_epsilon, one.delta, one.realised_delta
+        cells.append([title(column.name), column.mechanism, one.neighbouring, *map(shortest, numbers)])
+    found = aligned(cells)
     # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
     found += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
@@ -52,12 +55,6 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if places is not None:
         return [*found, f"{rows}: {places[0]}, certificates: {places[1]}"]
     return [*found, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
-
-
-def _cells(column: Column) -> list[str]:
-    own = column.guarantee
-    numbers = own.epsilon, own.realised_epsilon, own.delta, own.realised_delta
-    return [title(column.name), column.mechanism, own.neighbouring, *map(shortest, numbers)]
 
 
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:
@@ -106,19 +103,15 @@ def _composition(column: Column, values: int) -> str:
     own = column.guarantee
     epsilon, delta = (printed(Fraction(values) * rational(amount)) for amount in (own.epsilon, own.delta))
     at = f"{max(_COMPOSED_DELTA, 10 * own.delta):g}".replace("e-0", "e-")
-    line = shlex.join([column.mechanism, *_as_given(column.options), "--reports", str(values), "--at-delta", at])
+    words = [column.mechanism]
+    for name, value in column.options.items():
+        numbers = value if isinstance(value, tuple) else [value]
+        words += [flag(name), value if isinstance(value, str) else ",".join(map(shortest, numbers))]
+    line = shlex.join([*words, "--reports", str(values), "--at-delta", at])
     return (
         f"if all {rounded(values, 15)} values are about the same people, they compose to epsilon {epsilon}, delta "
         f"{delta} at most; for a smaller epsilon: dpkernels account {line}"
     )
-
-
-def _as_given(options: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        numbers = value if isinstance(value, tuple) else [value]
-        words += [flag(name), value if isinstance(value, str) else ",".join(map(shortest, numbers))]
-    return words
 
 
 def _questions(mechanism: Any) -> str:

@@ -138,7 +138,13 @@ def _verified_output(
     if "parts" not in form["output"] and not files[0][0].is_file():
         return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
     coarse = set[str]()
-    problems = _folder_problems(path, [target for target, _ in files]) if "parts" in form["output"] else []
+    problems = list[str]()
+    if "parts" in form["output"]:
+        found, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
+        problems += [f"{path.with_name(name)}: is not there" for name in sorted(named - found)]
+        problems += [f"{one}: is not a file" for one, _ in files if one.name in found and not one.is_file()]
+        strange = "is in the folder of the release, and its sidecar does not name it"
+        problems += [f"{path.with_name(name)}: {strange}" for name in sorted(found - named - {path.name})]
     for target, written in files:
         if not target.is_file():
             continue  # one of the problems
@@ -154,15 +160,6 @@ def _verified_output(
         result = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to distinguish from other numbers"
     place = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
     return f"ok: {place}, {form['rows']} rows, SHA-256; {result}"
-
-
-def _folder_problems(path: Path, targets: list[Path]) -> list[str]:
-    """Return the files of a dataset that are missing, and the files of its folder that its sidecar does not name."""
-    found, named = {one.name for one in path.parent.iterdir()}, {target.name for target in targets}
-    problems = [f"{path.with_name(name)}: is not there" for name in sorted(named - found)]
-    problems += [f"{target}: is not a file" for target in targets if target.name in found and not target.is_file()]
-    strange = "is in the folder of the release, and its sidecar does not name it"
-    return problems + [f"{path.with_name(name)}: {strange}" for name in sorted(found - named - {path.name})]
 
 
 def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]) -> set[str]:
@@ -216,34 +213,35 @@ def verify(path: Path) -> list[str]:
     target = path.with_name(path.name.removesuffix(".json"))
     killed = f"a run that was to replace {target} was killed: this is the release that is there"
     try:
-        return [*([killed] if was_killed else []), *_verified(path, form)]
+        columns = [_column(column, form) for column in form["columns"]]
+        for word in ("rows", "values_per_row"):
+            if not (type(form[word]) is int and form[word] >= 1):
+                raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
+        _check_totals(form, [column.own for column in columns])
+        delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
+        total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
+        files = _outputs(form, path)
+        if all(file.is_file() for file, _ in files):
+            total_line = f"ok: {total_line}"
+        else:
+            total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
+        output_line = _verified_output(form, columns, files, path)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
-
-
-def _verified(path: Path, form: dict[str, Any]) -> list[str]:
-    columns = [_column(column, form) for column in form["columns"]]
-    for word in ("rows", "values_per_row"):
-        if not (type(form[word]) is int and form[word] >= 1):
-            raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
-    _check_totals(form, [column.own for column in columns])
-    delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
-    total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
-    files = _outputs(form, path)
-    if all(file.is_file() for file, _ in files):
-        total_line = f"ok: {total_line}"
-    else:
-        total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
     rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     declared = [f"declared, not verified: {one}" for one in rest]
-    return [*map(str, columns), total_line, _verified_output(form, columns, files, path), *declared]
+    return [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
 
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
     try:
         certificate = Certificate.from_dict(form["certificate"])
         own = guarantee(certificate)
-        _check_parameters(form["parameters"], own)
+        for word, found in own.stated.items():  # beside the certificate, in both parts of a mixture
+            own_names = (word, f"first.{word}", f"second.{word}")
+            claimed = {value for name, value in form["parameters"].items() if name in own_names}
+            if claimed != {found} or not all(type(value) is float for value in claimed):
+                raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {found}")
         _check_same("neighbouring", form["neighbouring"], own.neighbouring)
         if "interval" in form:
             _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
@@ -253,15 +251,6 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         return VerifiedColumn(form, certificate, own, not differs)
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error
-
-
-def _check_parameters(parameters: dict[str, float], own: StatedGuarantee) -> None:
-    """Refuse a claim beside a certificate that differs from that of its tables, in both parts of a mixture."""
-    for word, found in own.stated.items():
-        own_names = (word, f"first.{word}", f"second.{word}")
-        claimed = {value for name, value in parameters.items() if name in own_names}
-        if claimed != {found} or not all(type(value) is float for value in claimed):
-            raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {found}")
 
 
 def _difference(form: dict[str, Any], certificate: Certificate) -> str:
@@ -303,10 +292,7 @@ class MechanismCertificate:
 
     name: str
     sampler: ExactSampler
-
-    @classmethod
-    def of(cls, name: str, options: Mapping[str, Any]) -> MechanismCertificate:
-        return cls(*build_exact_sampler(name, options)[:2])
+    options: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         sampler, found = self.sampler, parameters(self.sampler.mechanism)

@@ -31,7 +31,7 @@ from key_helpers import column_key
 import dpkernels as dpk
 from dpkernels.cli import main
 from dpkernels.cli.files import delimited, parquet
-from dpkernels.cli.release import rows, sidecar
+from dpkernels.cli.release import plan, rows, sidecar
 
 run = pytest.fixture(command, name="run")
 known_secret = pytest.fixture(lambda monkeypatch: monkeypatch.setattr("os.urandom", bytes), name="known_secret")
@@ -245,7 +245,7 @@ def test_shuffled_lines_do_not_show_their_place(run: Run) -> None:
 def test_what_cannot_be_held_is_not_shuffled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(Path("in.csv"), ages(100))
     for limit, code in ((1000, 2), (source.stat().st_size, 1)):
-        monkeypatch.setattr(sidecar, "MOST_SHUFFLED_BYTES", limit)
+        monkeypatch.setattr(plan, "MOST_SHUFFLED_BYTES", limit)
         refused = run("perturb", source, "out.csv", *COLUMN, *AGE, "--shuffle-rows")
         assert_refused(refused, code, "--shuffle-rows", "held in memory")
     assert_nothing_but("in.csv")
