@@ -36,7 +36,11 @@ from dpkernels.exact.certificate import CertificateError
 
 
 def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:
-    """Return the group of every row of a piece, and the groups' cells."""
+    """Return the group of every row of a piece, and the groups' names.
+
+    Different cells have different names, and null has None. Bytes that are not UTF-8 become lone surrogates, as in the
+    names of files. Times are written with all their digits.
+    """
     if by is None:
         return np.zeros(0, np.int64), [None]
     cells = source.labels(piece, by)
@@ -44,19 +48,12 @@ def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, l
         cells = cells.cast(cells.type.value_type)
     encoded = pc.dictionary_encode(cells, null_encoding="encode")
     encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), _group_names(encoded.dictionary)
-
-
-def _group_names(cells: Any) -> list[str | None]:
-    """Return the names of groups: different cells have different names, and null has None.
-
-    Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits.
-    """
-    kind = cells.type
+    groups, cells, kind = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary, cells.type
+    unit = f" {kind.unit}" if pa.types.is_duration(kind) else ""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         cells = cells.cast(pa.large_binary())
     elif pa.types.is_duration(kind):
-        return [None if count is None else f"{count} {kind.unit}" for count in cells.cast(pa.int64()).to_pylist()]
+        cells = cells.cast(pa.int64())
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             cells = cells.cast(pa.timestamp(kind.unit, "UTC"))
@@ -64,10 +61,10 @@ def _group_names(cells: Any) -> list[str | None]:
             cells = cells.cast(pa.timestamp("ms"))
         cells = cells.cast(pa.string())
     texts = [cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell for cell in cells.to_pylist()]
-    names = [None if text is None else str(text) for text in texts]
+    names = [None if text is None else f"{text}{unit}" for text in texts]
     if len(set(names)) < len(names):
         raise ValueError(f"--by: different cells of {kind} read alike; make them texts")
-    return names
+    return groups.astype(np.int64), names
 
 
 def _rank(cell: str | None) -> tuple[int, float, str]:
@@ -174,17 +171,16 @@ def read(
         raise ValueError(
             f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
         )
-    source = open_source(path, written if sidecar is None else _layout(path, written))
+    if sidecar is not None:  # of another file with the same reports, of the format that its suffix says
+        format_, packed = known_format(path), path.suffix.lower() == ".gz"
+        if written.kind == format_:
+            written = replace(written, unpack=packed, pack=packed)
+        else:
+            text = format_ in ("csv", "tsv")
+            written = Layout(format_, "\t" if format_ == "tsv" else ",", multiline=text, unpack=packed, pack=packed)
+    source = open_source(path, written)
     wanted = Wanted.of(form, source.names, path, column, by, bounds)
     return Read.of(wanted, [tallied(source, wanted)], path)
-
-
-def _layout(path: Path, written: Layout) -> Layout:
-    """Return the layout of another file with the same reports, of the format that its suffix says."""
-    kind, packed = known_format(path), path.suffix.lower() == ".gz"
-    if written.kind == kind:
-        return replace(written, unpack=packed, pack=packed)
-    return Layout(kind, "\t" if kind == "tsv" else ",", multiline=kind in ("csv", "tsv"), unpack=packed, pack=packed)
 
 
 def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
@@ -250,9 +246,6 @@ def _reports(source: Source, piece: Any, name: str | None, start: int, channel: 
 
 
 _QUANTILES = (0.1, 0.5, 0.9)
-_SMOOTH_GROUPS = (
-    "Intervals assume that the values of a group have a smooth density, with point masses where it has them."
-)
 
 
 @dataclass(frozen=True)
@@ -297,7 +290,8 @@ class Estimates:
         """Return a sentence on what the intervals assume; for groups it names no places, which differ."""
         made = next((row.made for row in self.rows if row.form["distribution"] is not None), None)
         if made is not None and self.found.wanted.by is not None and self.asked.assume == "smooth":
-            return _SMOOTH_GROUPS
+            smooth = "a smooth density, with point masses where it has them"
+            return f"Intervals assume that the values of a group have {smooth}."
         return None if made is None else made.assumption
 
     def to_dict(self) -> dict[str, Any]:
@@ -337,8 +331,13 @@ class Estimates:
                     numbers.append([*first, name.replace("_", " "), *_cells(**one)])
                     first = [""] * len(first)
                 elif isinstance(one, list):
-                    heading = [*by, "from", "to", "share", interval, "number", interval]
-                    histograms += ["", *aligned([heading, *([*group, *_bin_cells(*each.values())] for each in one)])]
+                    cells = [[*by, "from", "to", "share", interval, "number", interval]]
+                    for each in one:
+                        lower, upper, share, low, high, number, least, most = each.values()
+                        shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
+                        counts = [f"{number:,.0f}", f"{least:,.0f} to {most:,.0f}"]
+                        cells.append([*group, number_text(lower), number_text(upper), *shares, *counts])
+                    histograms += ["", *aligned(cells)]
         return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
     def plot(self, target: Path) -> None:
@@ -352,12 +351,6 @@ def _cells(value: float | None, interval: Sequence[float] = (), why: str = "") -
     if value is None:
         return ["-", why.partition(",")[0].partition(": ")[0]]
     return [number_text(value), " to ".join(map(number_text, interval))]
-
-
-def _bin_cells(*stated: float) -> list[str]:
-    lower, upper, share, low, high, number, least, most = stated
-    shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
-    return [number_text(lower), number_text(upper), *shares, f"{number:,.0f}", f"{least:,.0f} to {most:,.0f}"]
 
 
 def _group_title(group: str | None) -> str:
@@ -398,23 +391,26 @@ def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateR
         form["distribution"] = made.model
     quantiles = {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in asked.quantiles or _QUANTILES}
     optional = {"standard_deviation", *(quantiles if asked.quantiles is None else ())}
-
-    asks: dict[str, Callable[[], Any]] = {"mean": lambda: made.mean}
-    asks |= {"standard_deviation": lambda: made.standard_deviation, **quantiles}
-    asks |= {} if asked.histogram is None else {"histogram": partial(made.histogram, asked.histogram)}
+    asks: dict[str, Callable[[], Any]] = {
+        "mean": lambda: made.mean,
+        "standard_deviation": lambda: made.standard_deviation,
+        **quantiles,
+        **({} if asked.histogram is None else {"histogram": partial(made.histogram, asked.histogram)}),
+    }
     first = None
     for name, ask in asks.items():
         try:
-            form[name] = (_bins if name == "histogram" else _number)(ask(), asked.confidence)
+            found = ask()
+            if name == "histogram":
+                form[name] = _bins(found, asked.confidence)
+            else:
+                ends = [float(end) for end in found.interval(asked.confidence)]
+                form[name] = {"value": float(found.value), "interval": ends}
         except ValueError as error:
             form[name] = {"value": None, "why": str(error).partition(": ")[2]}  # without the library's argument
             if name not in optional:
                 first = first or error
     return EstimateRow(form, made, first)
-
-
-def _number(estimated: Any, confidence: float) -> dict[str, Any]:
-    return {"value": float(estimated.value), "interval": [float(end) for end in estimated.interval(confidence)]}
 
 
 def _bins(histogram: Any, confidence: float) -> list[dict[str, float]]:

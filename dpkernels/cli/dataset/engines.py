@@ -88,12 +88,21 @@ class RayEngine:
             try:
                 while True:
                     for part in islice(waiting, _IN_FLIGHT - len(running)):
-                        named = remote.options(name=f"part {part.number}", **options)
-                        running[named.remote(described, secret, part, self.gpus)] = part
+                        task_of_part = remote.options(name=f"part {part.number}", **options)
+                        running[task_of_part.remote(described, secret, part, self.gpus)] = part
                     if not running:
                         return
                     for one in ray.wait(list(running))[0]:
-                        yield _answer(ray, one, running.pop(one))
+                        part = running.pop(one)
+                        try:
+                            answer = ray.get(one)
+                        except ray.exceptions.RayError as error:
+                            problem = getattr(error, "cause", None) or error
+                            # Ray's own messages have many lines; the first one has the problem.
+                            text = str(problem).strip().partition("\n")[0]
+                            named = f"{part.file}, part {part.number}: {type(problem).__name__}"
+                            raise OSError(f"{named}: {text}") from None
+                        yield answer
             finally:
                 for one in running:
                     ray.cancel(one, force=True)
@@ -121,19 +130,16 @@ class RayEngine:
         _restore(stop)
         with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
             try:
-                if not self.address:
-                    self._check_resources(ray.cluster_resources())
+                found = ray.cluster_resources()
+                for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
+                    # A cluster of our own does not grow: tasks would hang.
+                    if not self.address and amount > found.get(name, 0):
+                        problem = f"a task needs {amount:g} {name}, this machine has {found.get(name, 0):g}"
+                        raise click.UsageError(f"--engine ray: {problem}; --address names a cluster")
                 yield
             finally:
                 ray.shutdown()
                 _restore(stop)
-
-    def _check_resources(self, found: Mapping[str, float]) -> None:
-        """Refuse resources that a cluster of our own, which does not grow, will never have: tasks would hang."""
-        for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
-            if amount > found.get(name, 0):
-                problem = f"a task needs {amount:g} {name}, this machine has {found.get(name, 0):g}"
-                raise click.UsageError(f"--engine ray: {problem}; --address names a cluster")
 
 
 Engine = LocalEngine | RayEngine
@@ -156,16 +162,6 @@ def _watched(socket: str) -> Iterator[None]:
 def _restore(handler: Any) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def _answer(ray: Any, one: Any, part: Part) -> Any:
-    try:
-        return ray.get(one)
-    except ray.exceptions.RayError as error:
-        problem = getattr(error, "cause", None) or error
-        # Ray's own messages have many lines; the first one has the problem.
-        text = str(problem).strip().partition("\n")[0]
-        raise OSError(f"{part.file}, part {part.number}: {type(problem).__name__}: {text}") from None
 
 
 def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
@@ -192,15 +188,13 @@ def engine(given: Mapping[str, Any]) -> Engine:
             "--address: behind ray:// another process would be the driver and hold the key; run this command on a "
             "machine of the cluster, with --address auto"
         )
-    resources = dict(_resource(text) for text in wanted.pop("task_resource", ()))
+    resources = dict[str, float]()
+    for text in wanted.pop("task_resource", ()):
+        name, _, given_amount = text.partition("=")
+        amount = 0.0
+        with suppress(ValueError):
+            amount = float(given_amount)
+        if not (name and amount > 0):
+            raise click.UsageError(f"--task-resource: {text!r} is not NAME=N, N positive")
+        resources[name] = amount
     return RayEngine(resources=resources, **{name.removeprefix("task_"): value for name, value in wanted.items()})
-
-
-def _resource(text: str) -> tuple[str, float]:
-    name, _, amount = text.partition("=")
-    try:
-        if name and float(amount) > 0:
-            return name, float(amount)
-    except ValueError:
-        pass
-    raise click.UsageError(f"--task-resource: {text!r} is not NAME=N, N positive")

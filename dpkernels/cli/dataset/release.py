@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,7 +28,7 @@ from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerAccount
 from dpkernels.cli.release.plan import Plan, Request
-from dpkernels.cli.release.rows import check_values, perturbed
+from dpkernels.cli.release.rows import perturbed
 from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
@@ -89,16 +89,22 @@ class _PlannedFile:
     @classmethod
     def of(cls, file: Place, layout: Layout) -> _PlannedFile:
         """Read a footer or header, or all rows of a delimited file to count them."""
-        stamp = file.stamp()
+        stamp, pieces = file.stamp(), list[tuple[tuple[int, int] | None, int]]()
         with _source(file, layout) as source:
-            pieces: list[tuple[tuple[int, int] | None, int]]
             if isinstance(source, ParquetFile):
-                pieces, schema = _joined(source.groups), source.schema
+                schema: Any = source.schema
+                begin = rows = size = 0
+                for at, (some, more) in enumerate(source.groups):
+                    if rows and size + more > PART_BYTES:
+                        pieces.append(((begin, at), rows))
+                        begin, rows, size = at, 0, 0
+                    rows, size = rows + some, size + more
+                pieces.append(((begin, len(source.groups)), rows))
             elif isinstance(source, ArrayFile):
-                pieces, schema = [(None, source.values)], (str(source.dtype),)
+                schema, pieces = (str(source.dtype),), [(None, source.values)]
             else:
-                rows = sum(len(piece) for piece in source.pieces(source.names[:1]))
-                pieces, schema = [(None, rows)], tuple(source.names)
+                schema = tuple(source.names)
+                pieces = [(None, sum(len(piece) for piece in source.pieces(source.names[:1])))]
         if file.stamp() != stamp:
             raise ValueError(f"{file}: changed while it was planned")
         return cls(file, stamp, schema, source.values_per_row, [piece for piece in pieces if piece[1]])
@@ -110,10 +116,8 @@ class _PlannedFile:
             raise ValueError(f"{both}: have {counts} values a row; all files need the same number")
         if first.schema != self.schema:
             what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
-            raise ValueError(f"{both}: {what}, {first._columns()} and {self._columns()}")
-
-    def _columns(self) -> str:
-        return ", ".join(f"{c.name} {c.type}" if hasattr(c, "type") else str(c) for c in self.schema)
+            columns = [[f"{c.name} {c.type}" if hasattr(c, "type") else c for c in one.schema] for one in (first, self)]
+            raise ValueError(f"{both}: {what}, {' and '.join(map(', '.join, columns))}")
 
 
 def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
@@ -152,18 +156,6 @@ def _source(file: Place, layout: Layout, groups: tuple[int, int] | None = None) 
         return
     with file.at_hand() as path:
         yield open_source(path, layout)
-
-
-def _joined(groups: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int] | None, int]]:
-    """Join consecutive row groups (rows, bytes) to about ``PART_BYTES``; return each part's range and rows."""
-    joined = list[tuple[tuple[int, int] | None, int]]()
-    begin = rows = size = 0
-    for at, (some, more) in enumerate(groups):
-        if rows and size + more > PART_BYTES:
-            joined.append(((begin, at), rows))
-            begin, rows, size = at, 0, 0
-        rows, size = rows + some, size + more
-    return [*joined, ((begin, len(groups)), rows)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -222,32 +214,28 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
-    """Read, check, perturb and write a part; ValueError if its values cannot be perturbed, or the file has changed."""
-    if secret is None:
-        raise TypeError("secret: is missing")
+    """Read, perturb and write a part, or without a secret check it.
+
+    ValueError if its values cannot be perturbed, or the file has changed.
+    """
     name = job.folder.named(part.number, job.parts, job.spec.layout.suffix)
-    with naming(f"{part.file} to {name}"), ExitStack() as held:
+    with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
         with independent_of_reports():
             source = held.enter_context(part.opened(job.spec.layout))
-        file = held.enter_context(job.folder.part(name, part.file.local))
+        file = None if secret is None else held.enter_context(job.folder.part(name, part.file.local))
         read = rows = 0
-        pieces = perturbed(job.spec, source, secret.value, row=part.row, first=part.first)
-        with source.sink(path_of(file)) as sink, closing(pieces):
+        key = None if secret is None else secret.value
+        pieces = perturbed(job.spec, source, key, row=part.row, first=part.first)
+        with nullcontext() if file is None else source.sink(path_of(file)) as sink, closing(pieces):
             for piece, before, left in pieces:
-                sink.write(piece)
                 read, rows = read + before, rows + left
-        not_kept = tuple(source.not_kept(path_of(file)))
+                if sink is not None:
+                    sink.write(piece)
         part.check_whole(read)
+        if file is None:
+            return Done(part.number, rows)
         written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
-    return Done(part.number, rows, written, not_kept)
-
-
-def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
-    """Read and check a part; refuse what ``perturb_part`` would."""
-    with naming(part.file), part.opened(job.spec.layout) as source:
-        read, rows = check_values(job.spec, source, row=part.row)
-        part.check_whole(read)
-    return Done(part.number, rows)
+        return Done(part.number, rows, written, tuple(source.not_kept(path_of(file))))
 
 
 def results(
@@ -279,30 +267,25 @@ class DatasetPlan(Plan):
         with self.folder.run() as made, self.engine.ready():
             yield made
 
-    def read(self, progress: bool | None) -> int:
-        return sum(one.rows for one in self._all(check_part, None, progress))
-
-    def write(self, output: Folder, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
+    def write(self, output: Folder | None, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
         # The only copy of the key outside of the engine: it is gone when the parts are made.
-        done = self._all(perturb_part, Secret(os.urandom(32)), progress)
-        written = [one.written for one in done if one.written is not None]
-        sizes = output.sizes()
-        for one in written:
-            if sizes.get(one.name) != one.size:
-                found = f"{sizes.get(one.name, 'no')} bytes here, {one.size} where it was written"
-                raise OSError(f"{one.name}: has {found}; OUT must be a folder that all machines share")
-        not_kept = dict.fromkeys(note for one in done for note in one.not_kept)
-        return sum(one.rows for one in done), list(not_kept), written
-
-    def _all(self, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
+        secret = None if output is None else Secret(os.urandom(32))
         job = Job(self.spec, len(self.parts), self.folder)
-        with closing(results(self.engine, task, job, secret, self.parts, progress)) as found:
+        with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as found:
             done = sorted(found, key=lambda one: one.number)
+        del secret
         if not any(one.rows for one in done):
             with independent_of_reports():
                 first = self.parts[0].file
                 raise ValueError(f"{first}: every row of the dataset has a missing value; there is no row to perturb")
-        return done
+        written = [one.written for one in done if one.written is not None]
+        sizes = {} if output is None else output.sizes()
+        for one in written:
+            if sizes.get(one.name) != one.size:
+                there = f"{sizes.get(one.name, 'no')} bytes here, {one.size} where it was written"
+                raise OSError(f"{one.name}: has {there}; OUT must be a folder that all machines share")
+        not_kept = dict.fromkeys(note for one in done for note in one.not_kept)
+        return sum(one.rows for one in done), list(not_kept), written
 
 
 def plan(request: Request, engine: Any) -> DatasetPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,11 @@ class ArrayFile(Source):
     def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
         with path.open("rb") as file:
-            self.shape, self._fortran, self._dtype = _header(file, path)
+            try:
+                self.shape, self._fortran, self._dtype = _HEADERS[npy.read_magic(file)](file)
+            except Exception as error:  # NumPy evaluates the header as Python: whatever that raises
+                problem = "is not a readable .npy file" if path.stat().st_size else "is empty"
+                raise ValueError(f"{path}: {problem}") from error
             self._offset = file.tell()
         if self._dtype.kind not in "iuf":
             raise ValueError(f"{path}: holds {self._dtype}; only integers and floats can be perturbed")
@@ -103,11 +106,3 @@ class _ArraySink:
     def write(self, piece: np.ndarray) -> None:
         self.values += piece.size
         self._file.write(piece.data.cast("B"))
-
-
-def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    try:
-        return _HEADERS[npy.read_magic(file)](file)
-    except Exception as error:  # NumPy evaluates the header as Python: whatever that raises
-        size = os.fstat(file.fileno()).st_size
-        raise ValueError(f"{path}: {'is not a readable .npy file' if size else 'is empty'}") from error

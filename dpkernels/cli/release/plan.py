@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.rows import check_some_rows, check_values, label, perturbed, row_order
+from dpkernels.cli.release.rows import check_some_rows, label, perturbed, row_order
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
@@ -92,17 +92,16 @@ class Plan(abc.ABC):
         """Return the output, ready to be written, which is withdrawn unless it is committed."""
 
     @abc.abstractmethod
-    def read(self, progress: bool | None) -> int:
-        """Read and check every value; return the number of rows (for an array: values) of the release."""
-
-    @abc.abstractmethod
     def write(self, output: Any, progress: bool | None) -> tuple[int, Sequence[str], list[WrittenFile]]:
-        """Perturb every value; return the number of rows, the properties that are not kept, and the files."""
+        """Perturb every value, or without an output check it.
+
+        Return the number of rows (for an array: values), the properties that are not kept, and the files.
+        """
 
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
         left = "" if self.ledger_account is None else self.ledger_account.check(*self.spec.totals())
-        return self._release(self.read(progress)), left
+        return self._release(*self.write(None, progress)[:2]), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         """Charge the ledger, if there is one, then write the files and, last, their sidecar.
@@ -112,7 +111,7 @@ class Plan(abc.ABC):
         """
         with self.output() as output:
             if check_first:
-                self.read(progress)
+                self.write(None, progress)
             with charged(self.ledger_account, self.spec.totals(), self.label, output) as ledger_charge:
                 values, not_kept, written = self.write(output, progress)
                 release = self._release(values, not_kept, ledger_charge)
@@ -141,25 +140,24 @@ class FilePlan(Plan):
             raise click.UsageError("--check-first: standard input can be read only once")
         return super().release(progress, check_first)
 
-    def read(self, progress: bool | None) -> int:
-        with naming(self.source.path), self._shown(progress) as show:
-            read, rows = check_values(self.spec, self.source, show)
-        check_some_rows(self.source.path, read, rows)
-        return rows
-
-    def write(self, output: Output | StandardOutput, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
-        source, row_options, secret = self.source, self.spec.row_options, os.urandom(32)
-        path = path_of(output.file)
-        held, read, rows, size = list[Any](), 0, 0, 0
+    def write(
+        self, output: Output | StandardOutput | None, progress: bool | None
+    ) -> tuple[int, list[str], list[WrittenFile]]:
+        source, secret, held = self.source, None if output is None else os.urandom(32), list[Any]()
+        path = None if output is None else path_of(output.file)
+        read = rows = size = 0
         with (
             self._shown(progress) as show,
-            naming(f"{source.path} to {output.place}"),
-            source.sink(path) as sink,
-            closing(perturbed(self.spec, source, secret, show)) as pieces,
+            naming(source.path if output is None else f"{source.path} to {output.place}"),
+            nullcontext() if path is None else source.sink(path) as sink,
+            closing(perturbed(self.spec, source, secret)) as pieces,
         ):
             for piece, before, left in pieces:
                 read, rows = read + before, rows + left
-                if not row_options.shuffle:
+                show()
+                if sink is None:
+                    continue
+                if not self.spec.row_options.shuffle:
                     sink.write(piece)
                     continue
                 held.append(piece)
@@ -168,9 +166,11 @@ class FilePlan(Plan):
                     raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
             with independent_of_reports():
                 check_some_rows(source.path, read, rows)
-            if held:
+            if sink is not None and secret is not None and held:
                 for piece in source.reordered(held, row_order(secret, rows // source.values_per_row)):
                     sink.write(piece)
+        if output is None or path is None:
+            return rows, [], []
         return rows, source.not_kept(path), [WrittenFile(*sha256_and_size(output.file))]
 
     @contextmanager

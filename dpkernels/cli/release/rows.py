@@ -27,21 +27,6 @@ _ARRAY, _ROW_ORDER = 0, 1
 Use = Callable[[np.ndarray, Bounds, int], np.ndarray]
 
 
-def check_values(
-    spec: ReleaseSpec, source: Source, show: Callable[[], object] = lambda: None, *, row: int = 0
-) -> tuple[int, int]:
-    """Refuse what a release of a file from a row on would refuse; return the numbers of rows of input and output."""
-    names = [column.name for column in spec.columns]
-    read = rows = 0
-    with closing(source.pieces(names)) as pieces:
-        checks = dict.fromkeys(names, lambda values, bounds, start: bounds.check(values, first=start))
-        for piece, _, whole in _columns(spec, source, pieces, checks, row):
-            read, rows = read + len(piece), rows + (len(piece) if whole is None else int(whole.sum()))
-            show()
-            stop_if_asked()
-    return read, rows
-
-
 def check_some_rows(name: object, read: int, left: int) -> None:
     """Refuse a file of which no row is left to release."""
     if left == 0:
@@ -67,20 +52,14 @@ def row_order(secret: bytes, rows: int) -> np.ndarray:
 
 
 def perturbed(
-    spec: ReleaseSpec,
-    source: Source,
-    secret: bytes,
-    show: Callable[[], object] = lambda: None,
-    *,
-    row: int = 0,
-    first: int = 0,
+    spec: ReleaseSpec, source: Source, secret: bytes | None, *, row: int = 0, first: int = 0
 ) -> Generator[tuple[Any, int, int], None, None]:
     """Yield the perturbed pieces of a file or a part, and how many rows (of an array: values) each had and has now.
 
-    ``secret`` is the release's key of 32 bytes. ``row`` is the first piece's row in the file, and ``first`` in the
-    whole release, whose noise it gets. ``show`` is called after every piece.
+    ``secret`` is the release's key of 32 bytes; without it values are only checked, and there are no pieces. ``row`` is
+    the first piece's row in the file, and ``first`` in the whole release, whose noise it gets.
     """
-    uses = {column.name: _noise(column, secret, first - row) for column in spec.columns}
+    uses = {column.name: _use(column, secret, first - row) for column in spec.columns}
     pieces = source.pieces(list(uses))
     # A request to stop need not wait for a stream's next bytes.
     with closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following:
@@ -90,16 +69,18 @@ def perturbed(
                 if (found := next(columns, None)) is None:
                     return
             piece, reports, whole = found
-            done, left = source.replaced(piece, reports), len(piece)
-            if whole is not None:
-                done, left = source.kept(done, whole), int(whole.sum())
+            left, done = len(piece) if whole is None else int(whole.sum()), None
+            if secret is not None:
+                done = source.replaced(piece, reports)
+                done = done if whole is None else source.kept(done, whole)
             yield done, len(piece), left
-            show()
             stop_if_asked()
 
 
-def _noise(column: Column, secret: bytes, offset: int) -> Use:
-    """Return an engine with a key of the column's own (two columns never share noise), for indices ``offset`` on."""
+def _use(column: Column, secret: bytes | None, offset: int) -> Use:
+    """Return a check, or noise of a key of the column's own: two columns never share noise."""
+    if secret is None:
+        return lambda values, bounds, row: bounds.check(values, first=row)
     own = host.fold_in(secret, _ARRAY) if column.name is None else column_secret(secret, column.name)
     engine = exact_engine(column.sampler, own)
     return lambda values, bounds, row: in_chunks(engine, bounds, values, start=row + offset, row=row)

@@ -31,7 +31,7 @@ from dpkernels.cli.dataset import estimate as estimates
 from dpkernels.cli.dataset import release as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
-from dpkernels.cli.dataset.release import Job, Secret, TaskError, check_part, perturb_part, run_task
+from dpkernels.cli.dataset.release import Job, Secret, TaskError, perturb_part, run_task
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.mechanisms import build_exact_sampler
@@ -321,8 +321,8 @@ def test_a_part_of_other_rows_than_planned_is_refused(tmp_path: Path, more: int)
     (part,), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
     other = dataclasses.replace(part, rows=part.rows + more)
     with described.folder.run():
-        for work in (perturb_part, check_part):
-            answer = run_task(work, described, Secret(SECRET), other)
+        for secret in (Secret(SECRET), None):
+            answer = run_task(perturb_part, described, secret, other)
             assert isinstance(answer, TaskError)
             assert f"has 1000 rows in a part that was planned with {1000 + more}" in answer.message
         assert list(described.folder.sizes()) == [NOTE]
