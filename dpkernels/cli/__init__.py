@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with interruptible(requests, last=arguments is None):
             if arguments is None:
-                _occupy_closed_streams()
+                # Open closed standard streams: else a file opened later becomes the stream that a library writes to.
+                while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+                    os.set_inheritable(descriptor, True)
+                os.close(descriptor)
                 keep_programs()
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt as error:
@@ -57,8 +60,14 @@ def _failed(error: Exception, requests: Requests) -> int:
             sys.stdout.flush()
     except OSError:  # Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, OSError) and not error.filename and _is_of_stdout(error):
-        error.filename = "standard output"
+    if isinstance(error, OSError) and not error.filename:
+        from traceback import walk_tb
+
+        import click
+
+        # An error that arose while text was printed names no file.
+        if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
+            error.filename = "standard output"
     if os.environ.get("DPKERNELS_DEBUG") == "1":
         raise error
     if requests.finished:
@@ -69,22 +78,6 @@ def _failed(error: Exception, requests: Requests) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, and wants no message
         return 1
     return _fail(error, _message(error), getattr(error, "exit_code", 1))
-
-
-def _is_of_stdout(error: OSError) -> bool:
-    """Return whether an error arose while text was printed; such an error names no file."""
-    from traceback import walk_tb
-
-    import click
-
-    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
-
-
-def _occupy_closed_streams() -> None:
-    """Open closed standard streams, so that no file opened later becomes the stream that a library writes to."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
 
 
 def _fail(error: BaseException, message: str, code: int = 1) -> int:

@@ -407,7 +407,7 @@ def ledger(file: Path, as_json: bool) -> None:
     """Print the budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
 
-    click.echo(as_text(ledgers.to_dict(file)) if as_json else "\n".join(ledgers.listing(file)))
+    _print(ledgers.Report(file, ledgers.Ledger(file).statement()), as_json)
 
 
 @dpkernels.command()

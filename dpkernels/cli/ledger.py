@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -47,7 +47,13 @@ class LedgerAccount:
                 budgeted(*budget)
             except ValueError as error:
                 raise click.UsageError(f"--budget: {error}") from error
-        _check_apart(path, files, folders)
+        # A ledger that is data, or that the release would replace, would forget what was spent.
+        for folder in folders:
+            if path.resolve().is_relative_to(folder.resolve()):
+                raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
+        for file in files:
+            if path.resolve() == file.resolve() or (path.exists() and file.exists() and path.samefile(file)):
+                raise click.UsageError(f"--ledger: {path} is a file of the release")
         if not budget and not path.exists():
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
         return cls(path, budget, files[0] if files else None)
@@ -94,16 +100,6 @@ class LedgerAccount:
             check(budgeted(*self.budget), EpsilonDelta(), EpsilonDelta(epsilon, delta), f"{self.path}: ")
 
 
-def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """Refuse a ledger that is data, or that the release would replace, which would forget what was spent."""
-    for folder in folders:
-        if path.resolve().is_relative_to(folder.resolve()):
-            raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
-    for file in files:
-        if path.resolve() == file.resolve() or (path.exists() and file.exists() and path.samefile(file)):
-            raise click.UsageError(f"--ledger: {path} is a file of the release")
-
-
 @dataclass(frozen=True)
 class LedgerCharge:
     """A charge that was made to a ledger, and the ledger's statement just after it."""
@@ -143,17 +139,6 @@ class LedgerCharge:
         return f"ledger {self.path}: charge {self.entry.id} of {self.entry.amounts}; {after}"
 
 
-def listing(path: Path) -> list[str]:
-    """Return a ledger for a terminal."""
-    statement = Ledger(path).statement()
-    lines = [f"ledger  {path}, {statement.ledger}, made {statement.created}"]
-    lines += [f"{name:<7} {getattr(statement, name)}" for name in ("budget", "spent", "left")]
-    if statement.entries:
-        rows = [_row(entry, statement) for entry in statement.entries]
-        lines += ["", *aligned([["charge", "time", "epsilon", "delta", "label"], *rows])]
-    return lines
-
-
 @contextmanager
 def charged(
     ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction], label: str, output: Any
@@ -180,26 +165,37 @@ def charged(
         raise failed from error.__cause__
 
 
-def to_dict(path: Path) -> dict[str, Any]:
-    """Return a JSON form of a ledger; amounts are decimals, exactly."""
-    statement = Ledger(path).statement()
-    form: dict[str, Any] = {"ledger": statement.ledger, "created": statement.created}
-    for name in ("budget", "spent", "left"):
-        form |= _exact(f"{name}_", getattr(statement, name))
-    return form | {"charges": [_charge(entry, statement) for entry in statement.entries]}
+@dataclass(frozen=True)
+class Report:
+    """What a ledger holds."""
 
+    path: Path
+    statement: Statement
 
-def _charge(entry: Entry, statement: Statement) -> dict[str, Any]:
-    amounts, voids, voided_by = _signed(entry), entry.voids or None, statement.voided.get(entry.id)
-    rest = {"label": entry.label, "hash": entry.hash, "voids": voids, "voided_by": voided_by}
-    return {"charge": entry.id, "time": entry.time, **amounts, **rest}
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form; amounts are decimals, exactly."""
+        own = self.statement
+        form: dict[str, Any] = {"ledger": own.ledger, "created": own.created}
+        for name in ("budget", "spent", "left"):
+            form |= _exact(f"{name}_", getattr(own, name))
+        charges = [
+            {"charge": entry.id, "time": entry.time, **_signed(entry), "label": entry.label, "hash": entry.hash}
+            | {"voids": entry.voids or None, "voided_by": own.voided.get(entry.id)}
+            for entry in own.entries
+        ]
+        return form | {"charges": charges}
 
-
-def _row(entry: Entry, statement: Statement) -> list[str]:
-    notes = [f"voids charge {entry.voids}"] if entry.voids else []
-    notes += [f"voided by {statement.voided[entry.id]}"] if entry.id in statement.voided else []
-    label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
-    return [str(entry.id), entry.time, *_signed(entry).values(), label]
+    def __str__(self) -> str:
+        own = self.statement
+        lines = [f"ledger  {self.path}, {own.ledger}, made {own.created}"]
+        lines += [f"{name:<7} {getattr(own, name)}" for name in ("budget", "spent", "left")]
+        rows = [["charge", "time", "epsilon", "delta", "label"]]
+        for entry in own.entries:
+            notes = [f"voids charge {entry.voids}"] if entry.voids else []
+            notes += [f"voided by {own.voided[entry.id]}"] if entry.id in own.voided else []
+            label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
+            rows.append([str(entry.id), entry.time, *_signed(entry).values(), label])
+        return "\n".join(lines + (["", *aligned(rows)] if own.entries else []))
 
 
 def _signed(entry: Entry) -> dict[str, str]:

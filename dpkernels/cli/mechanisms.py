@@ -147,13 +147,16 @@ class NamedConstructor:
 
     def __init__(self, name: str, construct: Callable[..., Mechanism], left_out: str = "") -> None:
         self.name, self.construct = name, construct
-        found = inspect.signature(construct).parameters
+        found, by_name = inspect.signature(construct).parameters, inspect.Parameter.KEYWORD_ONLY
         known = [option for option in OPTIONS if option in found and option != left_out]
-        by_name = inspect.Parameter.KEYWORD_ONLY
-        self.arguments = {option: found[option] for option in known if found[option].kind == by_name}
-        self.options = {
-            option: one.default is not one.empty or option in _SCALES for option, one in self.arguments.items()
+        required = {
+            option: found[option].default is inspect.Parameter.empty
+            for option in known
+            if found[option].kind == by_name
         }
+        self.options = {option: option in _SCALES or not needed for option, needed in required.items()}
+        # A scale that is not given is calibrated to the claim, where the constructor requires it.
+        self.calibrated = [option for option in required if option in _SCALES and required[option]]
 
     @property
     def is_central(self) -> bool:
@@ -165,24 +168,23 @@ class NamedConstructor:
         always = _CLAIM if release else ("sensitivity",)
         return [name for name, optional in self.options.items() if not optional or name in always]
 
-    def check(self, given: Iterable[str], release: bool) -> None:
-        given, required = list(given), self.required(release)
-        for name in given:
+    def make(self, options: Mapping[str, Any], release: bool) -> Mechanism:
+        """Return the mechanism of these options, for a release or for accounting."""
+        required = self.required(release)
+        for name in options:
             if name not in self.options:
                 known = flags(self.options)
                 raise click.UsageError(f"{flag(name)}: {_title(self.name)} has no such option; it has {known}")
-        if missing := [name for name in required if name not in given]:
+        if missing := [name for name in required if name not in options]:
             shown = ", ".join(map(flag, missing))
             raise click.UsageError(f"{shown}: missing; {_title(self.name)} needs {flags(required)}")
+        if "delta" in options:
+            checks.within("delta", options["delta"], 0.0, 1.0, open_ends=True)
+        if scales := [name for name in self.calibrated if name not in options]:
+            from accountants import calibrate
 
-    def make(self, options: Mapping[str, Any]) -> Mechanism:
-        """Return the mechanism of these options; a scale that is not given is calibrated to the claim."""
-        for name, one in self.arguments.items():
-            if name in _SCALES and name not in options and one.default is one.empty:
-                from accountants import calibrate
-
-                _check_claim(flag(name), options)
-                return getattr(calibrate, self.name.replace("-", "_"))(**options)
+            _check_claim(flag(scales[0]), options)
+            return getattr(calibrate, self.name.replace("-", "_"))(**options)
         return self.construct(**options)
 
 
@@ -252,10 +254,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
     """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim."""
     found = named(name, where)
     try:
-        found.check(options, release)
-        if "delta" in options:
-            checks.within("delta", options["delta"], 0.0, 1.0, open_ends=True)
-        return found.make(options)
+        return found.make(options, release)
     except click.UsageError as error:
         raise click.UsageError(where + error.message) from error
     except (ValueError, ProgramError) as error:

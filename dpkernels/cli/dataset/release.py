@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,11 +28,11 @@ from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerAccount
 from dpkernels.cli.release.plan import Plan, Request
-from dpkernels.cli.release.rows import perturbed
+from dpkernels.cli.release.rows import Done, released
 from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
-from dpkernels.staging import naming, path_of, sha256_and_size
+from dpkernels.staging import naming
 
 # Bytes before compression up to which row groups form a part: 2^23 values of a column, a second's work.
 PART_BYTES = 1 << 26
@@ -184,16 +184,6 @@ class TaskError:
     independent: bool = False  # whether the failure does not depend on the reports
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished part."""
-
-    number: int
-    rows: int  # how many (for an array: values) are left
-    written: WrittenFile | None = None  # its file; None for a check
-    not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
-
-
 # A function that engines run, of what is the same for all parts (such as a ``Job``), the release's key and a part.
 Task = Callable[[Any, Secret | None, Any], Any]
 
@@ -222,20 +212,12 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
         with independent_of_reports():
             source = held.enter_context(part.opened(job.spec.layout))
-        file = None if secret is None else held.enter_context(job.folder.part(name, part.file.local))
-        read = rows = 0
-        key = None if secret is None else secret.value
-        pieces = perturbed(job.spec, source, key, row=part.row, first=part.first)
-        with nullcontext() if file is None else source.sink(path_of(file)) as sink, closing(pieces):
-            for piece, before, left in pieces:
-                read, rows = read + before, rows + left
-                if sink is not None:
-                    sink.write(piece)
-        part.check_whole(read)
-        if file is None:
-            return Done(part.number, rows)
-        written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
-        return Done(part.number, rows, written, tuple(source.not_kept(path_of(file))))
+        key, file = None, None
+        if secret is not None:
+            key, file = secret.value, held.enter_context(job.folder.part(name, part.file.local))
+        done = released(job.spec, source, key, file, name=name, row=part.row, first=part.first)
+        part.check_whole(done.read)
+    return done
 
 
 def results(
@@ -272,7 +254,7 @@ class DatasetPlan(Plan):
         secret = None if output is None else Secret(os.urandom(32))
         job = Job(self.spec, len(self.parts), self.folder)
         with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as found:
-            done = sorted(found, key=lambda one: one.number)
+            done = sorted(found, key=lambda one: one.written.name if one.written else "")
         del secret
         if not any(one.rows for one in done):
             with independent_of_reports():
@@ -291,11 +273,9 @@ class DatasetPlan(Plan):
 def plan(request: Request, engine: Any) -> DatasetPlan:
     """Check everything of a release of many files that can be checked before a value is read."""
     source, target = str(request.source), str(request.target)
+    dash = "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
     for wrong, problem in (
-        (
-            target == str(DASH),
-            "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)",
-        ),
+        (target == str(DASH), dash),
         (request.force, "--force: a release of many files needs a new folder"),
         (request.rows.shuffle, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
         (request.sidecar, f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,13 @@ from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.rows import check_some_rows, label, perturbed, row_order
+from dpkernels.cli.release.rows import HELD, MOST_SHUFFLED_BYTES, label, released
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
-from dpkernels.staging import naming, path_of, sha256_and_size
+from dpkernels.staging import naming
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
-MOST_SHUFFLED_BYTES = 1 << 30
-_LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 
 @dataclass(frozen=True)
@@ -142,41 +140,20 @@ class FilePlan(Plan):
 
     def write(
         self, output: Output | StandardOutput | None, progress: bool | None
-    ) -> tuple[int, list[str], list[WrittenFile]]:
-        source, secret, held = self.source, None if output is None else os.urandom(32), list[Any]()
-        path = None if output is None else path_of(output.file)
-        read = rows = size = 0
+    ) -> tuple[int, tuple[str, ...], list[WrittenFile]]:
+        source = self.source
+        long = progress is None and source.path.stat().st_size >= _LONG_BYTES
+        key, file = (None, None) if output is None else (os.urandom(32), output.file)
         with (
-            self._shown(progress) as show,
+            bar(1.0, progress, long) as moved,
             naming(source.path if output is None else f"{source.path} to {output.place}"),
-            nullcontext() if path is None else source.sink(path) as sink,
-            closing(perturbed(self.spec, source, secret)) as pieces,
         ):
-            for piece, before, left in pieces:
-                read, rows = read + before, rows + left
-                show()
-                if sink is None:
-                    continue
-                if not self.spec.row_options.shuffle:
-                    sink.write(piece)
-                    continue
-                held.append(piece)
-                size += source.size(piece)
-                if size > MOST_SHUFFLED_BYTES:
-                    raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
-            with independent_of_reports():
-                check_some_rows(source.path, read, rows)
-            if sink is not None and secret is not None and held:
-                for piece in source.reordered(held, row_order(secret, rows // source.values_per_row)):
-                    sink.write(piece)
-        if output is None or path is None:
-            return rows, [], []
-        return rows, source.not_kept(path), [WrittenFile(*sha256_and_size(output.file))]
-
-    @contextmanager
-    def _shown(self, wanted: bool | None) -> Iterator[Callable[[], Any]]:
-        with bar(1.0, wanted, wanted is None and self.source.path.stat().st_size >= _LONG_BYTES) as moved:
-            yield lambda: moved(completed=self.source.fraction)
+            done = released(self.spec, source, key, file, lambda: moved(completed=source.fraction))
+            if not done.rows:
+                with independent_of_reports():
+                    problem = "every row has a missing value" if done.read else "is empty"
+                    raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
+        return done.rows, done.not_kept, [] if done.written is None else [done.written]
 
 
 def plan(request: Request) -> FilePlan:
@@ -189,7 +166,7 @@ def plan(request: Request) -> FilePlan:
     sidecar = _sidecar(path, target, request.sidecar, request.force)
     ledger_account = LedgerAccount.of(request.ledger, (path, target, sidecar))
     if rows.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
-        raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
+        raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
     source = open_source(path, layout)
     spec = request.spec(source, layout, rows)
     name = f"perturb {shown(path.name)} to {shown(target.name)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from io import BufferedIOBase
 from itertools import count
 from typing import Any
 
@@ -12,26 +14,23 @@ import numpy as np
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.layout import STANDARD_INPUT
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
-from dpkernels.cli.release.sidecar import Column, ReleaseSpec
+from dpkernels.cli.release.sidecar import Column, ReleaseSpec, WrittenFile
 from dpkernels.decimals import shortest
 from dpkernels.random import host
 from dpkernels.random.keys import column_secret
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError, report_type
+from dpkernels.staging import path_of, sha256_and_size
 
 _NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
 # Numbers that are folded into a release's key where there is no column's name, whose hash would be folded in.
 _ARRAY, _ROW_ORDER = 0, 1
+# Rows are held in memory to be shuffled.
+MOST_SHUFFLED_BYTES = 1 << 30
+HELD = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 # What is done with the values of a column of a piece, which begins with a row of the file.
 Use = Callable[[np.ndarray, Bounds, int], np.ndarray]
-
-
-def check_some_rows(name: object, read: int, left: int) -> None:
-    """Refuse a file of which no row is left to release."""
-    if left == 0:
-        problem = "every row has a missing value" if read else "is empty"
-        raise ValueError(f"{name}: {problem}; there is no row to perturb")
 
 
 def label(name: str | None) -> str:
@@ -51,37 +50,73 @@ def row_order(secret: bytes, rows: int) -> np.ndarray:
     raise AssertionError
 
 
-def perturbed(
-    spec: ReleaseSpec, source: Source, secret: bytes | None, *, row: int = 0, first: int = 0
-) -> Generator[tuple[Any, int, int], None, None]:
-    """Yield the perturbed pieces of a file or a part, and how many rows (of an array: values) each had and has now.
+@dataclass(frozen=True)
+class Done:
+    """The rows (of an array: values) that were read, and those that are left and were perturbed, or only checked."""
 
-    ``secret`` is the release's key of 32 bytes; without it values are only checked, and there are no pieces. ``row`` is
-    the first piece's row in the file, and ``first`` in the whole release, whose noise it gets.
+    read: int
+    rows: int
+    written: WrittenFile | None = None  # None for a check
+    not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
+
+
+def released(
+    spec: ReleaseSpec,
+    source: Source,
+    key: bytes | None,
+    file: BufferedIOBase | None,
+    show: Callable[[], object] = lambda: None,
+    *,
+    name: str = "",
+    row: int = 0,
+    first: int = 0,
+) -> Done:
+    """Perturb the rows of a file or a part into a new file, or without a key and a file check them.
+
+    ``key`` is the release's, of 32 bytes. ``row`` is the first piece's row in the file, and ``first`` in the whole
+    release, whose noise it gets. ``show`` is called after every piece. ``name`` is the new file's in a dataset.
     """
-    uses = {column.name: _use(column, secret, first - row) for column in spec.columns}
+    held, read, rows, size = list[Any](), 0, 0, 0
+    uses = {column.name: _use(column, key, first - row) for column in spec.columns}
     pieces = source.pieces(list(uses))
-    # A request to stop need not wait for a stream's next bytes.
-    with closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following:
+    with (
+        nullcontext() if file is None else source.sink(path_of(file)) as sink,
+        # A request to stop need not wait for a stream's next bytes.
+        closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following,
+    ):
         columns = _columns(spec, source, following, uses, row)
         while True:
             with independent_of_reports():
                 if (found := next(columns, None)) is None:
-                    return
+                    break
             piece, reports, whole = found
-            left, done = len(piece) if whole is None else int(whole.sum()), None
-            if secret is not None:
+            read, rows = read + len(piece), rows + (len(piece) if whole is None else int(whole.sum()))
+            if sink is not None:
                 done = source.replaced(piece, reports)
                 done = done if whole is None else source.kept(done, whole)
-            yield done, len(piece), left
+                if spec.row_options.shuffle:
+                    held.append(done)
+                    size += source.size(done)
+                else:
+                    sink.write(done)
+            if size > MOST_SHUFFLED_BYTES:
+                raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {HELD}")
+            show()
             stop_if_asked()
+        if sink is not None and key is not None and held and rows:
+            for piece in source.reordered(held, row_order(key, rows // source.values_per_row)):
+                sink.write(piece)
+    if file is None:
+        return Done(read, rows)
+    written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
+    return Done(read, rows, written, tuple(source.not_kept(path_of(file))))
 
 
-def _use(column: Column, secret: bytes | None, offset: int) -> Use:
+def _use(column: Column, key: bytes | None, offset: int) -> Use:
     """Return a check, or noise of a key of the column's own: two columns never share noise."""
-    if secret is None:
+    if key is None:
         return lambda values, bounds, row: bounds.check(values, first=row)
-    own = host.fold_in(secret, _ARRAY) if column.name is None else column_secret(secret, column.name)
+    own = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
     engine = exact_engine(column.sampler, own)
     return lambda values, bounds, row: in_chunks(engine, bounds, values, start=row + offset, row=row)
 
