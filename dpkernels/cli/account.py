@@ -19,6 +19,7 @@ from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
 from dpkernels.cli.mechanisms import mechanism
+from dpkernels.cli.options import single
 from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -249,32 +250,41 @@ class SeveralReports:
             _plot_shuffled(target, self)
 
 
-def composed(one: Account, *, reports: int = 1, subsample: float | None = None) -> SeveralReports:
-    """Return reports that are composed, each on a Poisson sample of all records if there is a rate."""
+def accounted(
+    name: str,
+    at_epsilon: Sequence[float],
+    at_delta: Sequence[float],
+    shuffle: Sequence[int],
+    reports: Sequence[int],
+    subsample: Sequence[float],
+    **options: tuple[Any, ...],
+) -> Account | SeveralReports:
+    """Account for one report of a mechanism, several that are composed, or shuffled ones of its certified integers."""
+    given = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
+    if "shuffle" in given and len(given) > 1:
+        raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
+    one = Account.of(name, single(options), at_epsilon, at_delta)
     try:
-        made = accountants.guarantee(one.mechanism)
-        if subsample is not None:
-            checks.within("--subsample", subsample, np.nextafter(0.0, 1.0), 1.0)
-            made = made.subsample(subsample)
-        made = made.repeat(checks.whole("--reports", reports, 1, 1 << 40))
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(str(error)) from error
-    sample = "" if subsample is None else f", each on a Poisson sample of rate {subsample:g} of its own"
-    numbers = {"reports": reports, "subsample": subsample}
-    return SeveralReports(one, made, numbers, ("reports", f"{reports}{sample}"), _COMPOSED_COVERS)
-
-
-def shuffled(one: Account, n: int) -> SeveralReports:
-    """Return n shuffled reports of the certified integers of a mechanism."""
-    try:
-        accountants.shuffled(one.mechanism, n)  # Refuse before anything is certified.
-        sampler = exact_sampler(one.mechanism)
-        made = accountants.shuffled(sampler, n)
+        if (n := given.get("shuffle")) is not None:
+            accountants.shuffled(one.mechanism, n)  # Refuse before anything is certified.
+            sampler = exact_sampler(one.mechanism)
+            made: Any = accountants.shuffled(sampler, n)
+            return SeveralReports(
+                one, made, {"shuffled": n}, ("shuffled", f"{n} honest reports"), _SHUFFLED_COVERS, sampler
+            )
+        if not given:
+            return one
+        made, sample, rate = accountants.guarantee(one.mechanism), "", given.get("subsample")
+        if rate is not None:
+            checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
+            made, sample = made.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
+        count = checks.whole("--reports", given.get("reports", 1), 1, 1 << 40)
+        numbers = {"reports": count, "subsample": rate}
+        return SeveralReports(one, made.repeat(count), numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
     except CertificateError:
         raise
     except (TypeError, ValueError) as error:
-        raise click.UsageError(f"--shuffle: {error}") from error
-    return SeveralReports(one, made, {"shuffled": n}, ("shuffled", f"{n} honest reports"), _SHUFFLED_COVERS, sampler)
+        raise click.UsageError(("--shuffle: " if "shuffle" in given else "") + str(error)) from error
 
 
 _MOST_POINTS, _DECADES = 25, 2

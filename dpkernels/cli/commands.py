@@ -124,14 +124,7 @@ _TUNED: opts.Options = {
 @opts.options_of(_TOGETHER)
 @opts.plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
 @opts.json_option()
-def account(
-    mechanism: str,
-    at_epsilon: tuple[float, ...],
-    at_delta: tuple[float, ...],
-    plot: Path | None,
-    as_json: bool,
-    **options: tuple[Any, ...],
-) -> None:
+def account(mechanism: str, plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
     """Print the privacy of MECHANISM: delta at epsilons, epsilon at deltas, pure level and variance.
 
     `dpkernels mechanisms` lists the mechanisms with their options. Without --epsilon and --delta the mechanism makes no
@@ -141,16 +134,7 @@ def account(
     with importing():
         from dpkernels.cli import account as accounting
 
-    several = opts.single({name: options.pop(name) for name in ("reports", "subsample")})
-    together = opts.single({"shuffle": options.pop("shuffle")})
-    if together and several:
-        raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
-    found: Any = accounting.Account.of(mechanism, opts.single(options), at_epsilon, at_delta)
-    if several:
-        found = accounting.composed(found, **several)
-    if together:
-        found = accounting.shuffled(found, together["shuffle"])
-    _print(found, as_json, plot)
+    _print(accounting.accounted(mechanism, **options), as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_TUNE)
@@ -167,8 +151,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     with importing():
         from dpkernels.cli import tune as tuning
 
-    found = tuning.tuned(objective, opts.single(options))
-    _print(found, as_json, plot)
+    _print(tuning.tuned(objective, opts.single(options)), as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_ESTIMATE)
@@ -187,17 +170,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 @opts.plot_option("Also draw the histogram and the cdf into this .png, of every group.")
 @opts.engine_options
 @opts.json_option()
-def estimate(
-    reports: Path | str,
-    sidecar: Path | None,
-    column: str | None,
-    by: str | None,
-    lower: float | None,
-    upper: float | None,
-    plot: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Estimate from the reports in a released file the values behind them, with intervals.
 
     REPORTS is what `dpkernels perturb` wrote, .csv, .tsv (also .gz), .parquet or .npy, or the folder or URI of a
@@ -207,16 +180,16 @@ def estimate(
     with importing():
         from dpkernels.cli import estimate
 
+    runs = {name: options.pop(name) for name in opts.ENGINE}
+    column, by, lower, upper = (options.pop(name) for name in ("column", "by", "lower", "upper"))
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
-    runs = {name: options.pop(name) for name in opts.ENGINE}
     asked = estimate.EstimateOptions(**options)
-    bounds = None if lower is None or upper is None else (lower, upper)
-    counted: Any
+    wanted = column, by, None if lower is None else (lower, upper)
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
-        counted = estimate.read(reports, sidecar, column, by, bounds)
+        counted = estimate.read(reports, sidecar, *wanted)
     else:
         if sidecar is not None:
             raise click.UsageError("--sidecar: is for one file; a dataset has its own")
@@ -224,7 +197,7 @@ def estimate(
             from dpkernels.cli.dataset import estimate as dataset
             from dpkernels.cli.dataset.engines import engine
 
-        counted = dataset.read(reports, column, by, bounds, engine(runs))
+        counted = dataset.read(reports, *wanted, engine(runs))
     if plot is not None:
         estimate.check_panels(counted)
     found = estimate.estimates(counted, asked)
@@ -309,16 +282,7 @@ _COMPARED: opts.Options = {
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @opts.json_option("Print the summary as JSON.")
-def perturb(
-    source: Path | str,
-    target: Path | str,
-    check: bool,
-    check_first: bool,
-    progress: bool | None,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
 
     All other columns, and the order of the rows, are copied as they are and are NOT protected. Choose bounds and
@@ -326,20 +290,11 @@ def perturb(
     """
     with importing():
         from dpkernels.cli.release import plan, summary
-        from dpkernels.cli.release.sidecar import RowOptions
 
+    check, check_first, progress = (options.pop(name) for name in ("check", "check_first", "progress"))
     runs = {name: options.pop(name) for name in opts.ENGINE}
-    names = ("columns", "clip", "force", "sidecar", "kind", "delimiter", "multiline")
-    own = {name: options.pop(name) for name in names}
-    request = plan.Request(
-        source=source,
-        target=target,
-        mechanisms=options.pop("mechanism"),
-        ledger=opts.single({name: options.pop(name) for name in ("ledger", "budget")}),
-        rows=RowOptions(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
-        **own,
-        options={name: values for name, values in options.items() if values},
-    )
+    of_mechanisms = {name: values for name in opts.OPTIONS if (values := options.pop(name))}
+    request = plan.Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
         release: plan.Plan = plan.plan(request)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,7 @@ def json_option(text: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+def single(given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the options that were given, of a command that takes each once."""
     for name, values in given.items():
         if len(values) > 1:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,10 +26,9 @@ from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
-from dpkernels.cli.ledger import LedgerAccount
 from dpkernels.cli.release.plan import Plan, Request
 from dpkernels.cli.release.rows import Done, released
-from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
+from dpkernels.cli.release.sidecar import ReleaseSpec, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 from dpkernels.staging import naming
@@ -249,7 +248,7 @@ class DatasetPlan(Plan):
         with self.folder.run() as made, self.engine.ready():
             yield made
 
-    def write(self, output: Folder | None, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
+    def write(self, output: Folder | None, progress: bool | None) -> list[Done]:
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         secret = None if output is None else Secret(os.urandom(32))
         job = Job(self.spec, len(self.parts), self.folder)
@@ -260,14 +259,12 @@ class DatasetPlan(Plan):
             with independent_of_reports():
                 first = self.parts[0].file
                 raise ValueError(f"{first}: every row of the dataset has a missing value; there is no row to perturb")
-        written = [one.written for one in done if one.written is not None]
         sizes = {} if output is None else output.sizes()
-        for one in written:
+        for one in (part.written for part in done if part.written):
             if sizes.get(one.name) != one.size:
                 there = f"{sizes.get(one.name, 'no')} bytes here, {one.size} where it was written"
                 raise OSError(f"{one.name}: has {there}; OUT must be a folder that all machines share")
-        not_kept = dict.fromkeys(note for one in done for note in one.not_kept)
-        return sum(one.rows for one in done), list(not_kept), written
+        return done
 
 
 def plan(request: Request, engine: Any) -> DatasetPlan:
@@ -277,7 +274,7 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     for wrong, problem in (
         (target == str(DASH), dash),
         (request.force, "--force: a release of many files needs a new folder"),
-        (request.rows.shuffle, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
+        (request.shuffle_rows, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
         (request.sidecar, f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder"),
     ):
         if wrong:
@@ -290,11 +287,11 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
-    ledger_account = LedgerAccount.of(request.ledger, [file.local for file in found.files if file.local], folders)
+    ledger_account = request.account([file.local for file in found.files if file.local], folders)
     layout = common_layout(found.files, request.kind, request.delimiter, request.multiline)
     parts = planned(found.files, layout)
     with parts[0].opened(layout) as first:
-        spec = request.spec(first, layout, replace(request.rows, shuffleable=False))
+        spec = request.spec(first, layout, shuffleable=False)
     name = f"perturb {shown(parts[0].file.name)} and on to {shown(target)}"
     return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
 

@@ -19,9 +19,10 @@ from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
+from dpkernels.cli.options import single
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.rows import HELD, MOST_SHUFFLED_BYTES, label, released
-from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
+from dpkernels.cli.release.rows import HELD, MOST_SHUFFLED_BYTES, Done, label, released
+from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, to_json
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 from dpkernels.staging import naming
@@ -35,24 +36,31 @@ class Request:
 
     source: Path | str
     target: Path | str
-    columns: Sequence[str]
-    mechanisms: Sequence[str]  # their names, one for all columns or one a column; none for the default
     # The values of the mechanisms' options that were given; see ``mechanisms.options_by_column``.
     options: Mapping[str, Sequence[Any]]
+    columns: Sequence[str]
+    mechanism: Sequence[str]  # one for all columns or one a column; none for the default
     clip: bool
     force: bool
-    ledger: Mapping[str, Any]  # the options of a ledger that were given
-    rows: RowOptions  # the treatment of rows besides noise
+    ledger: Sequence[Path]
+    budget: Sequence[tuple[float, ...]]
+    missing: str
+    decimals: int | None
+    shuffle_rows: bool
     sidecar: Path | None  # where the certificates go; needed if OUT is -
     kind: str | None  # the format; None for the one that the suffixes say
     delimiter: str | None  # None for that of the format
     multiline: bool
 
-    def spec(self, source: Source, layout: Layout, rows: RowOptions) -> ReleaseSpec:
+    def account(self, files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
+        return LedgerAccount.of(single({"ledger": self.ledger, "budget": self.budget}), files, folders)
+
+    def spec(self, source: Source, layout: Layout, shuffleable: bool = True) -> ReleaseSpec:
         """Return the release of a file, or of several like it, with certified mechanisms."""
+        rows = RowOptions(self.missing, self.decimals, self.shuffle_rows, shuffleable)
         if rows.missing == "drop" and not source.droppable:
             raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
-        names, mechanisms = self._names(source), self.mechanisms or [DEFAULT]
+        names, mechanisms = self._names(source), self.mechanism or [DEFAULT]
         check_count("mechanism", len(mechanisms), len(names))
         each = list(mechanisms) * (len(names) if len(mechanisms) == 1 else 1)
         settings = zip(names, each, options_by_column(each, self.options), strict=True)
@@ -90,16 +98,13 @@ class Plan(abc.ABC):
         """Return the output, ready to be written, which is withdrawn unless it is committed."""
 
     @abc.abstractmethod
-    def write(self, output: Any, progress: bool | None) -> tuple[int, Sequence[str], list[WrittenFile]]:
-        """Perturb every value, or without an output check it.
-
-        Return the number of rows (for an array: values), the properties that are not kept, and the files.
-        """
+    def write(self, output: Any, progress: bool | None) -> list[Done]:
+        """Perturb every value, or without an output check it; return the result of every part in order."""
 
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
         left = "" if self.ledger_account is None else self.ledger_account.check(*self.spec.totals())
-        return self._release(*self.write(None, progress)[:2]), left
+        return self._release(self.write(None, progress)), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         """Charge the ledger, if there is one, then write the files and, last, their sidecar.
@@ -111,13 +116,14 @@ class Plan(abc.ABC):
             if check_first:
                 self.write(None, progress)
             with charged(self.ledger_account, self.spec.totals(), self.label, output) as ledger_charge:
-                values, not_kept, written = self.write(output, progress)
-                release = self._release(values, not_kept, ledger_charge)
+                done = self.write(output, progress)
+                release, written = self._release(done, ledger_charge), [one.written for one in done if one.written]
                 output.commit(to_json(release, written), [one.name for one in written])
         return release
 
-    def _release(self, values: int, not_kept: Sequence[str] = (), ledger_charge: LedgerCharge | None = None) -> Release:
-        return Release(self.spec, values // self.spec.values_per_row, tuple(not_kept), ledger_charge)
+    def _release(self, done: Sequence[Done], ledger_charge: LedgerCharge | None = None) -> Release:
+        rows, not_kept = sum(one.rows for one in done), dict.fromkeys(note for one in done for note in one.not_kept)
+        return Release(self.spec, rows // self.spec.values_per_row, tuple(not_kept), ledger_charge)
 
 
 @dataclass(frozen=True)
@@ -138,9 +144,7 @@ class FilePlan(Plan):
             raise click.UsageError("--check-first: standard input can be read only once")
         return super().release(progress, check_first)
 
-    def write(
-        self, output: Output | StandardOutput | None, progress: bool | None
-    ) -> tuple[int, tuple[str, ...], list[WrittenFile]]:
+    def write(self, output: Output | StandardOutput | None, progress: bool | None) -> list[Done]:
         source = self.source
         long = progress is None and source.path.stat().st_size >= _LONG_BYTES
         key, file = (None, None) if output is None else (os.urandom(32), output.file)
@@ -153,22 +157,22 @@ class FilePlan(Plan):
                 with independent_of_reports():
                     problem = "every row has a missing value" if done.read else "is empty"
                     raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
-        return done.rows, done.not_kept, [] if done.written is None else [done.written]
+        return [done]
 
 
 def plan(request: Request) -> FilePlan:
     """Check everything of a release of one file that can be checked before a value is read."""
-    path, target, rows = Path(request.source), Path(request.target), request.rows
+    path, target = Path(request.source), Path(request.target)
     layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
     if path != DASH and (what := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {what}; it must be a file, or - for standard input")
     path = STANDARD_INPUT if path == DASH else path
     sidecar = _sidecar(path, target, request.sidecar, request.force)
-    ledger_account = LedgerAccount.of(request.ledger, (path, target, sidecar))
-    if rows.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
+    ledger_account = request.account((path, target, sidecar))
+    if request.shuffle_rows and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
     source = open_source(path, layout)
-    spec = request.spec(source, layout, rows)
+    spec = request.spec(source, layout)
     name = f"perturb {shown(path.name)} to {shown(target.name)}"
     return FilePlan(spec, ledger_account, name, sidecar, source, target, request.force)
 

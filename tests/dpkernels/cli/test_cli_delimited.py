@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.release import plan, rows
-from dpkernels.cli.release.sidecar import RowOptions
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.
@@ -43,12 +42,15 @@ class Released:
                     source=source,
                     target=target,
                     columns=[name],
-                    mechanisms=["piecewise"],
+                    mechanism=["piecewise"],
                     options=BOUNDS,
                     clip=False,
                     force=False,
-                    ledger={},
-                    rows=RowOptions(missing),
+                    ledger=[],
+                    budget=[],
+                    missing=missing,
+                    decimals=None,
+                    shuffle_rows=False,
                     sidecar=None,
                     kind=form.kind,
                     delimiter=form.delimiter,
