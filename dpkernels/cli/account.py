@@ -19,7 +19,7 @@ from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
 from dpkernels.cli.mechanisms import mechanism
-from dpkernels.cli.options import single
+from dpkernels.cli.options import single, usage_errors
 from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -65,12 +65,10 @@ class Account:
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any], epsilons: Sequence[float], deltas: Sequence[float]) -> Account:
         made = mechanism(name, options, release=False)
-        try:
+        with usage_errors(errors=(TypeError, ValueError)):
             accountants.delta(made, 1.0)
             checks.within("--at-epsilon", np.array(epsilons, float), 0.0, np.finfo(float).max)
             checks.within("--at-delta", np.array(deltas, float), 0.0, 1.0, open_ends=True)
-        except (TypeError, ValueError) as error:
-            raise click.UsageError(str(error)) from error
         return cls(name, made, options, epsilons, deltas)
 
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
@@ -263,28 +261,25 @@ def accounted(
     given = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
     if "shuffle" in given and len(given) > 1:
         raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
-    one = Account.of(name, single(options), at_epsilon, at_delta)
-    try:
-        if (n := given.get("shuffle")) is not None:
-            accountants.shuffled(one.mechanism, n)  # Refuse before anything is certified.
-            sampler = exact_sampler(one.mechanism)
-            made: Any = accountants.shuffled(sampler, n)
-            return SeveralReports(
-                one, made, {"shuffled": n}, ("shuffled", f"{n} honest reports"), _SHUFFLED_COVERS, sampler
-            )
-        if not given:
-            return one
-        made, sample, rate = accountants.guarantee(one.mechanism), "", given.get("subsample")
-        if rate is not None:
-            checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
-            made, sample = made.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
-        count = checks.whole("--reports", given.get("reports", 1), 1, 1 << 40)
+    one, n = Account.of(name, single(options), at_epsilon, at_delta), given.get("shuffle")
+    if not given:
+        return one
+    with usage_errors("" if n is None else "--shuffle: ", (TypeError, ValueError)):
+        if n is not None:
+            made: Any = accountants.shuffled(one.mechanism, n)  # Refuse before anything is certified.
+        else:
+            made, sample, rate = accountants.guarantee(one.mechanism), "", given.get("subsample")
+            if rate is not None:
+                checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
+                made, sample = made.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
+            count = checks.whole("--reports", given.get("reports", 1), 1, 1 << 40)
+            made = made.repeat(count)
+    if n is None:
         numbers = {"reports": count, "subsample": rate}
-        return SeveralReports(one, made.repeat(count), numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
-    except CertificateError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(("--shuffle: " if "shuffle" in given else "") + str(error)) from error
+        return SeveralReports(one, made, numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
+    sampler = exact_sampler(one.mechanism)
+    made, text = accountants.shuffled(sampler, n), ("shuffled", f"{n} honest reports")
+    return SeveralReports(one, made, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
 
 
 _MOST_POINTS, _DECADES = 25, 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,6 @@ import dpkernels as package
 from dpkernels.cli import options as opts
 from dpkernels.cli.files.layout import DASH
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.text import as_text
 
 _OVERVIEW = """\b
 Examples:
@@ -53,7 +53,7 @@ def dpkernels(context: click.Context) -> None:
 def _print(found: Any, as_json: bool, plot: Path | None = None) -> None:
     if plot is not None:
         found.plot(plot)
-    click.echo(as_text(found.to_dict()) if as_json else str(found))
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
 
 
 _MORE_ACCOUNT = """\b
@@ -306,8 +306,8 @@ def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, 
     done, left = release.check(progress) if check else (release.release(progress, check_first), "")
     if not quiet:
         about = done, None if check else (target, release.sidecar)
-        text = as_text(summary.summary_dict(*about)) if as_json else "\n".join(summary.summary_lines(*about, left))
-        click.echo(text, err=target == DASH)
+        lines = [json.dumps(summary.summary_dict(*about), indent=2)] if as_json else summary.summary_lines(*about, left)
+        click.echo("\n".join(lines), err=target == DASH)
 
 
 @dpkernels.command(epilog=_MORE_COMPARE)

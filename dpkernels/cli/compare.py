@@ -11,6 +11,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
+from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import shown as rounded
@@ -89,12 +90,10 @@ def comparison(
         raise click.UsageError(
             "--lower and --upper: give both for values in an interval, or --sensitivity, or all three"
         )
-    try:
+    with usage_errors():
         checks.epsilon(epsilon)
         if sensitivity is not None:
             checks.sensitivity(sensitivity)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     made: dict[str, Any] = {}  # Mechanisms, all bounded: others may lack a central variance.
     D = sensitivity or 0.0
     if lower is not None and upper is not None:

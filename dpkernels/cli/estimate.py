@@ -23,9 +23,9 @@ from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.options import usage_errors
 from dpkernels.cli.release.output import digest, sidecar_path
-from dpkernels.cli.release.rows import label
-from dpkernels.cli.release.sidecar import read_sidecar, title
+from dpkernels.cli.release.sidecar import label, read_sidecar, title
 from dpkernels.cli.text import aligned, shown
 from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel, channel_of
@@ -260,13 +260,11 @@ class EstimateOptions:
     assume: str  # what intervals assume, as of ``dpkernels.estimate``
 
     def __post_init__(self) -> None:
-        try:
+        with usage_errors():
             checks.within("--quantiles", self.quantiles or 0.5, 0.0, 1.0, open_ends=True)
             checks.within("--confidence", self.confidence, 0.0, 1.0, open_ends=True)
             if self.histogram is not None:
                 checks.whole("--histogram", self.histogram, 1, 1024)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
 
 
 class EstimateRow(NamedTuple):
@@ -383,10 +381,8 @@ def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateR
     if not counts.total:
         form["mean"] = {"value": None, "why": "no report"}
         return EstimateRow(form, None, ValueError("reports: there is none"))
-    try:
+    with usage_errors("--"):
         made = estimate(counts, atoms=asked.atoms or (), grid=asked.grid, assume=asked.assume)
-    except ValueError as error:
-        raise click.UsageError("--" + str(error)) from error
     with suppress(ValueError):  # Otherwise the mean is all that the reports have information on.
         form["distribution"] = made.model
     quantiles = {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in asked.quantiles or _QUANTILES}

@@ -15,6 +15,7 @@ import click
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, budgeted, check, minus, printed
 from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement, check_makeable
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
+from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned, shown
 
 _LEAST_DELTA = -9  # the power of ten of the least delta that is advised
@@ -43,10 +44,8 @@ class LedgerAccount:
         if len(budget) > 2:
             raise click.UsageError(f"--budget: {len(budget)} numbers; it is EPS or EPS,DELTA")
         if budget:
-            try:
+            with usage_errors("--budget: "):
                 budgeted(*budget)
-            except ValueError as error:
-                raise click.UsageError(f"--budget: {error}") from error
         # A ledger that is data, or that the release would replace, would forget what was spent.
         for folder in folders:
             if path.resolve().is_relative_to(folder.resolve()):

@@ -14,7 +14,7 @@ import click
 
 import dpkernels
 from dpkernels import checks
-from dpkernels.cli.options import OPTIONS, flag, flags
+from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
@@ -253,12 +253,8 @@ def named(name: str, where: str = "") -> NamedConstructor:
 def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
     """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim."""
     found = named(name, where)
-    try:
+    with usage_errors(where, (ValueError, ProgramError)):
         return found.make(options, release)
-    except click.UsageError as error:
-        raise click.UsageError(where + error.message) from error
-    except (ValueError, ProgramError) as error:
-        raise click.UsageError(where + str(error)) from error
 
 
 def build_exact_sampler(

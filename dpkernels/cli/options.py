@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,14 @@ def single(given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         if len(values) > 1:
             raise click.UsageError(f"{flag(name)}: given {len(values)} times; give it once")
     return {name: values[0] for name, values in given.items() if values}
+
+
+@contextmanager
+def usage_errors(where: str = "", errors: Any = ValueError) -> Iterator[None]:
+    """Let errors of the values of options be usage errors, which begin with ``where``."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise click.UsageError(where + error.message) from error
+    except errors as error:
+        raise click.UsageError(where + str(error)) from error

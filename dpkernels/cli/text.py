@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 
@@ -21,8 +20,3 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     """Return the first few names, and how many more there are."""
     rest = len(names) - most
     return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")
-
-
-def as_text(form: object) -> str:
-    """Return JSON that people can read, too."""
-    return json.dumps(form, indent=2)

@@ -15,7 +15,7 @@ from accountants import tune
 from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
 from accountants.tune.families import constructed, noise
-from dpkernels.cli.options import flag, flags
+from dpkernels.cli.options import flag, flags, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import shown as rounded
@@ -116,11 +116,9 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
         raise click.UsageError(f"--objective: {objective!r} is not one of {', '.join(OBJECTIVES)}")
     needs, make, unit = OBJECTIVES[objective]
     budget = _budget(given, needs)
-    try:
+    with usage_errors():
         aim = make(*(given[name] for name in needs))
         families = [family for names in budget for family in _families(names, given)]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     text = {name: shortest(value) for name, value in given.items()}
     if "at" in needs and "lower" in given and not given["lower"] <= given["at"] <= given["upper"]:
         raise click.UsageError(f"--at: {text['at']} is not in [{text['lower']}, {text['upper']}]")

@@ -26,8 +26,7 @@ from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
-from dpkernels.cli.release.plan import Plan, Request
-from dpkernels.cli.release.rows import Done, released
+from dpkernels.cli.release.plan import Done, Plan, Request, released
 from dpkernels.cli.release.sidecar import ReleaseSpec, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar

@@ -407,7 +407,7 @@ def test_unexpected_errors_are_one_line_unless_debugging(run: Run, monkeypatch: 
         raise RuntimeError("oh\nno")
 
     np.save("in.npy", ages(3))
-    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", fail)
+    monkeypatch.setattr("dpkernels.cli.release.plan.in_chunks", fail)
     assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "RuntimeError: oh no", "DPKERNELS_DEBUG=1")
     assert_nothing_but("in.npy")
     monkeypatch.setenv("DPKERNELS_DEBUG", "1")

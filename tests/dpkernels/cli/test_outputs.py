@@ -373,7 +373,7 @@ def test_the_private_copy_of_standard_output_has_no_name(run: Run, monkeypatch: 
         seen.extend((path_of(file).stat().st_size, len(list(Path("temporary").iterdir()))))
         return sha256_and_size(file)
 
-    monkeypatch.setattr("dpkernels.cli.release.rows.sha256_and_size", noted)
+    monkeypatch.setattr("dpkernels.cli.release.plan.sha256_and_size", noted)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", "--column", "age", *AGE)
     assert (done.code, seen) == (0, [len(done.out), 0])
 
