@@ -81,10 +81,8 @@ class Region:
         """Refuse records that break the grammar, and name the first offence of a kind."""
         text = np.frombuffer(self.text, np.uint8)
         quotes = np.flatnonzero(text == QUOTE) if QUOTE in self.text else np.empty(0, int)
-        offences, broken = (
-            _quote_offences(text, quotes, layout),
-            "a line break inside a quoted cell; --multiline allows them",
-        )
+        offences = _quote_offences(text, quotes, layout) if len(quotes) else []
+        broken = "a line break inside a quoted cell; --multiline allows them"
         if not layout.multiline and len(quotes) and self.text.count(LF) > len(self.feeds):
             offences.append((np.setdiff1d(np.flatnonzero(text == LF), self.feeds)[0], broken))
         if CR in self.text:
@@ -159,12 +157,14 @@ def _grid(region: Region, text: np.ndarray, width: int, start: int) -> tuple[np.
     """
     ends, feeds = region.ends, region.feeds
     first = np.concatenate([[0], feeds[:-1] + 1]) if len(feeds) else feeds
-    if width > 1 and not _is_regular(ends, feeds, width):
+    is_regular = _is_regular(ends, feeds, width)
+    if width > 1 and not is_regular:
         blank = (feeds == first) | ((feeds - first == 1) & (text[first] == CR))
         kept = np.ones(len(ends), bool)
         kept[np.searchsorted(ends, feeds[blank])] = False
         first, ends, feeds = first[~blank], ends[kept], feeds[~blank]
-    if not _is_regular(ends, feeds, width):
+        is_regular = _is_regular(ends, feeds, width)
+    if not is_regular:
         counts = np.diff(np.searchsorted(ends, feeds), prepend=-1)
         row = int(np.flatnonzero(counts != width)[0])
         line = region.line_of(int(first[row]))

@@ -114,7 +114,7 @@ def released(
         if sink is not None and key is not None and held and rows:
             for piece in source.reordered(held, row_order(key, rows // source.values_per_row)):
                 sink.write(piece)
-    if file is None:
+    if file is None or not read:
         return Done(read, rows)
     written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
     return Done(read, rows, written, tuple(source.not_kept(path_of(file))))
