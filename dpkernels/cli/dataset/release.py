@@ -210,10 +210,8 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
         with independent_of_reports():
             source = held.enter_context(part.opened(job.spec.layout))
-        key, file = None, None
-        if secret is not None:
-            key, file = secret.value, held.enter_context(job.folder.part(name, part.file.local))
-        done = released(job.spec, source, key, file, name=name, row=part.row, first=part.first)
+        made = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
+        done = released(job.spec, source, made, name=name, row=part.row, first=part.first)
         part.check_whole(done.read)
     return done
 

@@ -71,19 +71,20 @@ class Done:
 def released(
     spec: ReleaseSpec,
     source: Source,
-    key: bytes | None,
-    file: BufferedIOBase | None,
+    output: tuple[bytes, BufferedIOBase] | None,
     show: Callable[[], object] = lambda: None,
     *,
     name: str = "",
     row: int = 0,
     first: int = 0,
 ) -> Done:
-    """Perturb the rows of a file or a part into a new file, or without a key and a file check them.
+    """Perturb the rows of a file or a part, or without an output check them.
 
-    ``key`` is the release's, of 32 bytes. ``row`` is the first piece's row in the file, and ``first`` in the whole
-    release, whose noise it gets. ``show`` is called after every piece. ``name`` is the new file's in a dataset.
+    ``output`` is the release's key of 32 bytes and a new file; what has no key has no file. ``row`` is the first
+    piece's row in the file, and ``first`` in the whole release, whose noise it gets. ``show`` is called after every
+    piece. ``name`` is the new file's in a dataset.
     """
+    key, file = output or (None, None)
     held, read, rows, size = list[Any](), 0, 0, 0
     uses = {column.name: _use(column, key, first - row) for column in spec.columns}
     pieces = source.pieces(list(uses))
@@ -295,12 +296,12 @@ class FilePlan(Plan):
     def write(self, output: Output | StandardOutput | None, progress: bool | None) -> list[Done]:
         source = self.source
         long = progress is None and source.path.stat().st_size >= _LONG_BYTES
-        key, file = (None, None) if output is None else (os.urandom(32), output.file)
+        made = None if output is None else (os.urandom(32), output.file)
         with (
             bar(1.0, progress, long) as moved,
             naming(source.path if output is None else f"{source.path} to {output.place}"),
         ):
-            done = released(self.spec, source, key, file, lambda: moved(completed=source.fraction))
+            done = released(self.spec, source, made, lambda: moved(completed=source.fraction))
             if not done.rows:
                 with independent_of_reports():
                     problem = "every row has a missing value" if done.read else "is empty"
