@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -85,24 +85,14 @@ class ArrayFile(Source):
         return [] if self._dtype.isnative else ["the byte order"]
 
     @contextmanager
-    def sink(self, path: Path) -> Iterator[_ArraySink]:
+    def sink(self, path: Path) -> Iterator[Callable[[np.ndarray], object]]:
         dtype = report_type(self.dtype)
         header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": self._fortran, "shape": self.shape}
         with path.open("wb") as file:
             npy.write_array_header_1_0(file, header)
-            sink = _ArraySink(file)
-            yield sink
+            begin = file.tell()
+            yield lambda piece: file.write(piece.data)
             # Only a vector has rows that may be dropped; a header has room for any number.
-            if sink.values < self.values:
+            if (values := (file.tell() - begin) // dtype.itemsize) < self.values:
                 file.seek(0)
-                npy.write_array_header_1_0(file, {**header, "shape": (sink.values,)})
-
-
-class _ArraySink:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.values = 0
-
-    def write(self, piece: np.ndarray) -> None:
-        self.values += piece.size
-        self._file.write(piece.data.cast("B"))
+                npy.write_array_header_1_0(file, {**header, "shape": (values,)})

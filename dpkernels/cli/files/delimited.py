@@ -11,12 +11,12 @@ import gzip
 import sys
 import zlib
 from bisect import bisect
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -376,14 +376,15 @@ class DelimitedFile(Source):
         return f"row {row} (line {piece.region.line_of(int(piece.first[row - start]))})"
 
     @contextmanager
-    def sink(self, path: Path) -> Iterator[_LineSink]:
-        with path.open("wb") as file:
-            if not self._layout.pack:
-                yield _LineSink(file, self._head)
-                return
-            # The header contains neither the time nor the temporary name.
-            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                yield _LineSink(packed, self._head)
+    def sink(self, path: Path) -> Iterator[Callable[[Lines], object]]:
+        pack = self._layout.pack
+        with (
+            path.open("wb") as file,
+            # The header of gzip contains neither the time nor the temporary name.
+            gzip.GzipFile("", "wb", 6, file, mtime=0) if pack else nullcontext(file) as out,
+        ):
+            out.write(self._head)
+            yield lambda piece: out.write(piece.text)
 
     def _names(self, region: Region) -> list[str]:
         region.check_grammar(self._layout)
@@ -420,12 +421,3 @@ class DelimitedFile(Source):
             raise ValueError(f"{name}: is not a whole gzip file: {error}") from error
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-
-
-class _LineSink:
-    def __init__(self, file: BinaryIO | gzip.GzipFile, head: bytes) -> None:
-        self._file = file
-        file.write(head)
-
-    def write(self, piece: Lines) -> None:
-        self._file.write(piece.text)

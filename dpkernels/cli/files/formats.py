@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ class Source(abc.ABC):
         """Return the bytes that holding a replaced piece takes."""
 
     @abc.abstractmethod
-    def sink(self, path: Path) -> AbstractContextManager[Any]:
-        """Open a new file of this format, whose ``write`` appends a replaced piece."""
+    def sink(self, path: Path) -> AbstractContextManager[Callable[[Any], object]]:
+        """Open a new file of this format, and yield a function that appends a replaced piece."""
 
     @abc.abstractmethod
     def place(self, piece: Any, row: int, start: int) -> str:

@@ -196,11 +196,11 @@ class ParquetFile(Source):
         return found + [f"column {name!r}: its metadata" for name in described]
 
     @contextmanager
-    def sink(self, path: Path) -> Iterator[_ParquetSink]:
+    def sink(self, path: Path) -> Iterator[Callable[[GroupPart], object]]:
         with pa.OSFile(str(path), "wb") as file:
             sink = _ParquetSink(file, self._footer)
             try:
-                yield sink
+                yield sink.write
                 if sink.writer is not None:
                     sink.writer.close()
             finally:

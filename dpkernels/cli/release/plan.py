@@ -89,7 +89,7 @@ def released(
     uses = {column.name: _use(column, key, first - row) for column in spec.columns}
     pieces = source.pieces(list(uses))
     with (
-        nullcontext() if file is None else source.sink(path_of(file)) as sink,
+        nullcontext() if file is None else source.sink(path_of(file)) as write,
         # A request to stop need not wait for a stream's next bytes.
         closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following,
     ):
@@ -100,21 +100,21 @@ def released(
                     break
             piece, reports, whole = found
             read, rows = read + len(piece), rows + (len(piece) if whole is None else int(whole.sum()))
-            if sink is not None:
+            if write is not None:
                 done = source.replaced(piece, reports)
                 done = done if whole is None else source.kept(done, whole)
                 if spec.row_options.shuffle:
                     held.append(done)
                     size += source.size(done)
                 else:
-                    sink.write(done)
+                    write(done)
             if size > MOST_SHUFFLED_BYTES:
                 raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {HELD}")
             show()
             stop_if_asked()
-        if sink is not None and key is not None and held and rows:
+        if write is not None and key is not None and held and rows:
             for piece in source.reordered(held, row_order(key, rows // source.values_per_row)):
-                sink.write(piece)
+                write(piece)
     if file is None or not read:
         return Done(read, rows)
     written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)

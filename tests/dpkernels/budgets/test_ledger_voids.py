@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from dpkernels.budgets import ledger as ledger_module
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta
 from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
-from dpkernels.cli.files.delimited import _LineSink
+from dpkernels.cli.files.delimited import DelimitedFile
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.output import Output
 
@@ -255,7 +256,7 @@ def full(*_: Any) -> None:
 def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a text or a compressed file fits depends on the reports in it."""
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr(_LineSink, "write", full)
+    monkeypatch.setattr(DelimitedFile, "sink", lambda *_: nullcontext(full))
     why = f"in.csv to out.csv: No space left on device {STAYS}whether such a run fails may depend on the reports)"
     assert_refused(run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET), 1, why)
     assert standing() == [1]
