@@ -293,7 +293,8 @@ def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, 
 
     check, check_first, progress = (options.pop(name) for name in ("check", "check_first", "progress"))
     runs = {name: options.pop(name) for name in opts.ENGINE}
-    of_mechanisms = {name: values for name in opts.OPTIONS if (values := options.pop(name))}
+    given = {name: options.pop(name) for name in list(options) if name in opts.OPTIONS}  # as the user ordered them
+    of_mechanisms = {name: values for name, values in given.items() if values}
     request = plan.Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
         release: plan.Plan = plan.plan(request)
