@@ -99,25 +99,21 @@ def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     return k, ways.reshape(*k.shape, ways.shape[-1])
 
 
-Excess = Callable[[Any, Any], Any]
-
-
-def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Excess | None = None) -> Any:
+def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[Any, Any], Any]) -> Any:
     """Return delta(eps) = E [1 - e^(eps - L)]_+ of stacked distributions, with which epsilon broadcasts.
 
-    With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s). Where top
-    and step are rounded and r is known better, ``excess`` is the function from (s, epsilon) to r.
+    With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s). As top and
+    step may be rounded, ``excess`` maps (s, epsilon) to r.
     """
     xp = namespace(top, mass, epsilon)
     B, C = grid_sums(mass, step)
-    rest: Excess = excess or (lambda s, epsilon: top - s * step - epsilon)
     last = mass.shape[-1] - 1
     s = xp.floor(xp.clip((top - epsilon) / step, -1.0, last)).astype(int)
     # Rounding may have led to a neighbour of s.
-    s = s + ((s < last) & (rest(s + 1, epsilon) >= 0))
-    s = s - ((s >= 0) & (rest(s, epsilon) < 0))
+    s = s + ((s < last) & (excess(s + 1, epsilon) >= 0))
+    s = s - ((s >= 0) & (excess(s, epsilon) < 0))
     some = s >= 0
-    r = xp.maximum(xp.where(some, rest(s, epsilon), 0.0), 0.0)
+    r = xp.maximum(xp.where(some, excess(s, epsilon), 0.0), 0.0)
     return xp.where(some, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
 
 

@@ -403,18 +403,15 @@ class PolynomialFormulas(NoiseFormulas):
         constant = (pieces.slope == 0) & (pieces.width > 0)
         p = xp.where(constant, pieces.weights[:, 0] * source.mass(pieces.left, pieces.right), 0.0)
         q = xp.where(constant, pieces.weights[:, 1] * source.mass(pieces.left - D, pieces.right - D), 0.0)
-        return join([PrivacyLossDistribution(p, q, pieces.loss, 0 * p), self._varying(pieces)])
-
-    def _varying(self, pieces: Pieces) -> PrivacyLossDistribution:
-        (left, right), xp = self.within_reach(pieces), namespace(pieces.at)
-        few = _panels_of(left, self.panels)
+        atoms = PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
+        left, right = self.within_reach(pieces)
         present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
         # An absent piece has no length, and values for which all formulas are finite.
         left, right, at, loss = (xp.where(present, each, 0.0) for each in (left, right, pieces.at, pieces.loss))
         slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weights[:, 0]))
 
         def log_p(x: Any, i: Any) -> Any:
-            return self.source.log_prob(x) + log_weight[i]
+            return source.log_prob(x) + log_weight[i]
 
         def affine(x: Any, i: Any) -> Any:
             return loss[i] + slope[i] * (x - at[i])
@@ -425,8 +422,9 @@ class PolynomialFormulas(NoiseFormulas):
         def log_q(x: Any, i: Any) -> Any:
             return log_p(x, i) - affine(x, i)
 
+        few = _panels_of(left, self.panels)
         found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness(), inverse, few)
-        return PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)
+        return join([atoms, PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)])
 
 
 def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:

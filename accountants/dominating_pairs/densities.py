@@ -163,7 +163,11 @@ class Densities(DominatingPair):
             floating(xp.asarray(each)).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss)
         )
         p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in (mass_p, mass_q))
-        least, most = _losses_of_panels(loss)
+        # The least and the largest loss of panels, with a margin for the ends beyond the nodes.
+        least, most = loss.min(-1), loss.max(-1)
+        finite = xp.isfinite(least) & xp.isfinite(most)
+        margin = _MARGIN * (xp.where(finite, most, 0.0) - xp.where(finite, least, 0.0))
+        least, most = least - margin, most + margin
 
         def of_panels(eps: Any) -> Any:
             xp = namespace(eps, p)
@@ -256,15 +260,6 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
         if not abs(mass - 1) <= _NORMALISED:
             raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
     return pair
-
-
-def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
-    """Return bounds on the least and the largest loss of panels, with a margin for the ends beyond the nodes."""
-    xp = namespace(loss)
-    least, most = loss.min(-1), loss.max(-1)
-    finite = xp.isfinite(least) & xp.isfinite(most)
-    margin = _MARGIN * (xp.where(finite, most, 0.0) - xp.where(finite, least, 0.0))
-    return least - margin, most + margin
 
 
 def _value(coefficients: Any, x: Any) -> Any:

@@ -54,7 +54,7 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
 
 def endless_gain(start: Any, a: Any) -> Any:
     """Return the first value of ``gain`` for an infinite width, from the point at which the loss is eps."""
-    return _difference(start, np.inf + 0 * start, a, 0.0 * start, _tail(start), _tail(start + a))
+    return _difference(start, np.inf + 0 * start, a, 0.0 * start, _STANDARD.sf(start), _STANDARD.sf(start + a))
 
 
 def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> Any:
@@ -69,12 +69,6 @@ def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> An
     summed = _where_any(near, _by_nodes, start, width, a, lead)
     summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, width) ** 2)))
     return xp.where(near, summed, apart + without_derivative(error))
-
-
-def _tail(start: Any) -> Any:
-    xp = namespace(start)
-    beyond = _STANDARD.tail(xp.abs(start))
-    return xp.where(start < 0, 1 - beyond, beyond)
 
 
 def _mass(start: Any, width: Any) -> Any:

@@ -32,6 +32,7 @@ import opendp.prelude as dp
 
 import accountants
 import dpkernels as dpk
+from accountants.dominating_pairs.discrete import shifted_pair
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.
@@ -112,10 +113,8 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
     @lru_cache(maxsize=256)
     def epsilon(cells: int) -> float:
         weights = np.array([float(weight) for weight in table.outcomes]) / table.total
-        beyond = np.zeros(min(cells, len(weights)))
-        near, far = np.concatenate([weights, beyond]), np.concatenate([beyond, weights])
-        pair = accountants.guarantee(accountants.weights(near, far))
-        level = pair.bracket(delta=at)[1]
+        pair = shifted_pair(weights, min(cells, len(weights)))
+        level = accountants.guarantee(accountants.weights(pair.p, pair.q)).bracket(delta=at)[1]
         return math.ceil(level / _STEP) * _STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, namespace, plain
 
 NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
@@ -102,9 +102,9 @@ class Shuffled(ComposableGuarantee):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.
         if delta is None:
-            return _plain(np.minimum(self._evaluate(self._lower, epsilon), self.delta(epsilon)))
+            return plain(np.minimum(self._evaluate(self._lower, epsilon), self.delta(epsilon)))
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        return _plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
+        return plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         return self._lower_bound(epsilon, self._whole_n)(epsilon), self._upper_delta(epsilon)
@@ -238,11 +238,7 @@ def _(mechanism: Shuffled) -> Atoms:
 
 def _each(one: Callable[[float], float], values: Any) -> Any:
     found = np.array([one(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values))
-    return _plain(found)
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if np.ndim(value) == 0 else value
+    return plain(found)
 
 
 def _wide(value: Any) -> Any:
