@@ -81,20 +81,16 @@ class Account:
         return float(accountants.epsilon(self.mechanism))
 
     @property
-    def is_additive(self) -> bool:
-        return isinstance(self.mechanism, Additive)
-
-    @property
     def claim(self) -> tuple[float, ...]:
         """Return the claimed (epsilon, delta); empty if there is no claim."""
         made: Any = self.mechanism
-        claim = (made.epsilon, made.delta) if self.is_additive else (self.options["epsilon"], 0.0)
+        claim = (made.epsilon, made.delta) if isinstance(made, Additive) else (self.options["epsilon"], 0.0)
         return () if None in claim else claim
 
     @property
     def neighbours(self) -> str:
         """Return which inputs are neighbouring, in words."""
-        if self.is_additive:
+        if isinstance(self.mechanism, Additive):
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
         interval = "[{}, {}]".format(*map(shortest, self.mechanism.input_interval))
         if "sensitivity" in self.options:
@@ -111,7 +107,7 @@ class Account:
     @property
     def errors(self) -> dict[str, float]:
         made: Any = self.mechanism
-        if not self.is_additive:
+        if not isinstance(self.mechanism, Additive):
             middle = sum(map(float, made.input_interval)) / 2
             found = {"worst variance": float(made.worst_variance), "central variance": float(made.variance(middle))}
             return found | ({"largest bias": float(made.bias(made.lower))} if hasattr(made, "bias") else {})

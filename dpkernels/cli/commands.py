@@ -34,20 +34,19 @@ Exit codes:
 """
 
 
-class _Group(click.Group):
-    command_class = opts.Command
-
-
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(cls=_Group, epilog=_OVERVIEW, invoke_without_command=True, context_settings=_SETTINGS)
+@click.group(epilog=_OVERVIEW, invoke_without_command=True, context_settings=_SETTINGS)
 @click.version_option(package.__version__, prog_name="dpkernels")
 @click.pass_context
 def dpkernels(context: click.Context) -> None:
     """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+dpkernels.command_class = opts.Command
 
 
 def _print(found: Any, as_json: bool, plot: Path | None = None) -> None:

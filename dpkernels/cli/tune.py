@@ -124,7 +124,17 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
         raise click.UsageError(f"--at: {text['at']} is not in [{text['lower']}, {text['upper']}]")
     title = " ".join([objective, *(text[name] for name in needs)])
     asked = ", ".join(f"{name} {text[name]}" for name in dict.fromkeys((*_SHUFFLED, *_ADDITIVE)) if name in given)
-    return Tuned(title, unit, asked, *_search(families, aim), NEIGHBOURING if "shuffle" in given else "")
+    results, refused = list[Result](), list[tuple[str, str]]()
+    for family in families:
+        click.echo(f"tuning {family.name}", err=True)
+        try:
+            results.append(tune.best(family, aim))
+        except ValueError as error:
+            refused.append((family.name, str(error)))
+    if not results:
+        raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
+    results.sort(key=lambda one: aim.sign * one.value)
+    return Tuned(title, unit, asked, results, refused, NEIGHBOURING if "shuffle" in given else "")
 
 
 def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
@@ -151,18 +161,3 @@ def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[st
     if bounded:
         return [required]
     return [_PURE, _ADDITIVE] if "delta" in given else [_PURE]
-
-
-def _search(families: list[Family], aim: Objective) -> tuple[list[Result], list[tuple[str, str]]]:
-    """Return the results, best first, and the families that have none, with the reason."""
-    results, refused = [], []
-    for family in families:
-        click.echo(f"tuning {family.name}", err=True)
-        try:
-            results.append(tune.best(family, aim))
-        except ValueError as error:
-            refused.append((family.name, str(error)))
-    if not results:
-        raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
-    results.sort(key=lambda one: aim.sign * one.value)
-    return results, refused

@@ -316,7 +316,15 @@ def plan(request: Request) -> FilePlan:
     if path != DASH and (what := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {what}; it must be a file, or - for standard input")
     path = STANDARD_INPUT if path == DASH else path
-    sidecar = _sidecar(path, target, request.sidecar, request.force)
+    given = request.sidecar
+    if target != DASH and given is not None:
+        raise click.UsageError("--sidecar: is for standard output; the sidecar of a file is beside it")
+    if target == DASH and given is None:
+        raise click.UsageError("--sidecar: missing; standard output needs a file for its certificates")
+    if given is not None and given.suffix != ".json":
+        raise click.UsageError(f"--sidecar: {given} must end in .json")
+    check_target(path, given or target, request.force)
+    sidecar = given or sidecar_path(target)
     ledger_account = request.account((path, target, sidecar))
     if request.shuffle_rows and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
@@ -324,15 +332,3 @@ def plan(request: Request) -> FilePlan:
     spec = request.spec(source, layout)
     name = f"perturb {shown(path.name)} to {shown(target.name)}"
     return FilePlan(spec, ledger_account, name, sidecar, source, target, request.force)
-
-
-def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
-    """Return where the certificates go, after checking that the place is free."""
-    if target != DASH and given is not None:
-        raise click.UsageError("--sidecar: is for standard output; the sidecar of a file is beside it")
-    if target == DASH and given is None:
-        raise click.UsageError("--sidecar: missing; standard output needs a file for its certificates")
-    if given is not None and given.suffix != ".json":
-        raise click.UsageError(f"--sidecar: {given} must end in .json")
-    check_target(path, given or target, force)
-    return given or sidecar_path(target)
