@@ -242,9 +242,14 @@ class Guarantee(ComposableGuarantee):
         return tuple(zip(*(term.repeated_losses(mirrors, panels, few=few) for term in self.terms), strict=True))
 
     @cached_property
+    def numeric(self) -> Guarantee:
+        """Return the guarantee with all plain numbers as NumPy's; cached."""
+        return as_float64(self)
+
+    @cached_property
     def numeric_directions(self) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
         """Return (losses, the same losses with fewer nodes) of plain numbers for each neighbour direction; cached."""
-        return directions_of_numbers(as_float64(self))
+        return directions_of_numbers(self)
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         return self._bracket.delta(epsilon)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -231,6 +231,8 @@ class PrivacyLossDistribution:
         missed = 1 - without_derivative(self.p.sum(-1, keepdims=True))
         xp = namespace(missed)
         p = xp.where(missed > max(_MISSED, 4 * float(np.finfo(missed.dtype).eps) ** 0.5), missed, 0.0)
+        if xp is np and not p.any():
+            return self
         return join([self, PrivacyLossDistribution(p, 0 * p, p + np.inf, 0 * p)])
 
     @property
@@ -311,10 +313,11 @@ def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, n
     return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
-def spacing_of(loss: Real) -> RealArray:
+def spacing_of(loss: Any) -> RealArray:
     """Return the approximate range of losses that each node represents; nodes are along the last axis."""
-    xp = namespace(loss)
-    return xp.abs(xp.asarray(xp.gradient(without_derivative(loss), axis=-1)))
+    loss = without_derivative(loss)
+    ends = [loss[..., 1:2] - loss[..., :1], loss[..., -1:] - loss[..., -2:-1]]
+    return abs(namespace(loss).concatenate([ends[0], (loss[..., 2:] - loss[..., :-2]) / 2, ends[1]], -1))
 
 
 def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
@@ -324,15 +327,23 @@ def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = Non
     may come as close to the ends of the losses. ``cuts`` are further ends of panels, of shape (rows, n): each row has
     its own.
     """
-    ends: Any = np.arange(panels + 1) / panels
-    if cuts is not None:
-        xp = namespace(cuts)
-        cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
-        regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
-        ends = xp.sort(xp.concatenate([regular, cuts], -1))
+    if cuts is None:
+        return tuple(like(table, value) for table in _regular_rule(panels, dense))
+    xp, ends = namespace(cuts), np.arange(panels + 1) / panels
+    cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
+    regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
+    return tuple(like(table, value) for table in _rule(xp.sort(xp.concatenate([regular, cuts], -1)), dense))
+
+
+@lru_cache(maxsize=16)
+def _regular_rule(panels: int, dense: bool) -> tuple[Any, Any]:
+    return _rule(np.arange(panels + 1) / panels, dense)
+
+
+def _rule(ends: Any, dense: bool) -> tuple[Any, Any]:
     width = (ends[..., 1:] - ends[..., :-1])[..., None]
     s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     if dense:
         s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
     shape = *ends.shape[:-1], -1
-    return like(s.reshape(shape), value), like(weights.reshape(shape), value)
+    return s.reshape(shape), weights.reshape(shape)

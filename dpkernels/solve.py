@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, half_precision, namespace
+from dpkernels.numerics import Real, RealArray, choose, half_precision, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
 _NEWTON_STEPS, _DAMPED_STEPS = 60, 60
@@ -180,6 +180,27 @@ def invert_smooth(
 
 
 # Roots of arrays
+
+
+def rising_root(function: Callable[[Any], tuple[Any, Any]], x: Any, low: Any, high: Any, tolerance: float) -> Any:
+    """Return about the root of a rising function, by Newton's method from x; the nearer end if there is no root.
+
+    ``function`` returns the value and its slope, which may be approximate. ``tolerance`` is the length of the last
+    step. A step that leaves the bracket of the root goes to its middle instead.
+    """
+
+    def unfinished(state: Any) -> Any:
+        count, x, before, low, high = state
+        return (count < _NEWTON_STEPS) & (abs(x - before) > tolerance) & (high - low > tolerance)
+
+    def improve(state: Any) -> Any:
+        count, x, _, low, high = state
+        value, slope = function(x)
+        low, high = choose(value < 0, x, low), choose(value < 0, high, x)
+        new = x - value / slope
+        return count + 1, choose((new > low) & (new < high), new, (low + high) / 2), x, low, high
+
+    return while_loop(unfinished, improve, (0, x, x + np.inf, low, high))[1]
 
 
 def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndarray:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import namespace
+from dpkernels.numerics import choose, namespace
 from dpkernels.solve import while_loop
 
 _STEPS = 60
 _CREEPING = 12  # By this step Newton's method has ended, unless it creeps.
-# The error of log delta before the last Newton step, as a power of the rounding unit: 1e-9, or 1e-4 in 32 bits.
-_NEAR = 0.575
+# The error of log delta before the last Newton step, as a power of the rounding unit: where derivatives are taken 1e-9,
+# or 1e-4 in 32 bits; else more, as the step squares it.
+_NEAR, _NEAR_ENOUGH = 0.575, 0.45
 
 
 class ComposedProfile(abc.ABC):
@@ -35,24 +36,24 @@ class ComposedProfile(abc.ABC):
         """Return whether floating point resolves the eps at which log delta has a value; see ``solve``."""
         return epsilon > -np.inf
 
-    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any, sloped: bool) -> tuple[Any, ...]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
         The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root, and later every
         other step, goes to the middle of the bracket, or twice as far if there is no upper end yet. ``noise`` is the
-        relative error of delta. The result is (eps, value and slope of log delta next to it, whether eps or the value
-        is accurate to rounding, the evaluation there).
+        relative error of delta; ``sloped`` says whether derivatives are taken at the evaluation. The result is (eps,
+        value and slope of log delta next to it, whether eps or the value is accurate to rounding, and the evaluation).
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps
-        near = unit**_NEAR + noise
+        near = unit ** (_NEAR if sloped else _NEAR_ENOUGH) + noise
 
         def is_found(eps: Any, value: Any, slope: Any) -> Any:
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
             return xp.isfinite(value) & (xp.abs(value - log_delta) <= near + rounding)
 
         def newton_step(eps: Any, value: Any, slope: Any) -> Any:
-            return xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
+            return xp.maximum(eps - (value - log_delta) / choose(slope < 0, slope, -1.0), floor)
 
         def unfinished(state: Any) -> Any:
             k, eps, value, slope, low, high, _ = state
@@ -61,13 +62,13 @@ class ComposedProfile(abc.ABC):
 
         def advance(state: Any) -> Any:
             k, eps, value, slope, low, high, _ = state
-            low, high = xp.where(value > log_delta, eps, low), xp.where(value > log_delta, high, eps)
-            low, high = xp.where(k > 0, low, floor - 1), xp.where(k > 0, high, np.inf)
+            low, high = choose(value > log_delta, eps, low), choose(value > log_delta, high, eps)
+            low, high = choose(k > 0, low, floor - 1), choose(k > 0, high, np.inf)
             new = newton_step(eps, value, slope)
-            middle = xp.where(low < floor, floor, xp.where(high == np.inf, 2 * low + 1e-3, (low + high) / 2))
+            middle = choose(low < floor, floor, choose(high == np.inf, 2 * low + 1e-3, (low + high) / 2))
             creeps = (k > _CREEPING) & (k % 2 == 1) & (high < np.inf)
-            new = xp.where((new > low) & (new < high) & (slope < 0) & ~creeps, new, middle)
-            new = xp.where(k > 0, new, start)
+            new = choose((new > low) & (new < high) & (slope < 0) & ~creeps, new, middle)
+            new = choose(k > 0, new, start)
             value, slope, evaluation = self.evaluate(new)
             return k + 1, new, value, slope, low, high, evaluation
 
@@ -76,6 +77,6 @@ class ComposedProfile(abc.ABC):
         _, eps, value, slope, low, high, evaluation = while_loop(unfinished, advance, state)
         found = is_found(eps, value, slope)
         # A bracket that was halved to its end is rounded conservatively.
-        ended = xp.where(value <= log_delta, eps, high)
+        ended = choose(value <= log_delta, eps, high)
         accurate = found | (high - low <= 4 * unit * high)
-        return xp.where(found, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation
+        return choose(found, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation

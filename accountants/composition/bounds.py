@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,7 @@ _STEEPEST = 300.0  # Larger tilts are not needed, because losses are nearly boun
 _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-10 * 4.0**k for k in range(12))
+_FURTHER = 2.0**-12, 2.0**-8, 2.0**-4  # How far from an estimate an eps is looked for, in turn.
 _LEFT_OUT = 1e-7  # The mass of outcomes that are left out, of all reports, relative to delta.
 
 # A function from a step, the share of delta left out, and sides (-1: lower bound, 1: upper bound) to bounds.
@@ -437,12 +439,13 @@ def _guess(parts: RepeatedLosses, delta: np.float64) -> tuple[Any, Any]:
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:
     """Return an eps, searched from the tilt's, at which a bound of delta meets the target, rounded to its side."""
     low, high = None, max(guess, 1e-3)
+    further = chain(_FURTHER, repeat(0.25))
     while total.delta(high, side) > target:
-        low, high = high, 1.25 * high
+        low, high = high, (1 + next(further)) * high
         if high > _FARTHEST:
             return float("inf") if side > 0 or total.infinite > target else low
     if low is None:
-        tried = (high * (1 - 2.0**-k) for k in range(12, -1, -1))
+        tried = (high * (1 - share) for share in (*_FURTHER, 0.5, 1.0))
         low = next((eps for eps in tried if total.delta(eps, side) > target), None)
     if low is None:
         return 0.0

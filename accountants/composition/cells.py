@@ -232,7 +232,7 @@ def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
     if not some.any():
         return 0.0, 0.0, 0.0
     p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
-    heaviest, (distance,), (mass,) = heaviest_atoms(PrivacyLossDistribution(p, q, loss, 0 * p), 0.0, 0.0)
+    heaviest, (distance,), (mass,) = heaviest_atoms(PrivacyLossDistribution(p, q, loss, 0 * p), p)
     return float(heaviest), abs(float(distance)) if mass > 0 else 0.0, float(mass)
 
 

@@ -30,6 +30,8 @@ import numpy as np
 from accountants.closed_forms.pure import log_ways
 from accountants.composition.base import ComposedProfile
 from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.base import cap
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.privacy_loss import PrivacyLossDistribution, log_ratio
@@ -45,7 +47,7 @@ from dpkernels.numerics import (
     without_derivative,
 )
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect, while_loop
+from dpkernels.solve import while_loop
 
 # The most counts of the lightest loss that are kept, the block in which they are summed, and the range of counts in
 # deviations and in counts; e^-33 is beyond.
@@ -61,7 +63,7 @@ _NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
 _STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
-_BISECTIONS = 70
+_FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
 
 
 # Losses with three values
@@ -238,57 +240,64 @@ class JointOutcomes(NamedTuple):
 
     def delta(self, epsilon: Any) -> Any:
         xp = namespace(self.p, self.q, epsilon)
-        return xp.maximum(self.p - xp.exp(epsilon) * self.q, 0.0).sum()
+        return xp.maximum(self.p - xp.exp(xp.minimum(epsilon, cap(self.p.dtype))) * self.q, 0.0).sum()
 
     def epsilon(self, delta: Any) -> Any:
-        """Return the least eps >= 0 at one delta, by bisection; its derivative is that of a final Newton step."""
+        """Return the least eps >= 0 at one delta. Between two losses delta is P - e^eps Q, for all larger losses."""
         xp = namespace(self.p, self.q, delta)
-        p, q, goal = without_derivative((*self, delta))
-        still = JointOutcomes(p, q)
-        losses = log_ratio(log_or_never(p), log_or_never(q))
-        top = xp.maximum(xp.where(xp.isinf(losses), 0.0, losses).max(), 0.0)
-        low, high = bisect(lambda eps: still.delta(eps) > goal, 0.0 * top, top, _BISECTIONS)
-        slope = -xp.exp(high) * xp.where(p > xp.exp(high) * q, q, 0.0).sum()
-        steep = slope < 0
-        eps = high - xp.where(steep, (self.delta(high) - delta) / xp.where(steep, slope, -1.0), 0.0)
-        # The result is at least low, with the derivative of the Newton step: a maximum would halve it at equal values.
-        eps = eps + without_derivative(xp.maximum(low - eps, 0.0))
-        eps = xp.where(still.delta(0.0 * top) <= goal, 0.0, eps)
-        return xp.where(xp.where(q > 0, 0.0, p).sum() >= goal, np.inf, eps)
+        loss = without_derivative(log_ratio(log_or_never(self.p), log_or_never(self.q)))
+        order = xp.argsort(-loss)
+        P, Q, loss = xp.cumsum(self.p[order]), xp.cumsum(self.q[order]), loss[order]
+        lower = without_derivative(P - xp.where(loss < np.inf, xp.exp(xp.where(loss < np.inf, loss, 0.0)) * Q, 0.0))
+        last = xp.maximum((lower <= delta).sum() - 1, 0)
+        P, Q = P[last], Q[last]
+        some = (delta < P) & (Q > 0) & (self.delta(xp.zeros_like(delta)) > delta)
+        eps = xp.where(some, xp.log(xp.where(some, P - delta, 1.0)) - xp.log(xp.where(some, Q, 1.0)), 0.0)
+        # A maximum would halve the derivative at equal values.
+        eps = eps + without_derivative(xp.maximum(-eps, 0.0))
+        return xp.where(xp.where(self.q > 0, 0.0, self.p).sum() >= delta, np.inf, eps)
 
 
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
     """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
-    tables, size = [], 1
+    is_few = len(releases) == 1 or not all(isinstance(pair, Atoms) for one in releases for pair in one.pairs)
+    tables, size, most = [], 1, _FEW_JOINT_OUTCOMES if is_few else MOST_JOINT_OUTCOMES
     for one in releases:
-        pair, known = _table(one), checks.concrete(one.count)
-        if pair is None or known is None or known.ndim or known != np.floor(known):
+        table, known = _table(one), checks.concrete(one.count)
+        if table is None or known is None or known.ndim or known != np.floor(known):
             return None
         count = int(known)
-        size *= math.comb(count + len(pair.p) - 1, count)
-        if size > MOST_JOINT_OUTCOMES:
+        size *= math.comb(count + len(table[0]) - 1, count)
+        if size > most:
             return None
-        tables.append((pair, count))
+        tables.append((table, count))
     found = []
     for mirror in mirrors:
         joint: Any = (np.ones(1), np.ones(1))
-        for pair, count in tables:
-            masses = (pair.q, pair.p) if mirror else (pair.p, pair.q)
+        for table, count in tables:
+            masses = table[::-1] if mirror else table
             outer = namespace(*masses, *joint).multiply.outer
             joint = [outer(sofar, _repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)]
         found.append(JointOutcomes(*joint))
     return found
 
 
-def _table(one: SelfComposed) -> Any:
+def _table(one: SelfComposed) -> tuple[Any, Any] | None:
+    """Return the probabilities of one release under p and under q, or None if it is no table."""
     (pair, *others), rate = one.pairs, one.sampling_rate
-    if others or not isinstance(pair, Atoms):
+    if others:
         return None
+    if not isinstance(pair, Atoms):
+        if isinstance(pair, AdditivePair) or namespace(*jax.tree.leaves(one)) is not np:
+            return None
+        (losses,) = one.privacy_losses
+        return None if losses.pieces or losses.unseen else (losses.p, losses.q)
     if rate is None:
-        return pair
+        return pair.p, pair.q
     if one.neighbours == "replace":
-        return replaced_atoms(pair, rate)
-    return Atoms(rate * pair.p + (1 - rate) * pair.q, pair.q)
+        pair = replaced_atoms(pair, rate)
+        return pair.p, pair.q
+    return rate * pair.p + (1 - rate) * pair.q, pair.q
 
 
 def _repeated(mass: Any, count: int) -> Any:

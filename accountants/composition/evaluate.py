@@ -24,7 +24,7 @@ import numpy as np
 from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
 from accountants.composition.gaussian import GaussianProfile
-from accountants.composition.self_composed import GREATEST_TILT, RepeatedLosses, infinity_mass
+from accountants.composition.self_composed import GREATEST_TILT, RepeatedLosses, TiltedLoss, infinity_mass
 from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
@@ -35,7 +35,6 @@ from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain
 PANELS = 256  # The panels of quadrature that the varying losses of one release share.
 _TOGETHER = 8  # The most values that are evaluated together under vmap on a CPU.
 _STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
-_BISECTIONS = 16  # For a tilt; next to the largest loss of few releases, fewer are too far from the root.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
 _SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this factor, by rounding.
 _STEEPEST_OF_FEW = 1e9  # Next to the largest losses, which few releases may reach.
@@ -48,17 +47,19 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
 
     ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
     """
+    is_plain = namespace(at, *jax.tree.leaves(made)) is np
+    made = made.numeric if is_plain else made
     if what != "renyi" and len(made.terms) == 1:
         count = checks.concrete(made.terms[0].count)
         if count is None:
             return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
         if count == 1:
             return plain(_EXACT[what](made.terms[0].one_release(), at))
-    elif what != "renyi":
+    if what != "renyi" and (is_plain or len(made.terms) > 1):
         outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions)
         if outcomes is not None:
             return plain(enumeration.evaluate_outcomes(what, outcomes, at))
-    if namespace(at, *jax.tree.leaves(made)) is jnp:
+    if not is_plain:
         values: Any = floating(jnp.asarray(at))
         return _evaluate_traced(made, what, values, _are_few(made) and values.dtype == jnp.float64)
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
@@ -80,8 +81,9 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
 
 def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
-    coarse = made.repeated_losses()
-    fine = made.repeated_losses(PANELS, few=_are_few(made))
+    coarse = fine = made.repeated_losses(PANELS, few=_are_few(made))
+    if any(part.losses is not None and part.losses.width.any() for parts in fine for part in parts):
+        coarse = made.repeated_losses()
     padded = ([_padded(parts) for parts in directions] for directions in (fine, coarse))
     return list(zip(*padded, strict=True))
 
@@ -122,11 +124,13 @@ def _evaluate_one_or_more(made: Any, what: str, at: jax.Array) -> Real:
     return jax.lax.cond(term.count == 1, single, lambda made: _evaluate_traced(made, what, at).astype(at.dtype), made)
 
 
-def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
-    """Return the tilt, reduced where it is steep on the scale of single outcomes."""
+def _tilted(parts: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
+    """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c)
-    least = xp.stack([fft.least_step(part, c, part.log_moment(c)) for part in parts]).max()
-    return xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
+    found = [part.tilted(c) for part in parts]
+    least = fft.least_step(found, c)
+    reduced = xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
+    return (found if xp is np and reduced == c else [part.tilted(reduced) for part in parts]), reduced
 
 
 def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
@@ -137,6 +141,8 @@ def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
 
 def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
     cap = _cap(parts, epsilon)
+    if namespace(cap) is np and all(part.losses is None or part.largest_loss(1) <= cap for part in parts):
+        return parts
     return tuple(part.map_losses(lambda nodes: nodes.capped(cap)) for part in parts)
 
 
@@ -146,12 +152,18 @@ def _finite(parts: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
     return parts, infinity_mass(parts)
 
 
-def _upper_bound(parts: RepeatedLosses, log_delta: Real, steepest: Real) -> RealArray:
-    """Return an upper bound of eps: delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0."""
-    xp = namespace(log_delta)
-    c = xp.minimum(like(_TILTS, log_delta), steepest)
-    moment = sum(part.count * part.log_moment(c) for part in parts)
-    return xp.maximum(((moment + c * xp.log(c) - (c + 1) * xp.log1p(c) - log_delta) / c).min(), 0.0)
+def _upper_bound(parts: RepeatedLosses, at: Any, log_delta: Any, steepest: Real) -> tuple[Any, Any]:
+    """Return (an upper bound of eps, or eps if it is given, and the tilt of the least upper bound).
+
+    delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0.
+    """
+    xp = namespace(at)
+    c = xp.minimum(like(_TILTS, at), steepest)
+    moment = sum(part.count * part.log_moment(c) for part in parts) + c * xp.log(c) - (c + 1) * xp.log1p(c)
+    if log_delta is None:
+        return at, c[(moment - c * at).argmin()]
+    bounds = (moment - log_delta) / c
+    return xp.maximum(bounds.min(), 0.0), c[bounds.argmin()]
 
 
 class _Value(NamedTuple):
@@ -197,31 +209,32 @@ def _evaluate_direction(
         if sum(part.count * part.largest_loss(1) for part in parts) <= (at if what == "delta" else best):
             infinite = xp.clip(infinity_mass(parts), 0.0, 1.0) + 0.0  # Not -0.
             return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
-        few, steepest = coarse, _bounded_tilt(coarse, xp.full_like(at, GREATEST_TILT))
-    bound = at if what == "delta" else _upper_bound(few, log_finite(infinity_mass(parts)), steepest)
+        few, steepest = coarse, _tilted(coarse, xp.full_like(at, GREATEST_TILT))[1]
+    bound, start = _upper_bound(few, at, log_finite(infinity_mass(parts)), steepest)
     (capped, infinite), back = _with_gradient(sloped, partial(_finite, bound=bound), parts)
     few = capped if coarse is None else _capped(coarse, bound)
     log_delta = log_finite(infinite)
     is_few = any(part.source is not None for part in parts)
     greatest = _STEEPEST_OF_FEW if is_few else GREATEST_TILT
-    c, guess = _tilt_for(few, at, log_delta, greatest)
-    if coarse is not None and _bounded_tilt(few, c) < c:
-        few, (c, guess) = capped, _tilt_for(capped, at, log_delta, greatest)
+    c, guess = _tilt_for(few, at, log_delta, start, greatest)
+    if coarse is not None and _tilted(few, c)[1] < c:
+        few, (c, guess) = capped, _tilt_for(capped, at, log_delta, c, greatest)
     noise = sum(part.count for part in parts) * xp.finfo(at.dtype).eps
     question = _Question(at, best, infinite, log_delta, guess, noise)
 
     def by_transform() -> _Value:
-        tilt = _bounded_tilt(capped, c)
-        return _value_of(fft.compose(capped, tilt, fft.grid_of(capped, tilt, few)), question, known)
+        tilted, tilt = _tilted(capped, c)
+        return _value_of(fft.compose(tilted, tilt, fft.grid_of(tilted, tilt, few)), question, known)
 
     known = capped if sloped else None
     three = _three_point_losses(capped, c, sloped)
     if three is None and is_few:
-        c = _bounded_tilt(capped, c)
+        _, c = _tilted(capped, c)
         sample, points = _sampler(parts, parts if coarse is None else coarse, bound, c)
         (sampled, infinite), back = _with_gradient(sloped, sample, parts)
         question = question._replace(infinite=infinite, log_delta=log_finite(infinite))
-        found = _value_of(fft.compose(sampled, c, points), question, sampled if sloped else None)
+        composed = fft.compose([part.tilted(c) for part in sampled], c, points)
+        found = _value_of(composed, question, sampled if sloped else None)
     elif three is None:
         found = by_transform()
     elif xp is np:
@@ -258,7 +271,9 @@ def _value_of(
     else:
         floor = xp.where((asked.best > 0) & (asked.best < np.inf), asked.best, 0.0)
         start = xp.maximum(asked.guess, floor)
-        eps, value, slope, is_found, evaluation = profile.solve(asked.log_delta, start, floor, asked.noise)
+        eps, value, slope, is_found, evaluation = profile.solve(
+            asked.log_delta, start, floor, asked.noise, parts is not None
+        )
         resolved = is_found & profile.is_resolved(eps, value, slope, asked.noise)
         resolved = resolved | ((eps <= floor) & (value <= asked.log_delta))
         found = xp.where(resolved & (at > asked.infinite), eps, np.inf)
@@ -273,11 +288,11 @@ def _value_of(
     return _Value(found, *_compute_if(~(found <= asked.best), slopes, nothing))
 
 
-def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, greatest: float) -> tuple[Any, Any]:
+def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, start: Any, greatest: float) -> tuple[Any, Any]:
     """Return the tilt for an eps, or for a log delta if it is given, and the estimate of eps that belongs to it."""
     if log_delta is None:
-        return self_composed.saddle_point(parts, at, _BISECTIONS, greatest), at
-    return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS, greatest)
+        return self_composed.saddle_point(parts, at, start, greatest), at
+    return self_composed.saddle_point_of_delta(parts, log_delta, start, greatest)
 
 
 def _with_gradient(sloped: bool, function: Callable[[RepeatedLosses], Any], parts: RepeatedLosses) -> tuple[Any, Any]:
@@ -288,9 +303,13 @@ def _sampler(
     parts: RepeatedLosses, coarse: RepeatedLosses, bound: Any, c: Any
 ) -> tuple[Callable[[RepeatedLosses], tuple[RepeatedLosses, Any]], fft.Grid]:
     """Return a function that samples the smooth pieces of few releases on a grid, as ``_finite``, and the grid."""
-    margin = grid.CAP_MARGIN * fft.grid_of(_capped(parts, bound), c, _capped(coarse, bound)).step
+
+    def points_up_to(bound: Any) -> fft.Grid:
+        return fft.grid_of([part.tilted(c) for part in _capped(parts, bound)], c, _capped(coarse, bound))
+
+    margin = grid.CAP_MARGIN * points_up_to(bound).step
     cap = without_derivative(_cap(parts, bound) + margin)
-    points = without_derivative(fft.grid_of(_capped(parts, bound + margin), c, _capped(coarse, bound + margin)))
+    points = without_derivative(points_up_to(bound + margin))
 
     def sample(parts: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
         sampled = []

@@ -13,6 +13,7 @@ the Euler-Maclaurin formula corrects. The result then varies with eps, and with 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
@@ -23,9 +24,9 @@ import numpy as np
 from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
 from accountants.composition.grid import COEFFICIENTS, POINTS
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, integer_power
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, TiltedLoss, integer_power
 from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels.numerics import Real, like, namespace, without_derivative
+from dpkernels.numerics import like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
@@ -40,34 +41,27 @@ _ATOMS = 5  # The atoms beside the heaviest one that decide the step.
 class _OnGrid(NamedTuple):
     """A repeated loss on the grid."""
 
-    part: RepeatedLoss  # The repeated loss.
+    tilted: TiltedLoss  # The repeated loss, tilted.
     shares: Any  # Its interpolation on the grid; None for Gaussian noise.
-    spectrum: Any  # Its transform, a row of all masses and a row of lumped ones; its logarithm for Gaussian noise.
-    log_scale: Any  # K of one release.
+    # The transforms of all its masses, and of the lumped ones if there may be some; for Gaussian noise the logarithm.
+    spectrum: tuple[Any, ...]
     offset: Any  # Its grid point.
 
-    def log(self) -> Any:
-        """Return the logarithm of the transform, 0 where it has none."""
-        xp = namespace(self.spectrum)
-        return xp.log(xp.where(xp.abs(self.spectrum) > _NOTHING, self.spectrum, 1.0))
-
-    def power(self) -> Any:
-        count = self.part.count
-        xp = namespace(self.spectrum, count)
+    def powers(self) -> list[Any]:
+        count = self.tilted.part.count
+        xp = namespace(*self.spectrum, count)
         if self.shares is None:
-            power = xp.exp(count * self.spectrum)
-            return xp.stack([power, 0.0 * power])
+            return [xp.exp(count * row) for row in self.spectrum]
         if xp is np and count == np.floor(count):
-            return integer_power(self.spectrum, int(count))
-        return xp.where(xp.abs(self.spectrum) > _NOTHING, xp.exp(count * self.log()), 0.0)
+            return [integer_power(row, int(count)) for row in self.spectrum]
+        return [xp.where(xp.abs(row) > _NOTHING, xp.exp(count * _log(row)), 0.0) for row in self.spectrum]
 
 
 class _Evaluation(NamedTuple):
     """The sums at one eps."""
 
     epsilon: Any
-    weights: Any  # Of all masses, in delta and in minus its slope.
-    near: Any  # Weights of the smooth masses around eps.
+    near: Any  # Weights of the smooth masses around eps, in delta and in minus its slope.
     below: Any  # The number of the grid point below eps.
     sums: Any  # The tilted delta and minus its slope.
 
@@ -84,67 +78,62 @@ class ComposedPLD(ComposedProfile):
     tilt: Any  # c.
     log_scale: Any  # K(c).
     first: Any  # The number of the first grid point.
-    spectrum: Any  # The transform of all masses, and of the sums of lumped ones.
+    spectrum: list[Any]  # The transforms of all masses, and of the sums of lumped ones if there may be some.
     parts: tuple[_OnGrid, ...]  # The losses that are composed.
+    weights: tuple[Any, Any]  # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0.
+    kinks: Any  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
 
     def empty(self) -> _Evaluation:
         xp = namespace(self.g)
-        pair = xp.zeros((2, SIZE), self.g.dtype)
-        return _Evaluation(self.tilt, pair, pair[:, : len(POINTS)], self.tilt.astype(int), pair[:, 0])
+        pair = xp.zeros((2, len(POINTS)), self.g.dtype)
+        return _Evaluation(self.tilt, pair, self.tilt.astype(int), pair[:, 0])
 
     def evaluate(self, epsilon: Any) -> tuple[Any, Any, _Evaluation]:
         xp = namespace(self.g, epsilon)
-        below, s = self._place(epsilon)
-        weights = self._weights(epsilon)
-        kinks, slope = self._kinks(s)
-        near = xp.stack([kinks, self.tilt * kinks - slope / self.step])
-        sums = (self.g * weights).sum(-1) + (near * self._around(below)).sum(-1)
+        below, place = self._place(epsilon)
+        near = self._near(xp.clip(place - below, 0.0, 1.0))
+        sums = self._at_distance(below, place, self._sums_above(below)) + (
+            near * _slice(self.smooth, below - 2, len(POINTS))
+        ).sum(-1)
         possible = ~(sums[0] <= 0)  # NaN stays.
         value = xp.where(possible, sums[0], 1.0)
         log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
-        evaluation = _Evaluation(epsilon, weights, near, below, sums)
-        return log_delta, xp.where(possible, -sums[1] / value, 0.0), evaluation
+        return log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, near, below, sums)
 
-    def _around(self, below: Any) -> Any:
-        if namespace(self.smooth) is np:
-            return self.smooth[below - 2 : below - 2 + len(POINTS)]
-        return jax.lax.dynamic_slice(self.smooth, (below - 2,), (len(POINTS),))
+    def _sums_above(self, below: Any) -> list[Any]:
+        """Return the sums of weighted masses above eps, as if the first grid point there had the distance 0 from it."""
+        if namespace(self.g) is np:
+            g = self.g[below + 1 :]
+            return [(g * row[: len(g)]).sum() for row in self.weights]
+        return [(self.g * row).sum() for row in self._weights_above(below)]
 
-    def _weights(self, epsilon: Any) -> Any:
-        """Return e^(-c x) (1 - e^-x) and e^(-(c+1) x) at the grid points above eps."""
-        xp = namespace(self.g, epsilon)
-        x = self.start - epsilon + self.step * xp.arange(SIZE, dtype=self.g.dtype)
-        above = x > 0
-        x = xp.where(above, x, 1.0)
-        falling, change = xp.where(above, xp.exp(-self.tilt * x), 0.0), xp.expm1(-x)
-        return xp.stack([falling * -change, falling * (1 + change)])
+    def _weights_above(self, below: Any) -> list[Any]:
+        padded = (jax.numpy.pad(row, (SIZE, 0)) for row in self.weights)
+        return [_slice(row, SIZE - 1 - below, SIZE) for row in padded]
+
+    def _at_distance(self, below: Any, place: Any, weights: Any) -> Any:
+        """Return weights of this kind, or sums by them, for the distance that this grid point has."""
+        xp, (delta, slope) = namespace(place, weights), weights
+        x = xp.maximum((below + 1 - place) * self.step, 0.0)
+        fall = xp.where(place <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
+        return xp.stack([fall * (delta - xp.expm1(-x) * slope), fall * xp.exp(-x) * slope])
 
     def _place(self, epsilon: Any) -> tuple[Any, Any]:
         xp = namespace(self.g, epsilon)
         place = (epsilon - self.start) / self.step
-        below = xp.clip(xp.floor(place), 2, SIZE - 4)
-        return below.astype(int), xp.clip(place - below, 0.0, 1.0)
+        return xp.clip(xp.floor(place), 2, SIZE - 4).astype(int), place
 
-    def _kinks(self, s: Any) -> tuple[Any, Any]:
-        """Return the weights of the smooth masses around eps in the correction at the kink, and their derivative in s.
-
-        The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
-        eps, and phi is the weight. t = 1 - s is the distance from eps to the next grid point. Masses are interpolated.
-        """
+    def _near(self, s: Any) -> Any:
+        """Return the weights of the smooth masses around eps in the corrections of delta and of minus its slope."""
         xp = namespace(self.g, s)
-        decay = self.tilt * self.step
-        fall = (xp.power(decay, _ORDERS) - xp.power(decay + self.step, _ORDERS)) * like(_SIGNS, self.g)
-        kink = (like(_BERNOULLI, self.g) * xp.power(1 - s, _POWERS)).sum(-1)
-        kink_slope = -(like(_BERNOULLI_SLOPES, self.g) * xp.power(1 - s, _POWERS[:-1])).sum(-1)
-        # These are the derivatives of the product at eps over j!, from those of both factors.
-        products = (fall[_ALONG] * _PRESENT)[1:]
+        powers = xp.power(1 - s, _POWERS)[:, None]
         shift, shift_slope = grid.taylor_shift(s)
-
-        def around(by_taylor: Any, shift: Any) -> Any:
-            return ((by_taylor[:, None] * shift).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
-
-        by_taylor, moved = (kink[:, None] * products).sum(0), (kink_slope[:, None] * products).sum(0)
-        return around(by_taylor, shift), around(moved, shift) + around(by_taylor, shift_slope)
+        taylor = (powers * self.kinks).sum(0)
+        moved = -(powers[:-1] * _POWERS[1:, None] * self.kinks[1:]).sum(0)
+        kinks = (taylor[:, None] * shift).sum(0)
+        slopes = (moved[:, None] * shift + taylor[:, None] * shift_slope).sum(0)
+        both = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
+        return (both[..., None] * like(COEFFICIENTS, self.g)).sum(1)
 
     def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
@@ -161,25 +150,27 @@ class ComposedPLD(ComposedProfile):
         jnp = jax.numpy
         value, slope = evaluation.sums
         scale = jnp.exp(self.log_scale - self.tilt * evaluation.epsilon)
-        start = (0 * evaluation.below, evaluation.below - 2)
-        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(evaluation.weights), evaluation.near, start)
+        below, place = self._place(evaluation.epsilon)
+        weights = self._at_distance(below, place, self._weights_above(below))
+        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(weights), evaluation.near, (0 * below, below - 2))
         # Weights of all masses, and of lumped masses without the weights of the smooth masses.
-        weights = jnp.stack([evaluation.weights + spread, -spread], 1)
+        weights = jnp.stack([weights + spread, -spread], 1)
         weights = jnp.fft.rfft(jnp.roll(weights, self.first.astype(int), -1))
         found = []
         for one in self.parts:
-            part = one.part
+            part = one.tilted.part
             if one.shares is None:
-                shares = grid.interpolation(self._place(evaluation.epsilon)[1][None])[:, 0]
-                density = self._around(evaluation.below) @ shares / self.step
+                shares = grid.interpolation(jnp.clip(place - below, 0.0, 1.0)[None])[:, 0]
+                density = _slice(self.smooth, below - 2, len(POINTS)) @ shares / self.step
                 by_mu, by_count = scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density
                 found.append(RepeatedLoss(None, by_mu, by_count))
                 continue
             # The derivative in the power of the transform.
-            terms = jnp.real(jnp.conj(weights[0]) * self.spectrum * one.log()) * like(_FREQUENCIES, self.tilt)
+            power, spectrum = jnp.stack(self.spectrum), jnp.stack(one.spectrum)
+            terms = jnp.real(jnp.conj(weights[0]) * power * _log(spectrum)) * like(_FREQUENCIES, self.tilt)
             by_power = terms[:, :-1].sum() + terms[:, -1].sum()
-            by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + by_power
-            without = jnp.where(jnp.abs(one.spectrum) > _NOTHING, self.spectrum / one.spectrum, 0.0)
+            by_count = one.tilted.log_scale * value + one.offset * (slope - self.tilt * value) + by_power
+            without = jnp.where(jnp.abs(spectrum) > _NOTHING, power / spectrum, 0.0)
             by_mass = jnp.conj(without) * weights
             by_mass = jnp.fft.irfft(jnp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
             losses = self._by_losses(one, by_mass, scale * part.count)
@@ -188,9 +179,9 @@ class ComposedPLD(ComposedProfile):
 
     def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
-        jnp, shares, p = jax.numpy, one.shares, cast(PrivacyLossDistribution, one.part.losses).p
+        jnp, shares, p = jax.numpy, one.shares, cast(PrivacyLossDistribution, one.tilted.part.losses).p
         inner, by_step = shares.interpolate(*by_mass[:2])
-        by_loss = jnp.where(shares.on_grid, by_mass[2][shares.index[2]], self.tilt * inner + by_step / self.step)
+        by_loss = jnp.where(shares.on_grid, by_mass[2][shares.below % SIZE], self.tilt * inner + by_step / self.step)
         mass, some = scale * shares.mass, shares.mass > 0
         by_p = jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0)
         return PrivacyLossDistribution(by_p, 0.0 * p, mass * by_loss, 0.0 * p)
@@ -217,7 +208,41 @@ def _bernoulli_polynomials() -> np.ndarray:
 
 
 _BERNOULLI = _bernoulli_polynomials()[2:] / _POWERS[2:, None]  # B_n(t)/n for n from 2.
-_BERNOULLI_SLOPES = _BERNOULLI[:, 1:] * _POWERS[1:]
+
+
+def _kinks(c: Any, step: Any) -> Any:
+    """Return the weights of Taylor coefficients in the correction of smooth masses at the kink, by powers of t.
+
+    The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
+    eps, and phi is the weight. t is the distance from eps to the next grid point. Masses are interpolated.
+    """
+    power = namespace(c).power
+    fall = (power(c * step, _ORDERS) - power((c + 1) * step, _ORDERS)) * like(_SIGNS, c)
+    # These are the derivatives of the product at eps over j!, from those of both factors.
+    products = (fall[_ALONG] * _PRESENT)[1:]
+    return (like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
+
+
+def _weights(c: Any, step: Any) -> tuple[Any, Any]:
+    """Return e^(-c x) (1 - e^-x) and e^(-(c+1) x) at the multiples x of the step, from products of short tables."""
+    xp = namespace(c)
+    size = 1 << (SIZE.bit_length() // 2)
+    x, y = step * xp.arange(0, SIZE, size, dtype=c.dtype)[:, None], step * xp.arange(size, dtype=c.dtype)
+    falling, lost = xp.exp(-c * x) * xp.exp(-c * y), -xp.expm1(-x) - xp.exp(-x) * xp.expm1(-y)
+    return (falling * lost).ravel(), (falling * (xp.exp(-x) * xp.exp(-y))).ravel()
+
+
+def _log(spectrum: Any) -> Any:
+    """Return the logarithm of a transform, 0 where it has none."""
+    xp = namespace(spectrum)
+    return xp.log(xp.where(xp.abs(spectrum) > _NOTHING, spectrum, 1.0))
+
+
+def _slice(values: Any, start: Any, size: int) -> Any:
+    """Return ``size`` values from ``start`` along the last axis."""
+    if namespace(values) is np:
+        return values[..., start : start + size]
+    return jax.lax.dynamic_slice_in_dim(values, start, size, -1)
 
 
 class Grid(NamedTuple):
@@ -228,54 +253,62 @@ class Grid(NamedTuple):
     low: Any
 
 
-def compose(parts: RepeatedLosses, c: Any, points: Grid) -> ComposedPLD:
+def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
     """Return the distribution of the sum of all losses; the tilt c and the grid affect the precision only."""
-    xp = namespace(c)
+    xp, step = namespace(c), points.step
     found = []
     start = log_scale = 0.0 * c
-    for part, offset in zip(parts, points.offsets, strict=True):
-        scale = part.log_moment(c)
-        start, log_scale = start + part.count * offset, log_scale + part.count * scale
+    for one, offset in zip(tilted, points.offsets, strict=True):
+        part = one.part
+        start, log_scale = start + part.count * offset, log_scale + part.count * one.log_scale
         if part.losses is None:
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
-            shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
+            log_spectrum = -((frequency * part.mu / step) ** 2) / 2
+            # No mass is lumped: the second transform is 0.
+            shares, spectrum = None, (log_spectrum,) if xp is np else (log_spectrum, log_spectrum - np.inf)
         else:
-            shares = grid.share_on_grid(part.losses, c, scale, offset, points.step, SIZE, _count_of_atoms(part.count))
-            spectrum = xp.fft.rfft(shares.masses(SIZE))
-        found.append(_OnGrid(part, shares, spectrum, scale, offset))
-    first = xp.floor((points.low - start) / points.step)
-    spectrum = math.prod(one.power() for one in found)
-    g, lumped = xp.roll(xp.fft.irfft(spectrum, SIZE), -first.astype(int), -1)
-    start = start + first * points.step
-    return ComposedPLD(start, points.step, g, g - lumped, c, log_scale, first, spectrum, tuple(found))
+            shares = grid.share_on_grid(part.losses, one.mass, offset, step, SIZE, _count_of_atoms(part.count))
+            spectrum = tuple(map(xp.fft.rfft, shares.masses(SIZE)))
+        found.append(_OnGrid(one, shares, spectrum, offset))
+    first = xp.floor((points.low - start) / step)
+    # Sums are lumped if all of their parts are.
+    spectra = [math.prod(rows) for rows in zip(*(one.powers() for one in found), strict=False)]
+    g, *lumped = (xp.roll(xp.fft.irfft(row, SIZE), -first.astype(int)) for row in spectra)
+    smooth, weights = (g - lumped[0] if lumped else g), _weights(c, step)
+    start = start + first * step
+    return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(found), weights, _kinks(c, step))
 
 
-def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Grid:
+def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The
     window is computed from ``coarse``, the same losses with fewer nodes.
     """
     xp = namespace(c)
-    moments = [part.moments(c) for part in parts]
-    mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
-    down, up = without_derivative(_reach(parts, c, moments, coarse))
+    mean = sum(one.part.count * one.mean for one in tilted)
+    down, up = without_derivative(_reach(tilted, c, coarse))
     none = xp.zeros(_ATOMS, c.dtype)
-    atoms, steps = [], []
-    for part, (log_scale, _, _) in zip(parts, moments, strict=True):
-        losses = part.losses
-        atoms.append((0 * c, none, none) if losses is None else grid.heaviest_atoms(losses, c, log_scale, _ATOMS))
-        steps.append(0 * c if part.source is not None else least_step(part, c, log_scale))
-    decisive = xp.stack([part.count * masses[0] for part, (_, _, masses) in zip(parts, atoms, strict=True)]).argmax()
-    _, distances, masses = (xp.stack(column)[decisive] for column in zip(*atoms, strict=True))
-    count = xp.stack([0 * c + _count_of_atoms(part.count) for part in parts])[decisive]
+    atoms = [
+        (0 * c, none, none) if one.part.losses is None else grid.heaviest_atoms(one.part.losses, one.mass, _ATOMS)
+        for one in tilted
+    ]
+    counts = [_count_of_atoms(one.part.count) for one in tilted]
+    if len(tilted) == 1:
+        (_, distances, masses), (count,) = atoms[0], counts
+    else:
+        weights = xp.stack([one.part.count * masses[0] for one, (_, _, masses) in zip(tilted, atoms, strict=True)])
+        decisive = weights.argmax()
+        _, distances, masses = (xp.stack(column)[decisive] for column in zip(*atoms, strict=True))
+        count = xp.stack([0 * c + count for count in counts])[decisive]
     # If there is only one loss, the window has no width.
-    least = xp.maximum(xp.stack(steps).max(), xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
+    least = least_step([one for one in tilted if one.part.source is None], c)
+    least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
     least = xp.maximum((down + up) / (SIZE - 16), least)
     step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
-        moment[1] if part.losses is None else heaviest + step * xp.round((moment[1] - heaviest) / step)
-        for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)
+        one.mean if one.part.losses is None else heaviest + step * xp.round((one.mean - heaviest) / step)
+        for one, (heaviest, _, _) in zip(tilted, atoms, strict=True)
     ]
     return Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
 
@@ -285,25 +318,27 @@ def _count_of_atoms(count: Any) -> Any:
     return namespace(count).where(count <= FEW, count, 1e30)
 
 
-def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> Any:
+def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Any:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
-    variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
+    variance = sum(one.part.count * one.variance for one in tilted)
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
     slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])
     both = xp.stack([-slopes, slopes])
     bounds = most = 0.0
-    for part, few, (value, mean, _) in zip(parts, coarse, moments, strict=True):
-        bounds = bounds + part.count * (few.log_moment(c + both) - value - both * mean)
+    for one, few in zip(tilted, coarse, strict=True):
+        part, mean = one.part, one.mean
+        bounds = bounds + part.count * (few.log_moment(c + both) - one.log_scale - both * mean)
         most = most + part.count * xp.stack([part.largest_loss(-1) + mean, part.largest_loss(1) - mean])
     return xp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
 
 
-def least_step(part: RepeatedLoss, c: Real, log_scale: Real) -> Real:
-    """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them out."""
-    if part.losses is None:
-        return 0 * c
-    xp = namespace(c, part.losses.p)
-    mass = grid.tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
-    total = mass.sum()
-    return xp.where(total > 0, (mass * part.losses.width).sum() / xp.where(total > 0, total, 1.0), 0.0)
+def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Any:
+    """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them all out."""
+    xp, least = namespace(c), 0.0 * c
+    for one in tilted:
+        if one.part.losses is not None:
+            width = one.part.losses.width
+            total = xp.where(width > 0, one.mass, 0.0).sum()
+            least = xp.maximum(least, (one.mass * width).sum() / xp.where(total > 0, total, 1.0))
+    return least

@@ -26,8 +26,10 @@ COEFFICIENTS = np.array(
 ).T
 # Row n has the coefficients of the derivatives, in powers of the distance.
 _DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
-_CHOICES = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
-_EXPONENTS = np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None]
+# The exponents in the matrix that turns a polynomial's coefficients at 0 into those at s, and their factors. Exponents
+# are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
+_UPPER = np.maximum(np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None], 0)
+_SHIFT = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
 _CROWDED = 0.003  # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
 _NEAR_GRID = 0.1  # The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
 # How many steps are tried for further atoms, and the mass times steps beside the grid that is negligible.
@@ -35,12 +37,6 @@ _CHOICES_OF_STEP, _BESIDE_GRID = 64, 1e-9
 # For several pairs: the size of the grid, the relative difference up to which profiles are equal, and the ratio to its
 # neighbours from which on a mass is an atom.
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
-
-
-def tilted(nodes: PrivacyLossDistribution, c: Real, log_scale: Real) -> tuple[Any, Any]:
-    """Return masses under p times e^(c l - log_scale), and losses; both are 0 where the loss is infinite."""
-    log_p, loss = nodes.finite
-    return namespace(log_p).exp(log_p + c * loss - log_scale), loss
 
 
 @pytree
@@ -53,20 +49,45 @@ class GridInterpolation:
     # Whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on a scale
     # that no grid resolves.
     lumped: Any
-    index: Any  # The entries of the grid, of shape (6, n).
-    above: Any  # The distance from the third of these, in steps.
+    below: Any  # The number of the grid point below each outcome.
+    above: Any  # The distance from it, in steps.
 
-    def masses(self, size: int) -> Any:
-        """Return (all tilted masses on the grid, those of lumped outcomes), of shape (2, size)."""
+    def masses(self, size: int) -> list[Any]:
+        """Return all tilted masses on the grid, and those of lumped outcomes if there may be some."""
         xp = namespace(self.mass)
-        both = xp.stack([self.mass, xp.where(self.lumped, self.mass, 0.0)], -1)
-        return add_at(size, self.index, both * interpolation(self.above)[..., None]).T
+        if xp is not np:
+            return _spread(size, [self.mass, xp.where(self.lumped, self.mass, 0.0)], self.below, self.above)
+        some = np.flatnonzero(self.lumped)
+        lumped = _spread(size, [self.mass[some]], self.below[some], self.above[some]) if len(some) else []
+        return _spread(size, [self.mass], self.below, self.above) + lumped
 
     def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
-        around = namespace(grid).stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
+        xp = namespace(grid)
+        index = xp.mod(self.below + POINTS[:, None], len(grid))
+        around = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), index]
         value, slope = (interpolation(self.above, rows) * around for rows in (COEFFICIENTS, _DERIVATIVE))
         return value.sum(0), slope.sum(0)
+
+
+def _spread(size: int, rows: list[Any], below: Any, above: Any) -> list[Any]:
+    """Return the masses on the grid of rows of outcomes."""
+    xp = namespace(above)
+    if xp is not np:
+        index, weights = xp.mod(below + POINTS[:, None], size), interpolation(above)
+        return add_at(size, index, *(row * weights for row in rows))
+    # The losses of one of many releases are next to each other on the grid; powers of the distances are summed first.
+    low = below.min()
+    width = min(int(below.max() - low) + 1, size)
+    point = np.mod(low + POINTS[:, None] + np.arange(width), size).ravel()
+    below, found = (below - low) % size, []
+    for row in rows:
+        sums = []
+        for _ in POINTS:
+            sums += add_at(width, below, row)
+            row = row * above
+        found += add_at(size, point, (COEFFICIENTS.T @ sums).ravel())
+    return found
 
 
 def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
@@ -79,39 +100,36 @@ def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
 
 def taylor_shift(s: Any) -> tuple[Any, Any]:
     """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s."""
-    # Exponents are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
-    power = namespace(s).power
-    exponents = np.maximum(_EXPONENTS, 0)
-    shift = power(s, exponents) * like(np.where(_EXPONENTS >= 0, _CHOICES, 0.0), s)
-    return shift, power(s, np.maximum(_EXPONENTS - 1, 0)) * like(exponents * _CHOICES, s)
+    powers = namespace(s).power(s, np.arange(len(POINTS)))
+    return powers[_UPPER] * like(_SHIFT, s), powers[np.maximum(_UPPER - 1, 0)] * like(_UPPER * _SHIFT, s)
 
 
 def share_on_grid(
-    nodes: PrivacyLossDistribution, c: Any, log_scale: Any, offset: Any, step: Any, size: int, count: Any = 1
+    nodes: PrivacyLossDistribution, mass: Any, offset: Any, step: Any, size: int, count: Any = 1
 ) -> GridInterpolation:
-    """Return tilted masses on grid points offset + k step, entry k modulo ``size``; atoms near the grid are lumped."""
-    xp = namespace(nodes.loss, step)
-    mass, loss = tilted(nodes, c, log_scale)
+    """Return masses on grid points offset + k step, entry k modulo ``size``; atoms near the grid are lumped."""
+    loss = nodes.finite[1]
+    xp = namespace(loss, step)
     place = (loss - offset) / step
     nearest = xp.round(place)
     is_atom, beside = (nodes.width == 0) & (mass > 0), xp.abs(place - nearest)
     on_grid = is_atom & (beside <= xp.finfo(place.dtype).eps ** 0.45)
-    point = xp.mod(nearest, size).astype(int)
+    point = xp.mod(nearest.astype(int), size)
     is_near = on_grid | (is_atom & (count * beside <= _NEAR_GRID))
-    lumps = add_at(size, point, is_near.astype(mass.dtype))
+    (lumps,) = add_at(size, point, is_near.astype(mass.dtype))
     lumped = (mass * step > _CROWDED * nodes.width) & (lumps > 0)[point]
     below = xp.where(on_grid, nearest, xp.floor(place))
-    index = xp.mod(below + like(POINTS, below)[:, None], size).astype(int)
-    return GridInterpolation(mass, on_grid, lumped, index, xp.where(on_grid, 0.0, place - below))
+    above = xp.where(on_grid, 0.0, place - below)
+    return GridInterpolation(mass, on_grid, lumped, below.astype(int), above)
 
 
-def heaviest_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, others: int = 1) -> tuple[Any, Any, Any]:
-    """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and tilted masses."""
-    (log_p, loss), is_atom = nodes.finite, nodes.width == 0
-    xp = namespace(log_p)
+def heaviest_atoms(nodes: PrivacyLossDistribution, mass: Any, others: int = 1) -> tuple[Any, Any, Any]:
+    """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and their masses."""
+    loss, is_atom = nodes.finite[1], nodes.width == 0
+    xp = namespace(loss)
     if xp is np and is_atom.any():  # Most outcomes are no atoms.
-        log_p, loss, is_atom = log_p[is_atom], loss[is_atom], is_atom[is_atom]
-    mass = xp.where(is_atom, xp.exp(log_p + c * loss - log_scale), 0.0)
+        mass, loss, is_atom = mass[is_atom], loss[is_atom], is_atom[is_atom]
+    mass = xp.where(is_atom, mass, 0.0)
     heaviest = latest = loss[mass.argmax()]
     same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
     found = []
@@ -233,7 +251,7 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     whole = join(several)
     xp = namespace(whole.loss)
     loss = whole.finite[1]
-    lowest, (heaviest, *others) = loss.min(), heaviest_atoms(whole, 0.0, 0.0)
+    lowest, (heaviest, *others) = loss.min(), heaviest_atoms(whole, xp.where(xp.isinf(whole.loss), 0.0, whole.p))
     # If there is only one loss, the grid has no width.
     least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
     step = step_on_atoms(least, *others)
@@ -253,13 +271,14 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
 
 def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: Any) -> Any:
     """Return masses on a grid: every outcome is split between two points, keeping its masses under p and q."""
-    mass, loss = tilted(nodes, 0.0, 0.0)
+    loss = nodes.finite[1]
     xp = namespace(loss, step)
+    mass = xp.where(xp.isinf(nodes.loss), 0.0, nodes.p)
     place = (loss - offset) / step
     below = without_derivative(xp.floor(place + xp.finfo(place.dtype).eps ** 0.45))
     up = mass * xp.expm1((below - place) * step) / xp.expm1(-step)
     index = xp.clip(below, 0, _SIZE - 2).astype(int)
-    return add_at(_SIZE, index, mass - up) + add_at(_SIZE, index + 1, up)
+    return add_at(_SIZE, index, mass - up)[0] + add_at(_SIZE, index + 1, up)[0]
 
 
 def profile_on_grid(masses: Any, step: Any) -> Any:

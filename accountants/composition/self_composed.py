@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect
+from dpkernels.solve import rising_root
 
 # The neighbouring datasets of releases on samples.
 NEIGHBOURS = {
@@ -35,7 +35,7 @@ NEIGHBOURS = {
     "replace": "datasets of as many records that differ in one",
 }
 ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
-_BISECTIONS = 60  # For a tilt, on log c.
+_TILT_FOUND = 1e-3  # The last Newton step of log c; values next to the largest loss of few releases need it.
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
 _LEAST, GREATEST_TILT = 1e-4, 1e5  # The default range of tilts.
 
@@ -91,11 +91,13 @@ class SelfComposed:
         # Comparisons do not detect a NaN, and the masses that they drop would count as no loss.
         leaves = jax.tree.leaves(self)
         xp = namespace(*leaves)
-        known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
-        forward = [one.scaled(known) for one in self._nodes(panels)]
-        has_pieces = any(one.pieces for one in self._privacy_losses)
+        unknown = sum(xp.any(leaf != leaf) for leaf in leaves) > 0
+        forward = self._nodes(panels)
+        if xp is not np or unknown:
+            forward = [one.scaled(xp.where(unknown, np.nan, 1.0)) for one in forward]
+        has_pieces = any(one.pieces for one in self.privacy_losses)
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
-        few = few and not others and self.sampling_rate is not None and self._privacy_losses[0].is_invertible
+        few = few and not others and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
         found = []
         for mirror in mirrors:
             nodes = [one.mirrored() for one in forward] if mirror else forward
@@ -109,12 +111,12 @@ class SelfComposed:
         first, rate = self.pairs[0], self.sampling_rate
         is_smooth_noise = isinstance(first, AdditivePair) and first.formulas.is_smooth
         if len(self.pairs) == 1 or not is_smooth_noise or (rate is not None and self.neighbours == "replace"):
-            return [one.nodes(panels) for one in self._privacy_losses]
+            return [one.nodes(panels) for one in self.privacy_losses]
         nodes = larger_profile(first, panels)
         return [nodes if rate is None else nodes.subsampled(rate)]
 
     @property
-    def _privacy_losses(self) -> list[PrivacyLossDistribution]:
+    def privacy_losses(self) -> list[PrivacyLossDistribution]:
         """Return the distributions of the loss of every pair, cached for plain numbers."""
         kept = self.__dict__.get("_kept")
         if kept is None:
@@ -167,7 +169,7 @@ class RepeatedLoss:
     source: tuple[SelfComposed, Any] | None = None
 
     @property
-    def infinity_mass(self) -> Real:
+    def infinity_mass(self) -> Any:
         """Return the probability of an infinite loss of one release, at most the largest float below 1."""
         if self.losses is None:
             return 0.0 * self.mu
@@ -181,23 +183,25 @@ class RepeatedLoss:
 
     def smooth_losses(self) -> PrivacyLossDistribution:
         releases, sign = cast(tuple[SelfComposed, Any], self.source)
-        return releases._privacy_losses[0].mirrored(sign)
+        return releases.privacy_losses[0].mirrored(sign)
 
     def largest_loss(self, sign: int) -> Any:
         if self.losses is None:
             return namespace(self.mu).asarray(np.inf, self.mu.dtype)
         return (sign * self.losses.finite[1]).max()
 
-    def moments(self, c: Any) -> tuple[Real, Real, Real]:
-        """Return K(c), and the mean and the variance of the tilted loss, all for one release; c is a number."""
+    def tilted(self, c: Any) -> TiltedLoss:
+        """Return the loss of one release, tilted by a number c."""
         if self.losses is None:
-            return c * (c + 1) * self.mu**2 / 2, (2 * c + 1) * self.mu**2 / 2, self.mu**2 + 0 * c
+            square = self.mu**2
+            return TiltedLoss(self, None, c * (c + 1) * square / 2, (2 * c + 1) * square / 2, square + 0 * c)
         log_p, loss = self.losses.finite
         xp = namespace(log_p)
-        top, tilted = _exp_relative_to_largest(log_p + c * loss)
-        mass = xp.maximum(tilted.sum(), xp.finfo(tilted.dtype).tiny)
-        mean = (tilted * loss).sum() / mass
-        return top[0] + xp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
+        top, mass = _exp_relative_to_largest(log_p + c * loss)
+        total = xp.maximum(mass.sum(), xp.finfo(mass.dtype).tiny)
+        mass = mass / total
+        mean = (mass * loss).sum()
+        return TiltedLoss(self, mass, top[0] + xp.log(total), mean, (mass * (loss - mean) ** 2).sum())
 
     def log_moment(self, c: Any) -> Any:
         """Return log E_p exp(c l) of one release over its finite losses; c has any shape."""
@@ -212,6 +216,16 @@ class RepeatedLoss:
 RepeatedLosses = tuple[RepeatedLoss, ...]
 
 
+class TiltedLoss(NamedTuple):
+    """The loss of one of some repeated releases, with masses times e^(c l)."""
+
+    part: RepeatedLoss  # The releases.
+    mass: Any  # The tilted masses of all outcomes, of sum 1, with 0 for an infinite loss; None for Gaussian noise.
+    log_scale: Any  # K(c) of one release.
+    mean: Any  # The tilted mean of the finite losses.
+    variance: Any  # Their tilted variance.
+
+
 def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
     """Return (the largest size, e^(size - largest)) along the last axis; 0 where all sizes are -inf."""
     xp = namespace(size)
@@ -222,14 +236,14 @@ def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
 
 def infinity_mass(parts: RepeatedLosses) -> RealArray:
     """Return 1 - prod (1 - m)^n, the probability that some loss is infinite."""
-    (first, *_) = parts
-    xp = namespace(first.count, first.infinity_mass)
-    return -xp.expm1(sum(part.count * xp.log1p(-part.infinity_mass) for part in parts))
+    masses = [part.infinity_mass for part in parts]
+    xp = namespace(parts[0].count, masses[0])
+    return -xp.expm1(sum(part.count * xp.log1p(-mass) for part, mass in zip(parts, masses, strict=True)))
 
 
 def cumulants(parts: RepeatedLosses, c: Real) -> tuple[Any, ...]:
     """Return K, K' and K'' of all releases at a tilt c."""
-    moments = [[part.count * each for each in part.moments(c)] for part in parts]
+    moments = [[part.count * each for each in part.tilted(c)[2:]] for part in parts]
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
@@ -240,43 +254,48 @@ def renyi_divergence(parts: RepeatedLosses, order: Any) -> Any:
     return namespace(total).where(infinity_mass(parts) > 0, np.inf, total / a)
 
 
-def saddle_point(
-    parts: RepeatedLosses, epsilon: Real, steps: int = _BISECTIONS, greatest: float = GREATEST_TILT
-) -> Real:
+def saddle_point(parts: RepeatedLosses, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 
-    def excess(c: Real) -> Any:
-        return cumulants(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
+    def excess(log_c: Any) -> tuple[Any, Any]:
+        c = namespace(log_c).exp(log_c)
+        _, mean, variance = cumulants(parts, c)
+        return mean - epsilon - 1 / c - 1 / (1 + c), c * (variance + 1 / c**2 + 1 / (1 + c) ** 2)
 
-    return _tilt_at_root(excess, epsilon, steps, greatest)
+    return _tilt_at_root(excess, epsilon, start, greatest)
 
 
 def saddle_point_of_delta(
-    parts: RepeatedLosses, log_delta: Real, steps: int = _BISECTIONS, greatest: float = GREATEST_TILT
+    parts: RepeatedLosses, log_delta: Real, start: Any = 1.0, greatest: float = GREATEST_TILT
 ) -> tuple[Any, Any]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
-    c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps, greatest)
-    value, eps = approximate(parts, c)
+
+    def excess(log_c: Any) -> tuple[Any, Any]:
+        c = namespace(log_c).exp(log_c)
+        value, _, variance = approximate(parts, c)
+        return log_delta - value, c**2 * variance
+
+    c = _tilt_at_root(excess, log_delta, start, greatest)
+    value, eps, _ = approximate(parts, c)
     off = value - log_delta
     # The slope of log delta is about -c. At an end of the range of tilts there is no root.
     return c, eps + namespace(off).where(abs(off) < _NEAR_ROOT, off, 0.0) / c
 
 
-def _tilt_at_root(rising: Any, like: Any, steps: int, greatest: float) -> Any:
-    """Return the tilt at which a rising function changes sign; an end of the range of tilts where it does not."""
-    xp = namespace(like)
-    ends = xp.full_like(like, np.log(_LEAST)), xp.full_like(like, np.log(greatest))
-    low, high = bisect(lambda log_c: rising(xp.exp(log_c)) < 0, *ends, steps)
-    return xp.exp((low + high) / 2)
+def _tilt_at_root(rising: Any, like: Any, start: Any, greatest: float) -> Any:
+    """Return the tilt where a function of log c is 0; an end of the range of tilts if it is nowhere."""
+    xp = namespace(like, start)
+    low, high = xp.full_like(like, np.log(_LEAST)), xp.full_like(like, np.log(greatest))
+    return xp.exp(rising_root(rising, xp.clip(xp.log(start) + 0 * low, low, high), low, high, _TILT_FOUND))
 
 
-def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any]:
-    """Return (log delta, eps) of the saddle-point approximation at the eps whose saddle point is c."""
+def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any, Any]:
+    """Return (log delta, eps, d eps/d c) of the saddle-point approximation at the eps whose saddle point is c."""
     value, slope, curvature = cumulants(parts, c)
     xp = namespace(value)
     eps = slope - 1 / c - 1 / (1 + c)
     curvature = curvature + 1 / c**2 + 1 / (1 + c) ** 2
-    return value - c * eps - xp.log(c * (1 + c)) - xp.log(2 * np.pi * curvature) / 2, eps
+    return value - c * eps - xp.log(c * (1 + c)) - xp.log(2 * np.pi * curvature) / 2, eps, curvature
 
 
 def integer_power(base: np.ndarray, count: int) -> np.ndarray:

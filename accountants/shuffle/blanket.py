@@ -39,11 +39,12 @@ from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
 from dpkernels.numerics import GAUSS_LEGENDRE, like, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect
+from dpkernels.solve import rising_root
 
 _DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
 _MOST = 64  # The most outcomes from which a first value is computed.
 LARGEST_EXPONENT = 600.0
+_SADDLE_FOUND = 1e-4  # The last Newton step of log c, which need not be precise: all contours have the same integral.
 
 # A function from (e^eps, t) to a bound of E(L - t)_+ over all pairs.
 StopLoss = Callable[[float, np.ndarray], np.ndarray]
@@ -132,17 +133,23 @@ def moments(mass: Any, L: Any, c: Any) -> tuple[Any, Any, Any]:
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def saddle_point(mass: Any, L: Any, n: Any, steps: int) -> tuple[Any, Any]:
-    """Return c with K'(c) = 2/c by bisection, and K''(c), K the cumulant generating function of n such losses."""
+def saddle_point(mass: Any, L: Any, n: Any) -> tuple[Any, Any]:
+    """Return c with K'(c) = 2/c by Newton's method, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
     highest = xp.log(LARGEST_EXPONENT / xp.maximum(L.max(), 1e-300))
 
-    def before(log_c: Any) -> Any:
-        decay, slope, _ = moments(mass, L, xp.exp(log_c))
-        return n * slope * xp.exp(log_c) < 2 * (1 + decay)
+    def excess(log_c: Any) -> tuple[Any, Any]:
+        c = xp.exp(log_c)
+        decay, slope, bend = moments(mass, L, c)
+        rise, bend = c * slope / (1 + decay), c**2 * bend / (1 + decay)
+        return n * rise - 2, n * (rise + bend - rise**2)
 
-    low, high = bisect(before, highest - 80.0, highest, steps)
-    c = xp.exp((low + high) / 2)
+    # The root of the equation with the cumulants at 0.
+    _, mean, square = moments(mass, L, 0.0 * highest)
+    spread = n * xp.maximum(square - mean**2, 1e-300)
+    start = xp.log(xp.sqrt((n * mean) ** 2 + 8 * spread) - n * mean) - xp.log(2 * spread)
+    low = highest - 80.0
+    c = xp.exp(rising_root(excess, xp.clip(start, low, highest), low, highest, _SADDLE_FOUND))
     decay, slope, bend = moments(mass, L, c)
     return c, n * xp.maximum(bend / (1 + decay) - (slope / (1 + decay)) ** 2, 0.0)
 

@@ -32,8 +32,8 @@ _GRIDS, _SPAN, _WIDTH, _FINER = tuple(1 << j for j in range(12, 23, 2)), 24.0, 9
 _NARROW = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
 _CELLS = 1 << 20  # The most points of one distribution on a grid.
 _DOTS = np.linspace(0.0, 1.0, 257)
-# Bisections of a tilt, a bound of exponents, and the largest tilt times the step that a grid resolves.
-_BISECTIONS, _OVERFLOWS, _STEEPEST = 60, 700.0, 1.0
+# A bound of exponents, and the largest tilt times the step that a grid resolves.
+_OVERFLOWS, _STEEPEST = 700.0, 1.0
 # The first step of eps from the estimate, relative to log delta over its slope, and the most steps.
 _CLOSER, _MOST_STEPS = 1e-7, 60
 
@@ -105,7 +105,7 @@ def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
 
 def _tilt(one: LossSum, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
-    c, variance = saddle_point(one.mass, one.value, n, _BISECTIONS)
+    c, variance = saddle_point(one.mass, one.value, n)
     return float(c), max(math.sqrt(variance), _NARROW * float(np.ptp(one.value)))
 
 

@@ -34,7 +34,6 @@ from dpkernels.solve import newton, root
 
 # The number of nodes, and the largest v: nodes end at 11 and at 200 widths of the saddle.
 NEAR, FAR = (96, 3.1), (1024, 6.0)
-_BISECTIONS = 32  # c need not be precise, because every contour has the same integral.
 # The last and the longest Newton step of log eps, and how far below log eps0 an eps is searched.
 _FOUND, _LONGEST, _WIDEST = 1e-6, 2.0, 60.0
 _DIFFERENCE = 1e-4  # The relative distance to either side of eps for a slope.
@@ -50,7 +49,7 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     L = xp.where(possible, L, xp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
     share = blanket.gamma * blanket.mass
     still_share, still, count = without_derivative((share, L, n))
-    c, variance = saddle_point(still_share, still, count, _BISECTIONS)
+    c, variance = saddle_point(still_share, still, count)
     width = 1 / xp.sqrt(variance + 2 / c**2)
     value, error = _integral(blanket, L, n, c, width, size)
     log_scale = n * xp.log1p(moments(share, L, c)[0]) - xp.log(blanket.gamma * n)
@@ -60,12 +59,17 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     return found, xp.where(positive, error / xp.where(positive, value, 1.0), 0.0)
 
 
+@lru_cache(maxsize=4)
+def _rule(count: int, end: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes and weights of the trapezoidal rule in v with u = sinh v, over pi."""
+    v, halves = np.linspace(0.0, end, count + 1), np.r_[0.5, np.ones(count)]
+    return np.sinh(v), halves * (end / count / np.pi) * np.cosh(v)
+
+
 def _integral(blanket: Blanket, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Real, Real]:
-    xp, (count, end) = namespace(L, n, c), size
-    step, halves = end / count, np.r_[0.5, np.ones(count)]
-    v, halves = like(np.linspace(0.0, end, count + 1), c), like(halves, c)
-    u = width * xp.sinh(v)
-    weight = (halves * step / xp.pi) * width * xp.cosh(v)
+    xp = namespace(L, n, c)
+    sinh, weights = (like(table, c) for table in _rule(*size))
+    u, weight = width * sinh, weights * width
     grown, decay = xp.exp(xp.minimum(c * L, LARGEST_EXPONENT)), xp.expm1(xp.minimum(c * L, LARGEST_EXPONENT))
     share, phase = blanket.gamma * blanket.mass, u[:, None] * L
     half = xp.sin(phase / 2)

@@ -180,7 +180,8 @@ def test_deposits_keep_polynomials_and_atoms(x64):
     """Sums over the grid of powers up to the fifth are those of the losses; an atom on the grid is one entry."""
     loss = np.array([0.31, 1.77, 4.02, 5.0])
     nodes = PrivacyLossDistribution(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
-    masses, atoms = share_on_grid(as_float64(nodes), 0.0, 0.0, 1.0, 0.5, 32).masses(32)
+    nodes = as_float64(nodes)
+    masses, atoms = share_on_grid(nodes, nodes.p, 1.0, 0.5, 32).masses(32)
     grid = 1.0 + 0.5 * np.where(np.arange(32) < 24, np.arange(32), np.arange(32) - 32)
     for power in range(len(POINTS)):
         assert (masses * grid**power).sum() == pytest.approx((nodes.p * loss**power).sum(), rel=1e-12)
@@ -196,7 +197,7 @@ def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
     def moments(made, c):
         (part,) = made.repeated_losses(evaluate.PANELS)[0]
         twice = pointwise_maximum([part.losses, part.losses])
-        return [self_composed.RepeatedLoss(n, 0.0, 1).moments(c)[0] for n in (part.losses, twice)]
+        return [self_composed.RepeatedLoss(n, 0.0, 1).tilted(c).log_scale for n in (part.losses, twice)]
 
     for c in (0.5, 2.0):
         one, other = moments(as_float64(made), jnp.float64(c))
@@ -369,13 +370,14 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
     def slopes(made, places, shift):
         (parts,) = made.repeated_losses(evaluate.PANELS)
         c = jnp.float64(1.0)
-        made_of = fft.compose(parts, c, fft.grid_of(parts, c, parts))
+        tilted = [part.tilted(c) for part in parts]
+        made_of = fft.compose(tilted, c, fft.grid_of(tilted, c, parts))
 
         def at(place):
             eps = made_of.start + made_of.step * place
-            _, s = made_of._place(eps)
+            below, place = made_of._place(eps)
             by_parts, by_epsilon = made_of.gradient(made_of.evaluate(eps + shift)[2])
-            return s, by_parts[0].losses.loss.sum(), by_parts[0].count, by_epsilon
+            return place - below, by_parts[0].losses.loss.sum(), by_parts[0].count, by_epsilon
 
         return jax.lax.map(at, places)
 
