@@ -139,6 +139,7 @@ def known_domain_guarantee(
     checks.within("discovery_epsilon", discovery_epsilon, 0.0, np.finfo(float).max)
     k, eps = np.asarray(k), discovery_epsilon
     # Of one count: the description, rho, the terms of eq. 3, and the pure budget.
+    pure: Any
     if scale is None:
         rho = concentrated.gaussian_rho(sigma)
         count, terms, pure = f"Gaussian noise, sigma {sigma}", (rho, 2 * rho), np.inf
@@ -148,9 +149,9 @@ def known_domain_guarantee(
         count, rho, terms = f"Laplace noise, scale {scale}", concentrated.pure_rho(pure), concentrated.pure_terms(pure)
     charge = Concentrated(k * (concentrated.bounded_range_rho(eps) + rho), Concentrated(0.0, leak).repeat(k).leak)
     checks.within("delta", delta, np.max(charge.leak), 1.0, open_ends=True)
-    both = (k * (pick + one) for pick, one in zip(concentrated.bounded_range_terms(eps), terms, strict=True))
+    mean, square = (k * (pick + one) for pick, one in zip(concentrated.bounded_range_terms(eps), terms, strict=True))
     bounds = {
-        "setwise": concentrated.tail_bound(*both, charge.rest(delta)),
+        "setwise": concentrated.tail_bound(mean, square, charge.rest(delta)),
         "concentrated": charge.epsilon(delta),
         "added": k * (np.asarray(eps, float) + pure),
     }
