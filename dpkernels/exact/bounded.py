@@ -408,8 +408,6 @@ def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., Re
     return by_column, by_triple
 
 
-# Construction of window tables: the number of codes and rows, and weights rounded towards the guarantee
-
 # A table is accepted if its variances are within this of the mechanism's, relatively, and its window height within
 # 0.5 %. This determines its width as well. If none is, the best one is used if it is within what is promised:
 # ``estimate_mean`` allows for this difference.
@@ -569,8 +567,6 @@ def _cell_table(
     base, window = np.append(base, base[::-1]), np.append(window, window[::-1])
     return WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))
 
-
-# Construction of row tables
 
 # The relative changes of a weight by rounding and repair; the linear program leaves a larger share of e^eps unused.
 _MOST_CHANGE = 1e-7
@@ -738,12 +734,8 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
 
 def optimal_certificate(mechanism: Optimal) -> RowCertificate:
     """Return the certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
-    sensitivity = None if mechanism.sensitivity is None else float(mechanism.sensitivity)
-
-    def certified(bits: int) -> RowCertificate:
-        return RowCertificate.of(row_table(mechanism, bits), float(mechanism.epsilon), sensitivity)
-
+    claim = float(mechanism.epsilon), None if mechanism.sensitivity is None else float(mechanism.sensitivity)
     try:
-        return certified(32)
+        return RowCertificate.of(row_table(mechanism, 32), *claim)
     except CertificateError:
-        return certified(64)
+        return RowCertificate.of(row_table(mechanism, 64), *claim)

@@ -33,13 +33,14 @@ _LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 _NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
 
-# floor(U 2^bits) for any multiple of 32 bits, always of the same U.
-Uniform = Callable[[int], int]
 Interval = tuple[int, int]
 
 
-def uniform_number(key: bytes, number: int) -> Uniform:
-    """Return one of a key's real numbers, uniform on [0, 1); each ``number`` below 2^32 reads blocks of its own."""
+def uniform_number(key: bytes, number: int) -> Callable[[int], int]:
+    """Return bits -> floor(U 2^bits), bits a multiple of 32, for one of a key's real numbers U, uniform on [0, 1).
+
+    Each ``number`` below 2^32 reads blocks of its own.
+    """
 
     def leading(bits: int) -> int:
         words = np.empty(bits // 32, "<u4")
@@ -77,7 +78,7 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     return found
 
 
-def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
+def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int]) -> int:
     gaps = scores.max() - scores
     choice = _by_floats(gaps, epsilon, uniform(64))
     return _by_integers(gaps, epsilon, uniform) if choice is None else choice
@@ -121,7 +122,7 @@ def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
     return np.array(powers(epsilon, size)), np.array([*powers(epsilon * size, -(-largest // size)), 0.0])
 
 
-def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
+def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int]) -> int:
     """Return the choice, doubling the number of bits of U until they decide, which happens with probability 1."""
     bits = 128
     while (choice := _decide(gaps, epsilon, uniform(bits), bits)) is None:

@@ -20,11 +20,8 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-# Larger multiples of the sensitivity are refused as inputs: a release represents positions as 64-bit integers.
-_LARGEST = 2.0**34
-# Larger inputs are refused, so that sums with noise stay finite in float32.
-_LARGEST_FLOAT = 1e30
-
+_LARGEST = 2.0**34  # Of inputs, in sensitivities: a release represents positions as 64-bit integers.
+_LARGEST_FLOAT = 1e30  # Of inputs, so that sums with noise stay finite in float32.
 NORMS = ("l1", "l2", "linf")  # In which neighbouring vectors are close.
 
 
@@ -109,12 +106,11 @@ class Additive(Mechanism):
         return self.noise.mass(-theta, theta)
 
     def error_bound(self, x: Real) -> Any:
-        noise: Any = self.noise
+        noise = self.noise
         xp = namespace(x, *jax.tree.leaves(noise))
         tail = xp.full_like(floating(x), 1e-12)
-        if not isinstance(noise, Distribution):
-            return xp.maximum(noise.icdf(1 - tail), -noise.icdf(tail))
-        return xp.maximum(noise.isf(tail), -noise.icdf(tail))
+        highest = noise.isf(tail) if isinstance(noise, Distribution) else noise.icdf(1 - tail)
+        return xp.maximum(highest, -noise.icdf(tail))
 
     @property
     def worst_variance(self) -> Real:

@@ -40,12 +40,8 @@ class CentralPiecewise(Parabolic):
     Source: Yamamoto, "Central Piecewise Mechanism for Numeric Queries" (IEEE Transactions on Privacy, 2026), in the
     form of its published programs, which use s = ceil(R/D). With one step it is the type-I piecewise mechanism.
 
-    Attributes:
-        core: r, half the width of the highest step; in half widths of the input interval, times X in the report.
-        steps: s, 1 to 64.
-        lower, upper: smallest and largest valid input.
-        epsilon: the pure-DP budget, in [0.01, 20].
-        sensitivity: D, in [1e-100, 1e100].
+    The core r is half the width of the highest step, in half widths of the input interval. The number of steps s is in
+    1..64, the pure-DP budget epsilon in [0.01, 20], and the sensitivity D in [1e-100, 1e100].
     """
 
     core: Any

@@ -83,10 +83,8 @@ class Mixture(Parabolic):
     The choice is independent of the input. Both parts are unbiased and eps-DP for any two inputs of one input interval,
     hence so is the mixture, even if the choice is published.
 
-    Attributes:
-        first: a mechanism whose variance is affine in (x - middle)^2, as of all but ``Optimal``.
-        second: another one, on the same interval.
-        weight: probability of ``first``, in (0, 1). A traced weight may be 0; the mixture is then ``second``.
+    The variance of either part is affine in (x - middle)^2, as of all but ``Optimal``. The weight is in (0, 1). A
+    traced weight may be 0; the mixture is then ``second``.
     """
 
     first: Parabolic

@@ -50,10 +50,7 @@ def unit_interval(words: Array, dtype: Any) -> Array:
 
 
 def threefry_words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
-    """Return words ``start .. start + count - 1``, of 32 or 64 bits, of the stream of a Threefry key (2 words).
-
-    They are Threefry-2x32 with 20 rounds (Salmon et al. 2011) of the counters.
-    """
+    """Return words ``start .. start + count - 1`` of 32 or 64 bits, by Threefry-2x32 with 20 rounds (Salmon 2011)."""
     low, high = (jnp.asarray(word, jnp.uint32) for word in start)
     index = low + lax.iota(jnp.uint32, count)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)

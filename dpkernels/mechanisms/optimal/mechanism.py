@@ -47,7 +47,6 @@ class Optimal(Bounded):
         places: m increasing integers.
         reach: the distance of the outermost rows' inputs from the middle, in data units; at least half the interval.
         spacing: data units between neighbouring places.
-        lower, upper: smallest and largest valid input.
         epsilon: the pure-DP budget, in [0.01, 20].
         sensitivity: D, or None.
     """

@@ -92,7 +92,7 @@ class Windowed(Parabolic):
     def _window_middle(self, x: Real) -> Any:
         return (floating(x) - self.middle) * ((2 - self.width) / (self.upper - self.lower))
 
-    def _window_start(self, x: Real) -> Real:
+    def _window_start(self, x: Real) -> Any:
         return self._window_middle(x) - self.width / 2
 
     def pdf(self, y: Real, x: Any) -> Any:
@@ -187,10 +187,7 @@ class Windowed(Parabolic):
         return self.base_mass / self.window_mass
 
     def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
-        """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the output's far end.
-
-        This is Zhang 2024, Definition 4.3. The published table has the ratio of the base's areas alone: 1/3.
-        """
+        """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the far end (Zhang 2024)."""
         c = self._scaled(x)
         far = namespace(c).where(c > 0, -1.0, 1.0)
         at, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
@@ -362,13 +359,9 @@ class SquareWave(Local):
     are biased towards the middle. Stretched about the middle by 1/S1, they are the reports of ``unbiased``, a type-I
     piecewise mechanism, which has the same information about the inputs and whose mean is the input.
 
-    Source: Li, Wang, Lopuhaa-Zwakenberg, Skoric, Li, "Estimating Numerical Distributions under Local Differential
-    Privacy" (SIGMOD 2020), section 5.
-
-    Attributes:
-        half_width: b in [1e-9, 1e6], half the window's width in widths of the input interval.
-        lower, upper: smallest and largest valid input.
-        epsilon: the pure-DP budget, in [0.01, 20]. Any two inputs are neighbours.
+    The half width b, in widths of the input interval, is in [1e-9, 1e6], the pure-DP budget epsilon in [0.01, 20]. Any
+    two inputs are neighbours. Source: Li, Wang, Lopuhaa-Zwakenberg, Skoric, Li, "Estimating Numerical Distributions
+    under Local Differential Privacy" (SIGMOD 2020), section 5.
     """
 
     half_width: Any
