@@ -609,8 +609,13 @@ def density_table(
         )
     bin_width = sensitivity / parts / (1 + stretch)
     first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
-    masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, bin_width), -first)
-    return _table(masses, first, bits, grid_log2, points_per_bin)
+    masses = _masses(noise, np.arange(first, last + 2) - 0.5, bin_width)
+    # Without rounding noise masses fall away from 0, and flat parts are exactly flat. Where the distribution begins or
+    # ends within the bin of 0, the next bin is the largest.
+    near = [j for j in (-first, -first - 1, 1 - first) if 0 <= j < len(masses)]
+    top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
+    left, right = (np.minimum.accumulate(side) for side in (masses[top::-1], masses[top:]))
+    return _table(np.concatenate([left[:0:-1], right]), first, bits, grid_log2, points_per_bin)
 
 
 def _quantiles(noise: Any, bits: int) -> tuple[float, float]:
@@ -664,15 +669,6 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
         )
     spare = min(room, max(0, _GRID_BITS + 1 - odd.bit_length()))
     return round(math.log2(unit)) - spare, odd << spare
-
-
-def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
-    """Return the masses without rounding noise: they fall away from 0, and flat parts are exactly flat."""
-    # Where the distribution begins or ends within the bin of 0, the next bin is the largest.
-    near = [j for j in (centre, centre - 1, centre + 1) if 0 <= j < len(masses)]
-    top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
-    left, right = masses[top::-1], masses[top:]
-    return np.concatenate([np.minimum.accumulate(left)[:0:-1], np.minimum.accumulate(right)])
 
 
 def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per_bin: int) -> NoiseTable:

@@ -185,8 +185,9 @@ class Optimal(Bounded):
     @cached_property
     def alias_columns(self) -> tuple[np.ndarray, np.ndarray]:
         """Return Walker's columns of every row: the share of the column's own report, and the other report."""
-        rows = [_alias_columns(row) for row in np.asarray(self.probabilities, np.float64).tolist()]
-        return tuple(np.array(part) for part in zip(*rows, strict=True))
+        rows = map(_alias_columns, np.asarray(self.probabilities, np.float64).tolist())
+        threshold, other = zip(*rows, strict=True)
+        return np.array(threshold), np.array(other)
 
     def sampler(self) -> Any:
         return self if checks.concrete(self.probabilities) is None else _Tabulated(self, *self.alias_columns)

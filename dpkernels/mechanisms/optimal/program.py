@@ -102,7 +102,11 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
     """Return the profiles, their weights, the objective, and the residuals of the sums and means."""
     rows, outputs = len(grids.inputs), len(grids.outputs)
     if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
-        return _generate(grids, grids.all_windows(), float(grids.outputs[-1]), gain)
+        # All reports and rows l_1 <= r_1, with steps ``cells`` rows apart.
+        left, right = np.triu_indices(rows)
+        j, none = np.repeat(np.arange(outputs), len(left)), np.zeros(len(grids.falls), int)
+        right, left = (np.tile(side, outputs)[:, None] + none for side in (right, left))
+        return _generate(grids, grids.narrowest(j, right, left), float(grids.outputs[-1]), gain)
     # Half the rows and half the outputs over the same ranges; all of them if they are few.
     x, y, cells = grids.inputs, grids.outputs, grids.cells
     if rows > _FEW_ROWS:
@@ -266,14 +270,6 @@ class Grids:
         right = np.maximum.accumulate(np.maximum(right, 0) - apart, axis=1) + apart
         left = np.minimum.accumulate(np.minimum(left, last) + apart, axis=1) - apart
         return np.column_stack([j, np.minimum(right, last), np.maximum(left, 0)])
-
-    def all_windows(self) -> np.ndarray:
-        """Return the profiles of all reports and rows l_1 <= r_1, with steps ``cells`` rows apart."""
-        left, right = np.triu_indices(self.rows)
-        j = np.repeat(np.arange(len(self.outputs)), len(left))
-        right, left = (np.tile(side, len(self.outputs))[:, None] for side in (right, left))
-        none = np.zeros(len(self.falls), int)
-        return self.narrowest(j, right + none, left + none)
 
     def values(self, profiles: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the profiles at some rows, of shape (profiles, rows)."""

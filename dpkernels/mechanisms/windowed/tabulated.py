@@ -135,7 +135,7 @@ class _Tabulated:
         inside = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
         return self._length * (integral + mass * s / n + inside)
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Any) -> Any:
         """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u, tables, n = floating(u), self.shape.tables, len(self.shape.values) - 1
         xp = namespace(u, tables.heights)
