@@ -64,12 +64,8 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
     """Return P(|Z + S| <= theta) for noise Z, recycled or not, and an independent sampling error S ~ N(0, s^2).
 
     Without S the formula is closed. With S, whose s is in the unit of the noise, 16-point Gauss-Legendre quadrature
-    integrates, over x = s t,
-
-        phi(t) P(-theta - x < Z <= theta - x)
-
-    between the points at which the mass of the noise has a knot or changes fast. The result is accurate to about 1e-12
-    for noise of one scale; for JAX arguments it is differentiable.
+    integrates phi(t) P(-theta - s t < Z <= theta - s t) between the points at which the mass of the noise has a knot or
+    changes fast. The result is accurate to about 1e-12 for noise of one scale; for JAX arguments it is differentiable.
 
     Raises:
         ValueError: theta is not positive and finite, or sampling_noise (s) is not a number in [0, 1e300].

@@ -164,9 +164,7 @@ class _Charged(Generic[Amounts]):
 class _Limited(_Charged[Amounts]):
     """An object with a budget."""
 
-    def __init__(self, budget: Amounts) -> None:
-        super().__init__(minus(budget, budget), budget)
-        self.budget: Amounts = budget
+    budget: Amounts
 
     @property
     def left(self) -> Amounts:
@@ -208,7 +206,8 @@ class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
     """
 
     def __init__(self, epsilon: Any, delta: Any = 0) -> None:
-        super().__init__(budgeted(epsilon, delta))
+        self.budget = budgeted(epsilon, delta)
+        super().__init__(EpsilonDelta(), self.budget)
 
 
 class ConcentratedFilter(_Limited[Rho]):
@@ -225,7 +224,8 @@ class ConcentratedFilter(_Limited[Rho]):
     """
 
     def __init__(self, rho: Any) -> None:
-        super().__init__(Rho(amount("rho", rho)))
+        self.budget = Rho(amount("rho", rho))
+        super().__init__(Rho(), self.budget)
         if self.budget.rho == 0:
             raise ValueError("rho: a budget of 0 allows no charge")
 

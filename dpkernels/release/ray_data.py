@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,13 +37,6 @@ class BlockSecrets:
     hashes: bytes
 
 
-class _Columns(NamedTuple):
-    """The samplers of the perturbed columns, by name, and whether values are clipped to the interval."""
-
-    samplers: dict[str, ExactSampler]
-    clip: bool
-
-
 def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
     """Perturb some columns of a ``ray.data.Dataset``, and return it with reports in their places; see ``perturb``.
 
@@ -63,7 +56,8 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
     for name in mechanisms if names else ():
         if names.count(name) != 1:
             raise ValueError(f"mechanism: no column {name!r}; the dataset has {', '.join(names)}")
-    secrets, described = fresh_secrets(), ray.put(pickle.dumps(_Columns(samplers, clip)))
+    # The tasks unpickle the samplers of the columns, and whether values are clipped to the interval.
+    secrets, described = fresh_secrets(), ray.put(pickle.dumps((samplers, clip)))
     blocks = dataset.to_arrow_refs()
     number = ray.remote(numbered).options(max_retries=10)
     known = ray.get([number.remote(block, described, secrets) for block in blocks])
@@ -86,7 +80,7 @@ def fresh_secrets() -> BlockSecrets:
 
 def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
     """Return the number of rows of a block and the hash of its values. Invalid values are reported later."""
-    return len(block), _hash(block, understood(described), secrets)
+    return len(block), _hash(block, understood(described)[0], secrets)
 
 
 def perturbed_block(
@@ -97,8 +91,8 @@ def perturbed_block(
     Errors are returned, because Ray writes exceptions to logs. A RuntimeError says, without a value, that the block has
     other rows or another hash than when rows were numbered.
     """
-    columns = understood(described)
-    if len(block) != rows or _hash(block, columns, secrets) != known:
+    samplers, clip = understood(described)
+    if len(block) != rows or _hash(block, samplers, secrets) != known:
         raise RuntimeError(
             "a block was computed again, with other values: the pipeline behind it is not deterministic, and noise is "
             "not used for two values; materialise it (write it to files) and perturb those"
@@ -107,21 +101,20 @@ def perturbed_block(
         return block, None
     jax.config.update("jax_platforms", "cpu")
     reports = {}
-    for name, sampler in columns.samplers.items():
+    for name, sampler in samplers.items():
         try:
             values, rewrap = containers.unwrap(block.column(name))
             engine = exact_engine(sampler, column_secret(secrets.noise, name))
-            bounds = Bounds.of(sampler, columns.clip)
-            reports[name] = rewrap(in_chunks(engine, bounds, values, start=first, row=0))
+            reports[name] = rewrap(in_chunks(engine, Bounds.of(sampler, clip), values, start=first, row=0))
         except (KeyError, TypeError, ValueError) as error:
             return None, f"column {name!r}, block that begins with row {first}: {error}"
     return containers.replace_columns(block, reports), None
 
 
-def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
+def _hash(block: Any, names: Iterable[str], secrets: BlockSecrets) -> bytes:
     """Return a keyed hash, from which the values cannot be learned without the key."""
     made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
-    for name in columns.samplers:
+    for name in names:
         try:
             values, _ = containers.unwrap(block.column(name))
         except (KeyError, TypeError, ValueError):  # it will be refused

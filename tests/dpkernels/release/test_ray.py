@@ -437,7 +437,7 @@ def test_a_block_that_is_another_when_it_is_computed_again_is_refused() -> None:
     import ray.cloudpickle as pickle
 
     secrets = BlockSecrets(SECRET, bytes(32))
-    columns = ray_data._Columns({"age": dpk.exact_sampler(MECHANISM)}, False)
+    columns = {"age": dpk.exact_sampler(MECHANISM)}, False
     described, block = pickle.dumps(columns), pa.table({"age": [1.0, 2.0, 3.0]})
     rows, known = numbered(block, described, secrets)
     again = [perturbed_block(one, described, secrets, 7, rows, known)[0] for one in (block, pa.concat_tables([block]))]
