@@ -30,6 +30,7 @@ _DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
 # are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
 _UPPER = np.maximum(np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None], 0)
 _SHIFT = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
+_NO_MASS = 1e-40  # Plain numbers: lighter outcomes, of all mass 1, are left out.
 _CROWDED = 0.003  # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
 _NEAR_GRID = 0.1  # The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
 # How many steps are tried for further atoms, and the mass times steps beside the grid that is negligible.
@@ -56,10 +57,12 @@ class GridInterpolation:
         """Return all tilted masses on the grid, and those of lumped outcomes if there may be some."""
         xp = namespace(self.mass)
         if xp is not np:
-            return _spread(size, [self.mass, xp.where(self.lumped, self.mass, 0.0)], self.below, self.above)
-        some = np.flatnonzero(self.lumped)
-        lumped = _spread(size, [self.mass[some]], self.below[some], self.above[some]) if len(some) else []
-        return _spread(size, [self.mass], self.below, self.above) + lumped
+            index, weights = xp.mod(self.below + POINTS[:, None], size), interpolation(self.above)
+            return add_at(size, index, self.mass * weights, xp.where(self.lumped, self.mass, 0.0) * weights)
+        heavy = ~(self.mass < min(_NO_MASS, self.mass.max()))
+        lumped = heavy & self.lumped
+        rows = [heavy, lumped] if lumped.any() else [heavy]
+        return [_spread(size, self.mass[some], self.below[some], self.above[some]) for some in rows]
 
     def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
@@ -70,24 +73,17 @@ class GridInterpolation:
         return value.sum(0), slope.sum(0)
 
 
-def _spread(size: int, rows: list[Any], below: Any, above: Any) -> list[Any]:
-    """Return the masses on the grid of rows of outcomes."""
-    xp = namespace(above)
-    if xp is not np:
-        index, weights = xp.mod(below + POINTS[:, None], size), interpolation(above)
-        return add_at(size, index, *(row * weights for row in rows))
-    # The losses of one of many releases are next to each other on the grid; powers of the distances are summed first.
+def _spread(size: int, mass: np.ndarray, below: np.ndarray, above: np.ndarray) -> np.ndarray:
+    """Return the masses on the grid of plain numbers, by sums of mass times powers of the distances."""
+    # The losses of one of many releases are next to each other on the grid.
     low = below.min()
     width = min(int(below.max() - low) + 1, size)
-    point = np.mod(low + POINTS[:, None] + np.arange(width), size).ravel()
-    below, found = (below - low) % size, []
-    for row in rows:
-        sums = []
-        for _ in POINTS:
-            sums += add_at(width, below, row)
-            row = row * above
-        found += add_at(size, point, (COEFFICIENTS.T @ sums).ravel())
-    return found
+    below, sums = (below - low) % size, []
+    for _ in POINTS:
+        sums.append(np.bincount(below, mass, width))
+        mass = mass * above
+    point = np.mod(low + POINTS[:, None] + np.arange(width), size)
+    return np.bincount(point.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
 
 
 def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
