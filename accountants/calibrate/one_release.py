@@ -1,28 +1,71 @@
-"""Calibrate one release of a bounded mechanism, or of noise on a grid, for a target (epsilon, delta)."""
+"""Calibrate one release for a target (epsilon, delta): bounded mechanisms, noise on a grid, and reweighted noise.
+
+The density of reweighted noise has a weight u beyond theta: 1 - q of recycled noise, 0 of truncated noise. With
+Z(u) = p_in + u p_out, where p_in is the kernel's mass within theta,
+
+    h(u) = Z(u) (delta(eps) - delta) = integral max(0, w_u(x) K(x) - e^eps w_u(x - D) K(x - D)) dx - delta Z(u)
+
+is convex in u. The noise meets its budget where h(u) <= 0, and the least feasible u has the largest acceptance.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.composed import split_arguments
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.base import curve, profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.profile import delta as realised
-from accountants.scale import check_target, smallest_scale
+from accountants.scale import check_target, infeasible_shift, rescaled, smallest_scale
 from dpkernels import checks
+from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, Lattice
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real, namespace
-from dpkernels.solve import MARGINS, first_feasible, promote, root
+from dpkernels.numerics import Real, namespace, without_derivative
+from dpkernels.solve import (
+    MARGINS,
+    NotPrivateError,
+    convex_root,
+    first_feasible,
+    first_root,
+    minimum_on_grid,
+    promote,
+    root,
+)
 
-__all__ = ["bounded", "discrete_gaussian", "discrete_laplace"]
+__all__ = [
+    "best_bound",
+    "best_recycled_scale",
+    "bounded",
+    "budget_recycled",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "least_bound",
+    "recycled_scale",
+    "recycling_rate",
+    "truncated_gaussian",
+    "truncated_laplace",
+]
+
+# Two formulas of one delta differ by rounding, which at a delta of 1e-12 is several percent of it.
+_RECYCLED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-2, 17))
+# Where delta is small the ends must move by more than their own rounding errors.
+_TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
+LEAST_WEIGHT = 2.0**-53  # The least weight of the outside: q is at most the float before 1.
 
 
 def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Any) -> Mechanism:
@@ -103,3 +146,305 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any
     # Another order of summation may change the last bits.
     wider = (Additive(noise(found * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
     return first_feasible(wider, lambda made: realised(made, epsilon) <= delta)
+
+
+# Reweighted noise
+
+
+def weighted_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
+    """Return h(u) = Z(u) (delta(eps) - delta), which is convex in u."""
+    gain, total = weighted_profile(kernel, u, theta, D, epsilon)
+    return gain - delta * total
+
+
+def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
+    """Return (Z(u) delta(eps), Z(u)) of an even kernel, in closed pieces if its cut is known, else by its profile."""
+    xp = namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
+    if type(kernel) in _CUTS:
+        return _summed_pieces(kernel, u, theta, D, epsilon, xp)
+    reweighted = Reweighted(kernel, -theta, theta, u)
+    pairs = (additive_pair(reweighted, D),)
+    return reweighted.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), reweighted.total
+
+
+def _summed_pieces(kernel: Any, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType) -> tuple[Any, Any]:
+    """Sum pieces between the steps of w(x) and w(x - D): each up to a cut, where the integrand is 0."""
+    near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
+    steps = xp.stack([-theta, near, far, D + theta])
+    left, right = xp.append(-xp.inf, steps), xp.append(steps, xp.inf)
+    inside = xp.concatenate([steps[:1] - D, (steps[1:] + steps[:-1]) / 2, steps[-1:] + D])
+    w_p, w_q = (xp.where(xp.abs(at) < theta, 1.0, u) for at in (inside, inside - D))
+    cut = without_derivative(_CUTS[type(kernel)](kernel, D, _threshold(epsilon, w_p, w_q)))
+    # The last column is the mass within theta.
+    low, high = xp.append(left, -theta), xp.append(xp.clip(cut, left, right), theta)
+    p, q = kernel.mass(xp.stack([low, low - D]), xp.stack([high, high - D]))
+    gain = xp.maximum(w_p * p[:-1] - xp.exp(epsilon) * w_q * q[:-1], 0.0).sum()
+    return gain, p[-1] + u * (1 - p[-1])
+
+
+def _threshold(epsilon: Real, w_p: Any, w_q: Any) -> Real:
+    """Return the kernel's loss above which w_p K(x) exceeds e^eps w_q K(x - D): infinite where a weight is 0."""
+    xp = namespace(epsilon, w_p, w_q)
+    some_p, some_q = w_p > 0, w_q > 0
+    both = epsilon - xp.log(xp.where(some_p, w_p, 1.0)) + xp.log(xp.where(some_q, w_q, 1.0))
+    return xp.where(some_p, xp.where(some_q, both, -xp.inf), xp.inf)
+
+
+def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> Any:
+    return D / 2 - loss * kernel.sigma**2 / D
+
+
+def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> Any:
+    """Use that the loss falls from D/b to -D/b between 0 and D, and is constant outside."""
+    xp = namespace(kernel.scale, D, loss)
+    most = D / kernel.scale
+    return xp.where(loss >= most, -xp.inf, xp.where(loss < -most, xp.inf, (D - kernel.scale * loss) / 2))
+
+
+# The x below which log K(x) - log K(x - D) exceeds a loss.
+_CUTS: dict[type, Callable[[Any, Real, Real], Any]] = {Gaussian: _gaussian_cut, Laplace: _laplace_cut}
+
+
+def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: Any, rtol: float = 0.0) -> Any:
+    """Return the least u at which the noise is (eps, delta)-DP over shifts of D, to ``rtol``; NaN if there is none."""
+    return convex_root(_weight_excess, (kernel, theta, D, epsilon, delta), LEAST_WEIGHT, 1.0, rtol=rtol)
+
+
+def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) -> Any:
+    return weighted_excess(given[0], u, *given[1:])
+
+
+def shape_shift(shape: Reweighted, epsilon: Any, delta: Any, most: Any) -> Any:
+    """Return the largest shift, up to ``most``, over which even noise of this shape is (eps, delta)-DP."""
+    return root(_shift_excess, (shape, epsilon, delta), 0.0, most)
+
+
+def _shift_excess(shift: Any, given: tuple[Reweighted, Real, Real]) -> Any:
+    shape, epsilon, delta = given
+    return weighted_excess(shape.kernel, shape.outside, shape.high, shift, epsilon, delta)
+
+
+def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the largest q in [0, 1) at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
+
+    delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
+    theta. The feasible q still form one interval, whose upper end has the largest acceptance; NaN if there are none.
+    The computed delta(eps) is at most delta. The tolerated error theta and the sensitivity D are in the kernel's unit.
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    u = least_weight(kernel, theta, sensitivity, epsilon, delta)
+    if namespace(u) is not np:
+        return 1 - u
+
+    def is_private(q: float) -> bool:
+        return _is_private(Reweighted(kernel, -theta, theta, 1 - q), epsilon, delta, sensitivity)
+
+    rates = [] if math.isnan(u) else [1 - min(u * (1 + margin), 1.0) for margin in _RECYCLED_MARGINS]
+    try:
+        # Where only the kernel alone is private, rounding may hide this.
+        return first_feasible([*rates, 0.0], is_private)
+    except NotPrivateError:
+        return math.nan
+
+
+def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the first c from below at which c times the kernel, recycled beyond theta with q, is (eps, delta)-DP.
+
+    For q < 1 there is one: the mass of a wide kernel within theta is small, recycled or not. Its computed delta(eps) is
+    at most delta. The tolerated error theta and the sensitivity D are in the unit of c times the kernel's.
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    checks.below_one("q", q)
+    kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
+    # Recycling only narrows the noise, so delta exceeds the target where the kernel's delta does.
+    low = sensitivity / infeasible_shift(kernel, epsilon, delta)
+    alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
+    inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
+    high = 4 * namespace(alone, inside).maximum(alone, inside)
+    found = first_root(_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+    if namespace(found) is not np or math.isnan(found):
+        return found
+
+    def is_private(scale: float) -> bool:
+        return _is_private(Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q), epsilon, delta, sensitivity)
+
+    return first_feasible((found * (1 + margin) for margin in _RECYCLED_MARGINS), is_private)
+
+
+def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
+    kernel, theta, q, eps, delta, D = parameters
+    return weighted_excess(rescaled(kernel, scale), 1 - q, theta, D, eps, delta)
+
+
+def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the c at which c times the kernel, with the largest q for it, has the largest P(|Z| <= theta).
+
+    The search covers 0.3 to 30 times the scale that the kernel alone needs, to 1e-4 relative. Derivatives treat c as
+    constant, which does not change those of the acceptance.
+    """
+    kernel, theta, epsilon, delta, sensitivity = promote(kernel, theta, epsilon, delta, sensitivity)
+    given = kernel, theta / sensitivity, epsilon, delta
+    xp = namespace(epsilon, delta, *jax.tree.leaves(kernel))
+    center = xp.log(xp.asarray(without_derivative(smallest_scale(kernel, epsilon, delta, 1.0))))
+    scales = center + np.linspace(math.log(0.3), math.log(30), 30)
+    return sensitivity * xp.exp(minimum_on_grid(_rejection, given, scales, xatol=1e-4))[()]
+
+
+def _rejection(log_scale: Any, given: tuple[Distribution, Real, Real, Real]) -> Any:
+    """Return 1 - P(|Z| <= theta) with the largest q; if no q is feasible, more than 1, and more for smaller scales."""
+    kernel, theta, epsilon, delta = given
+    xp = namespace(log_scale, theta, epsilon, delta)
+    wider = rescaled(kernel, xp.exp(log_scale))
+    u = least_weight(wider, theta, 1.0, epsilon, delta, rtol=1e-7)
+    feasible = ~xp.isnan(u)
+    acceptance = Reweighted(wider, -theta, theta, xp.where(feasible, u, 1.0)).acceptance
+    return xp.where(feasible, 1 - acceptance, 100.0 - log_scale)
+
+
+def budget_recycled(
+    kernel: Distribution | type, *, theta: Any, epsilon: Real, delta: Real, sensitivity: Any = 1.0, q: Any = None
+) -> Additive:
+    """Return budget-recycled noise (Jiang 2024), accounted exactly; ``noise.acceptance`` is P(|Z| <= theta).
+
+    Args:
+        kernel: a distribution, which is kept and gets the largest q; or a type with one parameter, ``Gaussian`` or
+            ``Laplace``, which gets the smallest scale for q, or without q the scale with the largest P(|Z| <= theta).
+        theta: the tolerated error, positive, in data units.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D, in data units, in [1e-100, 1e100].
+        q: the probability of a redraw, in [0, 1), for a type of kernel.
+
+    Raises:
+        ValueError: an argument is out of range, no q makes the kernel private enough, with the scale that it needs, or
+            q is given together with a distribution.
+        TypeError: kernel is neither a distribution nor a type of one.
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    target = epsilon, delta, sensitivity
+    drawn: Any = kernel
+    if not (issubclass(kernel, Distribution) if isinstance(kernel, type) else isinstance(kernel, Distribution)):
+        raise TypeError(f"kernel: {kernel!r} is no distribution; one, or the type Gaussian or Laplace, is needed")
+    if isinstance(kernel, type):
+        unit = kernel(1.0)
+        scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
+        drawn = rescaled(unit, scale)
+    elif q is not None:
+        raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
+    if q is None:
+        q = recycling_rate(drawn, theta, *target)
+        if checks.concrete(q) is not None and math.isnan(q):
+            wider = smallest_scale(drawn, *target)
+            raise ValueError(
+                f"kernel: {drawn} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
+                f"no q; from {wider:.6g} times as wide on it does at q = 0"
+            )
+    return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+
+
+def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
+    """Return Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020), in closed form.
+
+    The scale and the ends are increased by rounding errors until the computed profile meets the claim: at D/eps most of
+    the mass has a loss of eps, and delta is rounded upwards next to it. ``upper`` is B, by default B*, the symmetric
+    case; see ``dpkernels.truncated_laplace``.
+
+    Raises:
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or B is
+            outside the feasible interval, which the message gives.
+    """
+    mechanism = named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=upper)
+    noise: Any = mechanism.noise
+
+    def wider(margin: float) -> Reweighted:
+        low, high = noise.low * (1 + margin), noise.high * (1 + margin)
+        return Reweighted(Laplace(noise.kernel.scale * (1 + margin)), low, high, noise.outside)
+
+    return _first_private(map(wider, _TRUNCATED_MARGINS), epsilon, delta, sensitivity)
+
+
+def _first_private(noises: Iterator[Reweighted], *target: Any) -> Additive:
+    epsilon, delta, sensitivity = target
+    noise = first_feasible(noises, lambda noise: _is_private(noise, *target))
+    return Additive(noise, sensitivity, epsilon, delta)
+
+
+def _is_private(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any) -> bool:
+    """Return whether the computed exact profile meets the target; traced noise is not checked."""
+    over = checks.concrete(additive_profile(noise, sensitivity, epsilon) - delta)
+    return over is None or bool(over <= 0)
+
+
+def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
+    """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) with the smallest sigma.
+
+    As sigma grows delta(eps) falls, and then rises to the D/(2T) of uniform noise. So each T has a least delta, and
+    each delta a least T. Delta includes the infinity mass. T is ``bound``, by default ``best_bound`` of least variance.
+
+    Raises:
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
+            bound is not positive, or below the least feasible T, which the message gives.
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta, sensitivity)
+    T = best_bound(epsilon, delta, sensitivity) if bound is None else bound
+    checks.positive("bound", T)
+    # Noise with sigma = 100 T is almost uniform.
+    low = sensitivity / infeasible_shift(Gaussian(1.0), epsilon, delta)
+    sigma = first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low)
+    if checks.concrete(sigma) is not None and math.isnan(sigma):
+        least = least_bound(epsilon, delta, sensitivity)
+        raise ValueError(f"bound: {T:g} is too short for epsilon, delta = {epsilon:g}, {delta:g}; from {least:.9g} on")
+    noises = (Reweighted(Gaussian(sigma * (1 + margin)), -T, T, 0.0) for margin in _TRUNCATED_MARGINS)
+    return _first_private(noises, epsilon, delta, sensitivity)
+
+
+def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
+    T, eps, delta, D = parameters
+    return weighted_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
+
+
+def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
+    """Return the least T for which Gaussian noise truncated to [-T, T] can be (eps, delta)-DP; from above, to 1e-7."""
+    # Add a little, so that a search for sigma at this T finds one.
+    return _bound_of(_log_bound, epsilon, delta, sensitivity) * (1 + 5e-8)
+
+
+def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
+    """Return a T at which truncated Gaussian noise that meets (eps, delta) has the least variance, to 1e-8 relative.
+
+    The variance is what is accurate. T is less accurate where the variance hardly depends on it, as for a small delta.
+    Derivatives are taken at a fixed sigma/T: the variance at the best T has the same derivatives either way.
+    """
+    return _bound_of(_log_variance, epsilon, delta, sensitivity)
+
+
+def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+    """Return T of the shape sigma/T that minimises a function; for each shape one T meets the budget."""
+    check_target(epsilon, delta, sensitivity)
+    epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)
+    xp = namespace(epsilon, delta)
+    # Shapes range from noise without visible truncation to almost uniform noise.
+    narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
+    shapes = xp.linspace(narrowest, math.log(100.0), 32)
+    log_shape = minimum_on_grid(least, (epsilon, delta), shapes, xatol=1e-7)
+    T = sensitivity * xp.exp(_log_bound(log_shape, (epsilon, delta)))
+    return float(T) if xp is np else T
+
+
+def _log_bound(log_shape: Any, given: tuple[Real, Real]) -> Any:
+    xp = namespace(log_shape, *given)
+    return -xp.log(xp.asarray(shape_shift(_truncated(log_shape), *given, 2.0)))
+
+
+def _log_variance(log_shape: Any, given: tuple[Real, Real]) -> Any:
+    xp = namespace(log_shape, *given)
+    return 2 * _log_bound(log_shape, given) + xp.log(_truncated(log_shape).variance)
+
+
+def _truncated(log_shape: Any) -> Reweighted:
+    return Reweighted(Gaussian(namespace(log_shape).exp(log_shape)), -1.0, 1.0, 0.0)

@@ -24,6 +24,7 @@ from dpkernels.numerics import Real, RealArray
 
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 _NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
+_IN_TURN = 2  # So few starts are evaluated one after the other, which takes half as long to compile as a vmap.
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 
 
@@ -135,7 +136,6 @@ def descend(
     most_stale, gain = patience
     points, count, n = starts.shape
     rule = optax.with_extra_args_support(optimizer or bfgs())
-    turn = partial(_turn, function, rule, optimizer is None)
     state = jax.vmap(partial(_begin, rule))(starts[0])
     log = jnp.zeros((turns, count, n + 1), starts.dtype)
 
@@ -147,8 +147,11 @@ def descend(
         number, active, state, log, evaluations, mark, stale = carry
         begins = number < points
         given = state, starts[jnp.minimum(number, points - 1)]
-        # In turn, since a vmap takes twice as long to compile.
-        state, more = jax.lax.map(lambda one: turn(*one, begins), given)
+
+        def one(given: Any) -> Any:
+            return _turn(function, rule, optimizer is None, *given, begins)
+
+        state, more = jax.lax.map(one, given) if count <= _IN_TURN else jax.vmap(one)(given)
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.best[1].min()

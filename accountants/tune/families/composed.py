@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from accountants import calibrate, recycling
-from accountants.calibrate.composed import gaussian_ratio, largest_budget
-from accountants.calibrate.shuffled import log_budget, upper_delta
+from accountants.calibrate.composed import gaussian_ratio, largest_budget, log_budget, upper_delta
 from accountants.composition.bounds import Bracket
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.additive import additive_pair

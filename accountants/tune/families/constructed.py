@@ -14,9 +14,9 @@ import numpy as np
 import dpkernels as dpk
 from accountants import calibrate
 from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
-from accountants.calibrate.reweighted import shape_shift
+from accountants.calibrate.one_release import shape_shift
 from accountants.published.searches import Enumerated, composite_search
-from accountants.scale import largest_shift, rescaled
+from accountants.scale import rescaled
 from accountants.tune.domains import Above, Domain, Inside, LogBetween
 from accountants.tune.families.composed import ComposableFamily, Composed, PureDPFamily
 from accountants.tune.family import expression
@@ -141,11 +141,9 @@ class Scaled(ComposableFamily):
 
     def build(self, free: dict[str, Any]) -> Additive:
         shape = self.shape(free)
-        if isinstance(shape, Reweighted):
-            weighted = shape.kernel, shape.high, shape.outside
-            shift = shape_shift(*weighted, self.epsilon, self.delta, most=self.most_shift)
-        else:
-            shift = largest_shift(shape, self.epsilon, self.delta)
+        if not isinstance(shape, Reweighted):
+            return self.release(free)
+        shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def release(self, free: dict[str, Any]) -> Additive:

@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants import calibrate, recycling, subsampling
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
-from accountants.calibrate.reweighted import least_weight
+from accountants.calibrate.one_release import least_weight
 from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
 from accountants.published.recycling import published_sensitivity

@@ -21,7 +21,7 @@ from scipy.special import gammaln
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, tune
-from accountants.calibrate import reweighted
+from accountants.calibrate import one_release
 from accountants.calibrate.composed import conservative_parameter
 from accountants.dominating_pairs.base import as_float64
 from accountants.published import searches
@@ -206,7 +206,7 @@ def recycled_on(widths, kernel, theta, eps, delta):
 
     def one(width):
         wider = rescaled(kernel, width)
-        law = dpk.Reweighted(wider, -theta, theta, reweighted.least_weight(wider, theta, 1.0 + 0 * width, eps, delta))
+        law = dpk.Reweighted(wider, -theta, theta, one_release.least_weight(wider, theta, 1.0 + 0 * width, eps, delta))
         return law.acceptance
 
     return jax.vmap(one)(widths)
@@ -642,7 +642,7 @@ def test_gradients_against_differences(name):
             assert float(gradient[axis]) == pytest.approx(difference, rel=1e-6, abs=1e-9)
 
 
-solved = jax.jit(reweighted.least_weight)
+solved = jax.jit(one_release.least_weight)
 
 
 @pytest.mark.quick("kernel1")
