@@ -75,12 +75,10 @@ class Family(abc.ABC):
         """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
         return expression(mechanism)
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        """Return (the family without data units, and the ends of the interval that is [-1, 1] for it), or None.
-
-        Its domains and members are those of this family, in units of half the interval.
-        """
-        return None
+    @property
+    def unit(self) -> Any:
+        """Return the length that a search measures errors in: the sensitivity, or half the interval of the inputs."""
+        return getattr(self, "sensitivity", 1.0)
 
     def for_error(self, theta: Any) -> Family:
         """Return the family for an objective with this tolerated error, None if it has none."""

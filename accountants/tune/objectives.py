@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from accountants.tune.family import Family, Member
+from accountants.tune.family import Member
 from dpkernels import checks
 from dpkernels.mechanisms.base import Bounded, Local, Mechanism
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
@@ -177,9 +177,9 @@ class Objective:
         theta = None if self.theta is None else 2 * self.theta / (upper - lower)
         return dataclasses.replace(self, numbers=(*places, *self.numbers[self.places :]), theta=theta)
 
-    def factor(self, lower: Any, upper: Any) -> Any:
-        """Return the factor from values ``on_unit`` to those in data units."""
-        return ((upper - lower) / 2) ** self.power if self.power else 1.0
+    def factor(self, unit: Any) -> Any:
+        """Return the factor from values in units of a length to those in data units."""
+        return unit**self.power if self.power else 1.0
 
 
 worst_variance = Objective(largest_variance, "worst variance", power=2)
@@ -313,20 +313,17 @@ def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers:
     return values.max() if sign > 0 else values.min()
 
 
-def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objective, Any]:
-    """Return the same search without data units, and the factor from its values to those in data units."""
-    found = None if objective.power is None else family.on_unit()
-    if found is None:
-        return family, objective, 1.0
-    unit, lower, upper = found
-    return unit, objective.on_unit(lower, upper), objective.factor(lower, upper)
+def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
+    """Return the objective of one mechanism, in its natural direction, in units of a length."""
+    if objective.power is None or not isinstance(mechanism, Local):
+        return objective(mechanism) / objective.factor(unit)
+    # On [-1, 1] digits do not depend on where the interval of the inputs is.
+    lower, upper = mechanism.input_interval
+    return objective.on_unit(lower, upper)(mechanism.on_unit()) * objective.factor((upper - lower) / 2 / unit)
 
 
 def evaluate(objective: Objective, mechanism: Member) -> Real:
     """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
     if objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np:
         return jax.jit(Objective.__call__)(objective, mechanism)
-    if objective.power is None or not isinstance(mechanism, Local):
-        return objective(mechanism)
-    lower, upper = mechanism.input_interval
-    return objective.on_unit(lower, upper)(mechanism.on_unit()) * objective.factor(lower, upper)
+    return relative_to(1.0, objective, mechanism)

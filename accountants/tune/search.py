@@ -19,7 +19,7 @@ import optax
 
 from accountants.tune import domains
 from accountants.tune.family import Family
-from accountants.tune.objectives import Objective, search_in_units
+from accountants.tune.objectives import Objective, relative_to
 from dpkernels.numerics import Real, RealArray
 
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
@@ -58,12 +58,14 @@ class _Start(NamedTuple):
 
 
 def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tuple[Real, Real]:
-    """Return (sign * objective, what is spent) at z; the first is infinite where no member meets the budget."""
+    """Return (sign * objective in the family's unit, what is spent) at z; infinite where no member meets the budget."""
     member = family.build_near(domains.values(family.domains, z), spent)
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
     numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
     infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
-    return jnp.where(infeasible, jnp.inf, objective.sign * objective(member)), family.spent(member)
+    return jnp.where(infeasible, jnp.inf, objective.sign * relative_to(family.unit, objective, member)), family.spent(
+        member
+    )
 
 
 def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
@@ -104,9 +106,8 @@ def search(
     The steps of an optax transformation are taken as they are; those of BFGS are shortened until they lead down.
     """
     TRACES.append(family.name)
-    family, objective, factor = search_in_units(family, objective)
     found = descend(partial(cost, family, objective), starts, turns, family.patience, optimizer)
-    factor = objective.sign * factor
+    factor = objective.sign * objective.factor(family.unit)
     return found._replace(value=found.value * factor, path=found.path.at[:, -1].multiply(factor))
 
 

@@ -100,12 +100,6 @@ class FreeRate:
         """Return the standard deviation of the sample's estimate."""
         return 0.0 * p if self.query is None else _SAMPLING_ERRORS[self.query](self.spread, self.size, p)
 
-    def in_units(self, unit: Any) -> FreeRate:
-        """Return the same in units of a length: counts have the size's root, others a multiple of the spread."""
-        if self.query == "count":
-            return replace(self, size=self.size / unit**2)
-        return replace(self, spread=self.spread / unit)
-
 
 def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
     """Return the rate p of ``composed``'s samples as one more free parameter.
@@ -182,13 +176,9 @@ class Composed(Family):
     def for_error(self, theta: Any) -> Family:
         return self if theta is None else replace(self, inner=self.inner.for_error(theta))
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        found = self.inner.on_unit()
-        if found is None:
-            return None
-        inner, lower, upper = found
-        rate = self.rate.in_units((upper - lower) / 2) if isinstance(self.rate, FreeRate) else self.rate
-        return replace(self, inner=inner, rate=rate), lower, upper
+    @property
+    def unit(self) -> Any:
+        return self.inner.unit
 
     def build(self, free: dict[str, Any]) -> Member:
         return self.build_near(free, 0.0)
@@ -302,9 +292,9 @@ class ShuffledFamily(Family):
     def domains(self) -> dict[str, Domain]:
         return self.inner.domains
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        found = self.inner.on_unit()
-        return None if found is None else (replace(self, inner=found[0]), *found[1:])
+    @property
+    def unit(self) -> Any:
+        return self.inner.unit
 
     def build(self, free: dict[str, Any]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-@partial(pytree, static=("constructor", "free", "is_free_of_units"))
+@partial(pytree, static=("constructor", "free"))
 @dataclass(frozen=True)
 class Constructed(PureDPFamily):
     """The mechanisms that a constructor makes from given and free arguments; see ``constructed``."""
@@ -52,7 +52,6 @@ class Constructed(PureDPFamily):
     constructor: Callable[..., Any]
     given: dict[str, Any]
     free: tuple[tuple[str, Domain], ...] = ()
-    is_free_of_units: bool = True  # Whether no free argument is a length.
 
     @property
     def epsilon(self) -> Any:  # type: ignore[override]
@@ -79,15 +78,10 @@ class Constructed(PureDPFamily):
     def with_sensitivity(self, factor: Any) -> Any:
         return self._given(sensitivity=factor * self.given["sensitivity"]) if "sensitivity" in self.given else self
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        if not self.is_free_of_units:
-            return None
-        if "lower" not in self.given:
-            D = self.given["sensitivity"]
-            return self._given(sensitivity=1.0), -D, D
-        lower, upper = self.given["lower"], self.given["upper"]
-        unit = self.with_sensitivity(2 / (upper - lower))
-        return unit._given(lower=-1.0, upper=1.0), lower, upper
+    @property
+    def unit(self) -> Any:
+        given = self.given
+        return (given["upper"] - given["lower"]) / 2 if "lower" in given else given["sensitivity"]
 
     def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
         return {**self.given, **free}
@@ -128,9 +122,6 @@ class Scaled(ComposableFamily):
     def target(self) -> dict[str, Any]:
         return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
-
     def shape(self, free: dict[str, Any]) -> Any:
         return self.kernel
 
@@ -161,7 +152,7 @@ class Scaled(ComposableFamily):
         return Additive(rescaled(shape, start * precise_scale_factor(made, target.epsilon, target.delta)), D)
 
 
-@partial(pytree, static=("constructor", "free", "is_free_of_units"))
+@partial(pytree, static=("constructor", "free"))
 class ConstructedNoise(Constructed):
     """Additive noise that its budget determines. Of several releases, the scale is solved for."""
 
@@ -211,7 +202,7 @@ def constructed(
     arguments = {"epsilon": epsilon, **given}
     if free:
         domains = tuple((name, _with_plain_ends(name, domain)) for name, domain in free.items())
-        return Constructed(constructor, arguments, domains, is_free_of_units=False)
+        return Constructed(constructor, arguments, domains)
     return (Constructed if "lower" in given else ConstructedNoise)(constructor, arguments)
 
 
@@ -236,7 +227,7 @@ def _with_plain_ends(name: str, domain: Any) -> Domain:
 _WIDTHS = (0.0, 2.0)
 
 
-@partial(pytree, static=("constructor", "free", "is_free_of_units", "condition"))
+@partial(pytree, static=("constructor", "free", "condition"))
 @dataclass(frozen=True)
 class Composite(Constructed):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``."""
@@ -270,7 +261,7 @@ class Composite(Constructed):
         return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
 
 
-@partial(pytree, static=("constructor", "free", "is_free_of_units"))
+@partial(pytree, static=("constructor", "free"))
 class Piecewise(Constructed):
     """Piecewise transformations (Ma 2021) of type I or II, with eta = 2/m free."""
 

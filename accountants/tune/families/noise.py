@@ -16,7 +16,6 @@ from accountants.calibrate.composed import conservative_parameter, with_own_clai
 from accountants.calibrate.one_release import least_weight
 from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
-from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
 from accountants.scale import infeasible_shift, rescaled
@@ -107,9 +106,6 @@ class MergedLaplaces(PureDPFamily):
         n = self.segments - 1
         low, high = (gap * self.sensitivity for gap in _GAPS)
         return {"falls": Between(0.0, _DEEPEST, count=n), "breaks": Ordered(n, low, high, span=(-0.1, 1.2))}
-
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def build(self, free: dict[str, Real]) -> Additive:
         breaks: Any = free["breaks"]
@@ -270,10 +266,6 @@ class Recycled(Scaled):
             # Wide and closed: far out recycling has no effect. Starts are at 0.1 to 2000 D.
             free["theta"] = LogBetween(1e-3 * D, 1e4 * D, span=(-0.4, 0.93))
         return free
-
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        D, theta = self.sensitivity, self.theta
-        return replace(self, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
 
     def build(self, free: dict[str, Any]) -> Additive:
         kernel, theta = self.drawn(free)
@@ -437,13 +429,6 @@ class SampledRecycled(Family):
         densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
         lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
         return {"scale": Above(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
-
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        """Return None unless the sensitivity is a known multiple of D."""
-        if self.sensitivity_at not in (recycling.rescaled_sensitivity, published_sensitivity):
-            return None
-        D = self.sensitivity
-        return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
 
     def build(self, free: dict[str, Any]) -> Subsampled:
         p = free["rate"]
