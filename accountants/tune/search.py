@@ -63,9 +63,8 @@ def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tup
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
     numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
     infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
-    return jnp.where(infeasible, jnp.inf, objective.sign * relative_to(family.unit, objective, member)), family.spent(
-        member
-    )
+    value = objective.sign * relative_to(family.unit, objective, member)
+    return jnp.where(infeasible, jnp.inf, value), family.spent(member)
 
 
 def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
