@@ -240,12 +240,8 @@ def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -
 
 
 @pytree
-@dataclass(frozen=True)
-class Recycled(Scaled):
-    """Budget-recycled noise with a free scale of the kernel, and q solved for; see ``budget_recycled``."""
-
-    theta: Any = None  # None where it is free.
-    unit: Any = None  # About the scale that releases without recycling need; None for one release.
+class RecycledShape(Scaled):
+    """Budget-recycled noise of a free shape, theta/scale and q, with its scale solved for; see ``budget_recycled``."""
 
     # The member that was found may be next to where no q is feasible.
     is_estimated = True
@@ -256,11 +252,41 @@ class Recycled(Scaled):
 
     @property
     def domains(self) -> dict[str, Domain]:
+        """Return the domains: theta goes from a spike to where the mass beyond it does not matter for delta."""
+        xp = namespace(self.epsilon)
+        spike = xp.maximum(_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _THINNEST)
+        steps = LogBetween(_LEAST_STEP * self.epsilon, _MOST_STEP)
+        return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
+
+    @property
+    def most_shift(self) -> Any:
+        """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
+        return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
+
+    def shape(self, free: dict[str, Any]) -> Reweighted:
+        theta, step = free["theta/scale"], free["-ln(1 - q)"]
+        return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
+
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        noise = mechanism.noise
+        return {**scale_of(noise.kernel, self.kernel), "theta": noise.high, "q": 1 - noise.outside}
+
+
+@pytree
+@dataclass(frozen=True)
+class Recycled(RecycledShape):
+    """Budget-recycled noise with a free scale of the kernel, and q solved for; see ``budget_recycled``."""
+
+    theta: Any = None  # None where it is free.
+    typical: Any = None  # About the scale that several releases without recycling need; None for one release.
+
+    @property
+    def domains(self) -> dict[str, Domain]:
         D = self.sensitivity
-        if self.unit is None:
+        if self.typical is None:
             scale = Above(0.0, D / infeasible_shift(self.kernel, self.epsilon, self.delta), span=(0.0, _SPAN))
         else:
-            scale = Above(0.0, self.unit, span=(0.1, 2.5))
+            scale = Above(0.0, self.typical, span=(0.1, 2.5))
         free: dict[str, Domain] = {self.kernel.lengths[0]: scale}
         if self.theta is None:
             # Wide and closed: far out recycling has no effect. Starts are at 0.1 to 2000 D.
@@ -290,12 +316,9 @@ class Recycled(Scaled):
         kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
         return kernel, free["theta"] if self.theta is None else self.theta
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return _recycled_parameters(self.kernel, mechanism.noise)
-
     def of_several(self, target: Composed) -> Recycled:
         ratio = target.gaussian_ratio * namespace(*jax.tree.leaves(self)).sqrt(self.kernel.variance)
-        return replace(self, unit=self.sensitivity / ratio)
+        return replace(self, typical=self.sensitivity / ratio)
 
     def member(self, loss: Any, free: dict[str, Any]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
@@ -332,11 +355,6 @@ class Recycled(Scaled):
         return replace(found, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
 
 
-def _recycled_parameters(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
-    """Return the parameters of recycled noise whose kernel is a multiple of the unit one."""
-    return {**scale_of(noise.kernel, unit), "theta": noise.high, "q": 1 - noise.outside}
-
-
 def budget_recycled(
     kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Any = 1.0, theta: Any = None
 ) -> Recycled:
@@ -371,37 +389,6 @@ def kernel_of(kernel: str | Distribution) -> Distribution:
         raise TypeError(f"kernel: {kernel!r} is no distribution; 'gaussian', 'laplace' or one at unit scale is needed")
     rescaled(kernel, 1.0)
     return kernel
-
-
-@pytree
-class RecycledShape(Scaled):
-    """Budget-recycled noise of a free shape, theta/scale and q, with its scale solved for; see ``budget_recycled``."""
-
-    is_estimated = True
-
-    @property
-    def name(self) -> str:
-        return f"recycled {super().name}"
-
-    @property
-    def domains(self) -> dict[str, Domain]:
-        """Return the domains: theta goes from a spike to where the mass beyond it does not matter for delta."""
-        xp = namespace(self.epsilon)
-        spike = xp.maximum(_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _THINNEST)
-        steps = LogBetween(_LEAST_STEP * self.epsilon, _MOST_STEP)
-        return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
-
-    @property
-    def most_shift(self) -> Any:
-        """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
-        return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
-
-    def shape(self, free: dict[str, Any]) -> Reweighted:
-        theta, step = free["theta/scale"], free["-ln(1 - q)"]
-        return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
-
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return _recycled_parameters(self.kernel, mechanism.noise)
 
 
 @partial(pytree, static=("sensitivity_at",))
