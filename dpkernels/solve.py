@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, choose, half_precision, namespace
+from dpkernels.numerics import Real, RealArray, choose, half_precision, map_over, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
 _NEWTON_STEPS, _DAMPED_STEPS = 60, 60
@@ -118,13 +118,6 @@ def promote(*values: Any) -> Any:
         return values
     dtype = jnp.result_type(jnp.float32, *dtypes)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), values)
-
-
-def evaluate_on(function: Function, parameters: Any, grid: RealArray) -> RealArray:
-    """Evaluate a function at every point of a grid, one after the other."""
-    if namespace(grid, *jax.tree.leaves(parameters)) is np:
-        return np.array([function(x, parameters) for x in grid])
-    return jax.lax.map(lambda x: function(x, parameters), jnp.asarray(grid))
 
 
 # Bisection of arrays
@@ -239,13 +232,9 @@ def root(excess: Function, parameters: Any, feasible: Real, infeasible: Real, rt
     if namespace(feasible) is np:
         feasible, infeasible = float(feasible), float(infeasible)
         if rtol > 0:
-            feasible, infeasible = _bracket(partial(_at, excess, parameters), feasible, infeasible, rtol)
+            feasible, infeasible = _bracket(lambda x: excess(x, parameters), feasible, infeasible, rtol)
         return float(_Bisection(rtol).root(excess, parameters, (feasible, infeasible)))
     return _implicit_root(_Bisection(rtol), excess, parameters, (feasible, infeasible))
-
-
-def _at(function: Function, parameters: Any, x: float) -> Any:
-    return function(x, parameters)
 
 
 def _bracket(excess: Callable[[float], Any], feasible: float, infeasible: float, rtol: float) -> tuple[float, float]:
@@ -291,7 +280,7 @@ def newton(
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
         low, high = map(float, ends)
-        return _root_near(partial(_at, falling, parameters), float(start), low, high, tolerance, longest, clip)
+        return _root_near(lambda x: falling(x, parameters), float(start), low, high, tolerance, longest, clip)
     return _implicit_root(_Newton(tolerance, longest, clip), falling, parameters, (start, ends))
 
 
@@ -342,7 +331,7 @@ def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, coun
     xp = namespace(low)
     frozen, low, high = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
     grid = xp.geomspace(low, high, count)
-    values = evaluate_on(excess, frozen, grid)
+    values = map_over(lambda x: excess(x, frozen), grid)
     at, first = xp.argmin(values), xp.argmax(values <= 0)
     left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, count - 1)]
     valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
@@ -560,7 +549,7 @@ def minimum(
         return step + 1, low, left, right, high, at_left, at_right
 
     left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
-    at_left, at_right = evaluate_on(function, parameters, namespace(low).stack([left, right]))
+    at_left, at_right = map_over(lambda x: function(x, parameters), namespace(low).stack([left, right]))
     state = 0, low, left, right, high, at_left, at_right
     *_, left, right, _, at_left, at_right = while_loop(unfinished, narrow, state)
     best = namespace(left, right).where(at_left <= at_right, left, right)
@@ -632,7 +621,7 @@ class _DampedNewton(_Method):
     def derivatives(
         self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
     ) -> tuple[Any, Any]:
-        gradient, along = jax.linearize(partial(_gradient, function), x, parameters)
+        gradient, along = jax.linearize(jax.jacfwd(function), x, parameters)
         none = jax.tree.map(jnp.zeros_like, parameters)
         hessian = jax.vmap(lambda direction: along(direction, none))(jnp.eye(x.size, dtype=x.dtype))
         moved = along(jnp.zeros_like(x), tangents)
@@ -640,10 +629,6 @@ class _DampedNewton(_Method):
         is_smooth = jnp.abs(_solve_free(hessian, gradient, free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
         hessian = jnp.where(is_smooth, hessian, jnp.nan)
         return _restricted(hessian, free), jnp.where(free, moved, 0.0)
-
-
-def _gradient(function: Function, x: Any, parameters: Any) -> Any:
-    return jax.jacfwd(lambda x: function(x, parameters))(x)
 
 
 def _with_derivatives(function: Function, x: Any, parameters: Any) -> tuple[Any, Any, Any]:
@@ -685,9 +670,9 @@ def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: fl
     """Return where a smooth function is lowest, around the best point of a grid; not differentiated."""
     parameters, grid = promote(parameters, grid)
     if namespace(grid) is np:
-        return minimum_near_grid(partial(_at, function, parameters), grid, xatol)[0]
+        return minimum_near_grid(lambda x: function(x, parameters), grid, xatol)[0]
     parameters, grid = jax.lax.stop_gradient((parameters, grid))
-    at = jnp.argmin(evaluate_on(function, parameters, grid))
+    at = jnp.argmin(map_over(lambda x: function(x, parameters), grid))
     ends = grid[jnp.maximum(at - 1, 0)], grid[jnp.minimum(at + 1, grid.size - 1)]
     return minimum(function, parameters, *ends, rtol=1e-9)
 
