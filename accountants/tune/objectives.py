@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from accountants.scale import rescaled
 from accountants.tune.family import Member
 from dpkernels import checks
+from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded, Local, Mechanism
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
@@ -315,15 +317,19 @@ def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers:
 
 def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
     """Return the objective of one mechanism, in its natural direction, in units of a length."""
-    if objective.power is None or not isinstance(mechanism, Local):
-        return objective(mechanism) / objective.factor(unit)
-    # On [-1, 1] digits do not depend on where the interval of the inputs is.
-    lower, upper = mechanism.input_interval
-    return objective.on_unit(lower, upper)(mechanism.on_unit()) * objective.factor((upper - lower) / 2 / unit)
+    # Digits on [-1, 1], and of noise at a sensitivity next to 1, depend on no place and on no length.
+    if objective.power is not None and isinstance(mechanism, Local):
+        lower, upper = mechanism.input_interval
+        return objective.on_unit(lower, upper)(mechanism.on_unit()) * objective.factor((upper - lower) / 2 / unit)
+    if objective.power is not None and isinstance(mechanism, Additive):
+        return objective.on_unit(-unit, unit)(
+            Additive(rescaled(mechanism.noise, 1 / unit), mechanism.sensitivity / unit)
+        )
+    return objective(mechanism) / objective.factor(unit)
 
 
 def evaluate(objective: Objective, mechanism: Member) -> Real:
     """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
     if objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np:
         return jax.jit(Objective.__call__)(objective, mechanism)
-    return relative_to(1.0, objective, mechanism)
+    return relative_to(1.0, objective, mechanism) if isinstance(mechanism, Local) else objective(mechanism)
