@@ -332,7 +332,7 @@ def test_sampling_rate_with_and_without_its_error():
     assert free.value > 0.395 > 0.32 > whole.value
     assert 0.01 < free.parameters["rate"] < 0.1
     large = tune.sampled_recycled("gaussian", epsilon=6.43, delta=1e-9, theta=0.7)  # Small samples would have eps > 20.
-    assert tune.best(large, tune.acceptance(0.7)).mechanism.mechanism.epsilon == pytest.approx(20.0)
+    assert 19 < tune.best(large, tune.acceptance(0.7)).mechanism.mechanism.epsilon <= 20
     noisy = tune.sampled_recycled(
         "gaussian", epsilon=0.5, delta=DELTA, theta=2.0, query="count", spread=0.3, size=100.0
     )
