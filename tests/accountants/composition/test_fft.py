@@ -254,9 +254,11 @@ KINDS = {
 }
 # The numbers that are moved. A hybrid's height is not: it parts losses that are one, where derivatives are one-sided.
 MOVED = (".relative_height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
-# Relative errors of derivatives of sums of atoms that fit no grid, where the true ones jump from atom to atom.
+# Relative errors of derivatives: sums of atoms that fit no grid, where the true ones jump from atom to atom, and twelve
+# Gaussian samples, which a traced count keeps from being composed as few.
 JUMPS = {
-    "staircase": {7: 4e-5, 9: 2e-3, 23: 2e-4, 31: 2e-5},
+    "gaussian": {9: 2e-5},
+    "staircase": {7: 4e-5, 9: 2e-3, 23: 2e-4, 31: 2e-5, 35: 4e-5},
     "recycled laplace": {4: 3e-5},
     "recycled staircase": {0: 2e-2, 2: 3e-5, 31: 7e-4, 32: 3e-4, 34: 3e-5},
 }
@@ -312,7 +314,7 @@ def differences(made, delta, which, size):
 def check(kind, number):
     """Finite, within 1e-6 of the bracket (2e-6 of samples of many atoms); the scale's or height's derivative is right.
 
-    To 1e-5, but in ten known cases; see ``JUMPS``.
+    To 1e-5, but in a dozen known cases; see ``JUMPS``.
 
     Of the step sizes one must agree: sums with atoms have kinks, three losses' close ones, and far sums are rounded.
     """
