@@ -1,19 +1,26 @@
-"""Mechanisms by name: the constructors of the package, with the options that their arguments are."""
+"""Mechanisms by name: the constructors of the package, with the options that their arguments are.
+
+A public constructor of ``dpkernels`` whose required arguments are options of the command is a mechanism of the command.
+The exceptions are below: names for choices, and constructors with other arguments.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache, partial
-from typing import Any
+from importlib import import_module
+from pkgutil import walk_packages
+from types import UnionType
+from typing import Any, get_args
 
 import click
 
 import dpkernels
-from dpkernels import checks
+from dpkernels import checks, mechanisms
 from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -188,32 +195,37 @@ class NamedConstructor:
         return self.construct(**options)
 
 
-# Constructors of the package whose arguments are options, by the names of the command.
-_OTHERS = (
-    "central-piecewise",
-    "discrete-gaussian",
-    "discrete-laplace",
-    "gaussian",
-    "laplace",
-    "logistic",
-    "merged-laplace",
-    "square-wave",
-    "staircase",
-    "student",
-    "truncated-discrete-laplace",
-    "truncated-gaussian",
-)
-# The ``objective`` of a constructor differs from that of a choice.
-_ALL = (
-    *(NamedConstructor(name, made, "objective") for name, made in MECHANISMS.items()),
-    *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
-    NamedConstructor("optimal-central", _optimal_central),
-    NamedConstructor("truncated-laplace", _truncated_laplace),
-    NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), "sigma"),
-    NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
-    *(NamedConstructor(name, getattr(dpkernels, name.replace("-", "_")), "objective") for name in _OTHERS),
-)
-CONSTRUCTORS = {one.name: one for one in _ALL}
+def _constructors() -> Iterator[NamedConstructor]:
+    """Yield every mechanism: the exceptions, then the other constructors of the package."""
+    # The ``objective`` of a constructor differs from that of a choice.
+    special = [
+        *(NamedConstructor(name, made, "objective") for name, made in MECHANISMS.items()),
+        *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
+        NamedConstructor("optimal-central", _optimal_central),
+        NamedConstructor("truncated-laplace", _truncated_laplace),
+        NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), "sigma"),
+        NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
+    ]
+    yield from special
+    known = {one.name for one in special}
+    modules = [import_module(one.name) for one in walk_packages(mechanisms.__path__, f"{mechanisms.__name__}.")]
+    functions = {name: one for module in modules for name, one in vars(module).items() if inspect.isfunction(one)}
+    for name in sorted(functions.keys() & dpkernels.__all__):  # getattr of all public names would load SciPy and others
+        if (word := name.replace("_", "-")) not in known and _is_constructor(functions[name]):
+            yield NamedConstructor(word, functions[name], "objective")
+
+
+def _is_constructor(function: Callable[..., Any]) -> bool:
+    """Return whether a function makes a mechanism, and all its required arguments are options of the command."""
+    signature = inspect.signature(function, eval_str=True)
+    made, arguments = signature.return_annotation, signature.parameters.items()
+    kinds = get_args(made) if isinstance(made, UnionType) else (made,)
+    return all(isinstance(kind, type) and issubclass(kind, Mechanism) for kind in kinds) and all(
+        one.kind == one.KEYWORD_ONLY and (name in OPTIONS or one.default is not one.empty) for name, one in arguments
+    )
+
+
+CONSTRUCTORS = {one.name: one for one in _constructors()}
 
 
 def _title(name: str) -> str:

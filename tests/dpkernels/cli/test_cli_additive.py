@@ -6,10 +6,8 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from inspect import Parameter, isfunction, signature
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args
+from typing import Any
 
 import click
 import numpy as np
@@ -34,7 +32,6 @@ from key_helpers import column_key
 import dpkernels as dpk
 from accountants import calibrate
 from dpkernels.cli import options
-from dpkernels.mechanisms.base import Mechanism
 
 run = pytest.fixture(command, name="run")
 
@@ -84,25 +81,6 @@ def test_every_additive_mechanism_is_here() -> None:
     assert central == {name for name, one in CONSTRUCTORS.items() if one.is_central}
     named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | central | {"square-wave"}
     assert named | set(CHOICES) == set(CONSTRUCTORS)
-
-
-def test_every_constructor_whose_arguments_are_options_is_a_mechanism() -> None:
-    from dpkernels.cli.mechanisms import CONSTRUCTORS
-
-    public = {name: getattr(dpk, name) for name in dpk.__all__}
-    functions = {name: signature(one, eval_str=True) for name, one in public.items() if isfunction(one)}
-    found = set[str]()
-    for name, one in functions.items():
-        made = one.return_annotation
-        kinds = get_args(made) if isinstance(made, UnionType) else (made,)
-        if all(isinstance(kind, type) and issubclass(kind, Mechanism) for kind in kinds) and all(
-            argument.kind == Parameter.KEYWORD_ONLY
-            and (word in options.OPTIONS or argument.default is not argument.empty)
-            for word, argument in one.parameters.items()
-        ):
-            found.add(name.replace("_", "-"))
-    assert found
-    assert found <= CONSTRUCTORS.keys()
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
