@@ -109,6 +109,7 @@ def test_newton_finds_a_root_between_its_ends_and_says_where_there_is_none(x64):
     assert np.isnan(found(jnp.float64(1e30), -1.0))
 
 
+@pytest.mark.lengthy
 def test_newton_compiles_its_function_once_with_all_its_derivatives(x64):
     """Of pytrees with whole numbers in them, along many directions and back."""
     traced = []

@@ -168,6 +168,7 @@ def exact_moment(law, power, high):
     return total
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("30-float64")
 @over_precisions
 @over_settings

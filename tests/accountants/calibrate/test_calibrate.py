@@ -214,6 +214,7 @@ def test_least_bound():
             assert float(additive_profile(law, 1.0, epsilon)) > delta
 
 
+@pytest.mark.lengthy
 def test_best_bound_has_the_least_variance():
     epsilon, delta = 0.1, 0.02
     best = calibrate.truncated_gaussian(epsilon=epsilon, delta=delta)

@@ -80,6 +80,7 @@ def test_an_infeasible_traced_budget_is_nan():
         assert math.isnan(jax.jit(level)(0.05, 1e-12))
 
 
+@pytest.mark.lengthy
 def test_arguments_of_the_constructor_are_differentiated():
     with jax.enable_x64(True):
         slope = jax.grad(

@@ -27,6 +27,7 @@ def test_references_lie_in_the_bracket(order):
     assert found.upper - found.lower < 4e-7
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("order", REFERENCE)
 def test_the_upper_bound_closes_with_the_square_of_the_cell(order):
     ends = [float(adaptive_delta(order, 1.0, 0.25, cells=cells)) for cells in (256, 512, 1024)]

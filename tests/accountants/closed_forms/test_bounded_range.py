@@ -158,6 +158,7 @@ def test_a_mix_of_many(eps0, eps):
 # Both directions, shapes and kinds
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-100, 1e-300])
 def test_epsilon_is_on_the_safe_side_and_tight(delta):
     counts, eps0 = np.array([1, 7, 400])[:, None], np.array([0.01, 0.3, 5.0])

@@ -444,6 +444,7 @@ def test_where_no_contour_and_no_narrow_bracket_is_there_is_a_value():
     assert low <= made.epsilon(1e-6) <= high
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("scale", "rate", "count", "eps"),
     [(0.01, 0.01, 5, 95.3865), (0.05, 0.01, 5, 15.34691), (0.1, 0.001, 5, 3.120918), (0.1, 0.1, 3, 7.49157)],

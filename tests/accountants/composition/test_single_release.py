@@ -46,6 +46,7 @@ def first(item):
     return item[0]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", QUICK)
 def test_no_profile_is_below_the_truth(name):
     assert search(name, FEW)[0][0] >= -BELOW
@@ -103,6 +104,7 @@ def test_the_oracle_integrates_the_densities(name):
 NOISE = [name for name in FAMILIES if name.split("-")[0] in ("merged", "staircase", "truncated", "recycled")]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("recycled-merged", "truncated-staircase")
 @pytest.mark.parametrize("name", [name for name in NOISE if "discrete" not in name])
 def test_the_oracle_integrates_the_densities_of_noise(name):

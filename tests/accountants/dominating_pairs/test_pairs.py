@@ -503,6 +503,7 @@ def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
     assert all((abs(one / exact - 1) < 1e-10) == (fault == "none") for one in found)
 
 
+@pytest.mark.lengthy
 def test_more_turns_than_kept_are_not_a_number(monkeypatch):
     with jax.enable_x64(True):
 

@@ -154,6 +154,7 @@ def test_pure_composition_next_to_its_largest_losses():
     assert tried > 100
 
 
+@pytest.mark.lengthy
 def test_epsilon_of_pure_composition_is_an_upper_bound():
     assert (
         exact_pure_delta(10.568190278025336, 55, pure_epsilon(10.568190278025336, 55, 6.780267962378194e-15))

@@ -103,6 +103,7 @@ def test_one_report_of_two_exponentials(eps):
     assert max(ways) * (1 - 1e-12) <= high <= low * (1 + 1e-3)
 
 
+@pytest.mark.lengthy
 def test_one_report_of_noise_is_its_exact_profile():
     """Far out too."""
     pair, eps = KNOWN["gaussian"][0](), np.array([0.0, 0.3, 1.5, 2.4])

@@ -85,6 +85,7 @@ def check_tree(seed):
     assert Accountant(relation, bracket=True).compose(event).get_epsilon(delta) == upper
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("3", "5", "8")
 @pytest.mark.parametrize("seed", [*range(9), 169, 232])
 def test_random_trees_agree_with_their_accountant(seed):

@@ -119,6 +119,7 @@ def test_the_map_of_integers_covers_what_the_table_reveals(norm, D, scale, far):
     assert first.compose(*others).bracket(epsilon=epsilon)[0] <= delta
 
 
+@pytest.mark.lengthy
 def test_vectors_on_the_way_are_on_the_lattice():
     """With D = 1.5, integers 3 apart are 3 steps of 1 apart, not 2 of 1.5; in l2, (1, 1, 1) is not 2 steps of 1."""
     wide = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=1.5), dimensions=3, norm="l1", lattice=1.0)
@@ -130,6 +131,7 @@ def test_vectors_on_the_way_are_on_the_lattice():
         l2.map(2)
 
 
+@pytest.mark.lengthy
 def test_a_chain_has_the_map_computed_by_hand(noise):
     """A sum of values clamped to [0, 10] moves by 10 for a record added or removed."""
     data = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()

@@ -173,6 +173,7 @@ def test_integers_on_a_lattice_are_released_inside_a_program_as_outside():
         dpk.perturb_traced(KEY, form, x)
 
 
+@pytest.mark.lengthy
 def test_steps_and_leaves_have_noise_of_their_own():
     drawn, _ = noise_of(private_aggregate(2.0, 1.5, KEY), 12)
     assert not correlated(drawn)
@@ -322,6 +323,7 @@ def test_bad_arguments_are_errors():
         jax.eval_shape(aggregate.update, huge, state)
 
 
+@pytest.mark.lengthy
 def test_the_description_has_the_certificate(noise):
     certificate = noise.certificate
     assert certificate.claim.dimensions == SIZE
@@ -398,6 +400,7 @@ def test_noise_and_schedule_for_a_budget():
         best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(), steps=(1,))
 
 
+@pytest.mark.lengthy
 def test_init_is_not_compiled():
     """A compiled ``init`` would begin every run with one key."""
     transformation = private_aggregate(1.0, 2.0, dpk.key_from_bytes(bytes(32)))

@@ -449,6 +449,7 @@ def test_the_command_accounts_shuffled_reports(run, tmp_path):
     assert "--shuffle" in both.err
 
 
+@pytest.mark.lengthy
 def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
     monkeypatch.setitem(tuning._FAMILIES, tuning._BOUNDED, (tune.duchi, tune.hybrid))
     options = ["--epsilon", "0.3", "--lower", "0", "--upper", "1", "--shuffle", "3000"]

@@ -38,6 +38,7 @@ def test_no_pair_of_a_small_table_is_forgotten():
     assert made.bracket(epsilon=eps)[1] >= made.delta(eps) * (1 - 1e-6)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("2-shape1-50")
 @pytest.mark.parametrize(("seed", "shape", "n"), [(1, (4, 3), 30), (2, (5, 4), 50), (3, (3, 6), 9)])
 def test_values_hold_what_every_pair_reveals(seed, shape, n):

@@ -302,6 +302,7 @@ def test_truncated_noise_meets_any_budget(family, budgets):
         assert accountants.delta(found.mechanism, eps) == pytest.approx(delta, rel=1e-6)
 
 
+@pytest.mark.lengthy
 def test_a_parameter_that_is_none_is_infeasible():
     """At B_min the left end is none, and so is the objective: the search takes it for infinite."""
     family, objective = tune.truncated_laplace(epsilon=0.2139, delta=0.0129, sensitivity=0.0213), tune.absolute_error()

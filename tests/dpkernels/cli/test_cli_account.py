@@ -106,6 +106,7 @@ def test_the_text_has_the_tables_and_what_they_are_for(run: Run) -> None:
     assert "covers              one report of the ideal distribution, in exact arithmetic" in text
 
 
+@pytest.mark.lengthy
 def test_a_claim_without_a_release_is_accounted(run: Run) -> None:
     form = accounted(run, "gaussian", "--sigma", "3", "--sensitivity", "2", "--epsilon", "1", "--delta", "1e-6")
     assert form["certified"].startswith("no release: delta: is ")

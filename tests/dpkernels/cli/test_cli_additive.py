@@ -128,6 +128,7 @@ def mixed(run: Run, *more: str) -> Any:
     return run("perturb", "in.parquet", "out.parquet", *MIXED, *more)
 
 
+@pytest.mark.lengthy
 def test_bounded_and_additive_columns_mix(run: Run) -> None:
     done = mixed(run)
     assert done.code == 0, done.err

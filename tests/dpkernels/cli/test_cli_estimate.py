@@ -197,6 +197,7 @@ def test_missing_values_that_were_kept_are_counted(run: Run) -> None:
     ]
 
 
+@pytest.mark.lengthy
 def test_a_group_with_too_few_reports_is_marked_and_the_others_are_answered(run: Run) -> None:
     Path("in.csv").write_text("plan,age\n" + "a,20\na,60\n" * 2000 + "b,50\n" * 2 + "c,50\n")
     assert run("perturb", "in.csv", "out.csv", *GIVEN).code == 0
@@ -269,6 +270,7 @@ def test_cells_of_another_encoding_are_different_groups(run: Run) -> None:
 LAPLACE = ["--mechanism", "laplace", "--epsilon", "1", "--sensitivity", "20"]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "ends", [("-inf", "inf"), ("-1e308", "1e308"), ("0", "1e300"), ("1e300", "1.1e300"), ("0", "nan")]
 )
@@ -280,6 +282,7 @@ def test_ends_that_no_noise_fits_are_refused_in_a_short_line(run: Run, ends: tup
     assert len(done.err) < 200
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("confidence", ["5e-324", "1e-9", "0.9999999999999999"])
 def test_every_confidence_has_intervals(run: Run, confidence: str) -> None:
     released(run, "out.csv")

@@ -599,6 +599,7 @@ def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytes
 # what is made of a release
 
 
+@pytest.mark.lengthy
 def test_what_a_dataset_says_is_what_its_reports_say_in_one_array(run: Run) -> None:
     write(Path("in"), files=7, rows=311)
     assert run("perturb", "in", "out", *AGE).code == 0

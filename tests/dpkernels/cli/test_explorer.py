@@ -215,6 +215,7 @@ def of_the_script(settings, tmp_path):
 with_node = pytest.mark.skipif(NODE is None, reason="node, which runs the page's script, is not installed")
 
 
+@pytest.mark.lengthy
 @with_node
 @pytest.mark.quick("40")
 @pytest.mark.parametrize("count", [40, 1000], ids=str)

@@ -151,6 +151,7 @@ def test_reports_of_bounded_mechanisms_are_known_and_others_are_not(name: str, d
     assert not verify.can_report(form.certificate, wild).any()
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("case", ["laplace", "gaussian", "discrete-laplace", "staircase"])
 def test_reports_of_noise_are_known_and_others_are_not(case: str) -> None:
     form = dpk.exact_sampler(ADDITIVE[case][1]())
@@ -174,6 +175,7 @@ def test_every_format_is_verified(run: Run, suffix: str) -> None:
     assert f"ok: out{suffix}, 5000 rows, SHA-256" in run("certify", "--verify", f"out{suffix}.json").out
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("staircase, gamma")
 @pytest.mark.parametrize(
     "case", ["merged-laplace", "recycled-gaussian", "truncated-gaussian, both", "staircase, gamma"]

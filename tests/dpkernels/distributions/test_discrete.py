@@ -159,6 +159,7 @@ def own_delta(law, shift, epsilon):
         return mpmath.fsum(max(0, a - ratio * b) for a, b in zip(p, [0] * shift + p, strict=False))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("epsilon", [0.3, 0.7, 1.0, 3.0, 12.0])
 @pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-6, 1e-12])
 @pytest.mark.parametrize(("D", "step"), [(1.0, 1.0), (3.0, 1.0), (2.0, 0.25), (0.7, 0.5), (0.3, 1.0)])

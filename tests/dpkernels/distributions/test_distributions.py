@@ -136,6 +136,7 @@ def test_cdf_and_sf_are_integrals_of_the_density(law):
     assert np.all(np.diff(law.cdf(np.linspace(low, high, 999))) >= 0)
 
 
+@pytest.mark.lengthy
 @over(LAWS)
 def test_mass_is_the_integral_of_the_density(law):
     z = tail_points(law)
@@ -320,6 +321,7 @@ def test_vmap_over_laws_and_grad_in_z(name):
     close(np.asarray(jax.jit(jax.vmap(jax.grad(law.icdf)))(jnp.asarray(u))), 1 / law.prob(law.icdf(u)), 1e-9)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("laplace", "merged", "staircase-0.3")
 @over(LAWS)
 def test_shapes_and_types(law):

@@ -220,6 +220,7 @@ def test_profiles_of_jax_numbers_have_the_derivative(noise):
 # Composition
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("make", [dpk.Logistic, dpk.Student], ids=["logistic", "student"])
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_few_releases_are_inside_their_bracket(make, rate):
@@ -266,6 +267,7 @@ def test_replaced_records_of_logistic_noise():
 # Releases, calibration and files
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "made", [dpk.logistic(epsilon=0.5, sensitivity=2.0), dpk.student(epsilon=1.0)], ids=["logistic", "student"]
 )

@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("0 groups, no total", "3 groups, total", "2 groups, no total")
 @pytest.mark.parametrize(("groups", "total"), CASES)
 def test_the_optimum_is_certified_by_its_multipliers(groups: Any, total: float | None) -> None:

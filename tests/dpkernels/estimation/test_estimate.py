@@ -124,6 +124,7 @@ LOW, HIGH = np.array([0.0, -1.0, 5.0, 2.0]), np.array([1.0, 3.0, 6.0, 20.0])
 VECTOR = dpk.multivariate(dimensions=4, epsilon=4.0, lower=LOW, upper=HIGH, sampled=2)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("confidence", [0.5, 0.9])
 def test_intervals_of_vectors_cover_together(confidence):
     """All coordinates at once, by Bonferroni: at least as often as they say."""
@@ -169,6 +170,7 @@ def test_an_impossible_coordinate_is_refused():
         dpk.estimate_mean(reports, VECTOR)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("epsilon", [0.1, 5.0])
 def test_every_report_a_release_can_make_is_possible(name, epsilon):

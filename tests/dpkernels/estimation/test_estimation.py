@@ -325,6 +325,7 @@ def test_reports_that_only_other_values_make_have_no_information(place):
     assert high[2] < 0.01
 
 
+@pytest.mark.lengthy
 def test_named_atoms_and_smoothness_make_intervals_narrow():
     counts = counted(AGES, *ZEROS, 10**5)
     any_, smooth = dpk.estimate(counts), dpk.estimate(counts, assume="smooth", atoms=[0])
@@ -451,6 +452,7 @@ COARSE = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("0-*", "2-piecewise", "2-laplace")
 @pytest.mark.parametrize("name", COARSE)
 @pytest.mark.parametrize("at", [0, 2, 3])

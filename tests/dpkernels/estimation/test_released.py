@@ -57,6 +57,7 @@ def exactly(made, level):
     return lambda y: (y - a, y + b)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("0-1", "0-3", "1-8")
 @pytest.mark.parametrize("grains", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
@@ -281,6 +282,7 @@ def test_a_coarser_grid_keeps_every_value_within_its_room():
         assert CombinedNoise.of([coarse]).tail(t + coarse.room) <= exact * (1 + 1e-8)
 
 
+@pytest.mark.lengthy
 def test_gaussian_noise_has_the_normal_intervals_and_fiellers():
     one = dpk.gaussian(sigma=30.0, epsilon=1.0, delta=1e-2, sensitivity=10.0)
     two = dpk.gaussian(sigma=2.0, epsilon=1.0, delta=1e-2, sensitivity=0.5)

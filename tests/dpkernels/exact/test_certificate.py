@@ -436,6 +436,7 @@ def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
         sampler.alias_columns(table.outcomes, table.bits)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("width", [0.01, 0.05, 0.7, 1.3, 1.95])
 @pytest.mark.parametrize("window", ["uniform", "sine", "triangle"])
 def test_a_table_is_of_the_width_that_was_asked_for(window, width):

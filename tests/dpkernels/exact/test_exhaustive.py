@@ -55,6 +55,7 @@ def test_every_16_bit_word_counts(name, epsilon):
         np.testing.assert_array_equal(counts(sample, table, WORDS16, row), table.row(row))
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("*-0.5")
 @every_small_case
 def test_every_row_has_the_same_support(name, epsilon):
@@ -85,6 +86,7 @@ def test_all_inputs_have_the_same_floats_as_reports(name, dtype):
     assert len(np.unique(reports)) == form.table.codes
 
 
+@pytest.mark.lengthy
 def test_the_float_sampler_does_not():
     """Why the exact form exists: over all its 2^23 uniforms, most float32 reports of one input rule out another."""
     made = piecewise(epsilon=1.0, lower=0.0, upper=1.0)

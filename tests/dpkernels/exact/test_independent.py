@@ -187,6 +187,7 @@ def every_count(form):
             yield from row_counts(form, claims["row_table"])
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("case", few(CASES, *QUICK_CASES, ("window", ("piecewise", 1.0)), ("window", ("own", 1.0))))
 def test_a_kernel_yields_every_code_for_as_many_words_as_its_weight(case):
     tables = 0

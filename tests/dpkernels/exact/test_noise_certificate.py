@@ -116,6 +116,7 @@ def test_a_release_has_its_claim(name):
     assert certificate.worst_variance == table.variance + table.bin_width**2 / 4
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("laplace-0.01", "gaussian-8")
 @pytest.mark.parametrize("name", ["laplace-0.01", "gaussian-8", "truncated-laplace-1e-2", "recycled-merged"])
 def test_a_release_in_floats(name):

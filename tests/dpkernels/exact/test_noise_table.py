@@ -284,6 +284,7 @@ def test_the_variance_is_the_laws(name):
         assert abs(exact(name).variance_cost) <= PROMISED_COST
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("begins-in-cell-0", "recycled-truncated", "truncated-laplace")
 @pytest.mark.parametrize("name", sorted(SKEWED))
 def test_skewed_laws_keep_their_mean(name):

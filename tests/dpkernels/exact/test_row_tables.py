@@ -488,6 +488,7 @@ def test_near_neighbours_are_no_part_of_a_guarantee_for_any_two():
         dpk.Mixture(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0), near, 0.5)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["optimal", "optimal-central", "central-piecewise"])
 def test_the_command_releases_and_verifies(name, tmp_path, monkeypatch, capsys):
     from dpkernels.cli import main
@@ -509,6 +510,7 @@ def test_the_command_releases_and_verifies(name, tmp_path, monkeypatch, capsys):
     assert "pure level          epsilon" in capsys.readouterr().out
 
 
+@pytest.mark.lengthy
 def test_a_release_on_skewed_intervals_is_certified_at_many_budgets():
     """Small grids; whatever comes back has its certificate, which decides."""
     for epsilon in (0.01, 0.1, 6.0, 12.0):

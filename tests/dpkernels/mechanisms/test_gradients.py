@@ -99,6 +99,7 @@ def test_icdf_derivative_is_one_over_the_density(m, x64):
     assert slope == pytest.approx(numeric, rel=1e-5)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.5")
 @over(WINDOWED, *PATHWISE)
 def test_pathwise_gradient_of_the_sampled_moments(m, x64):

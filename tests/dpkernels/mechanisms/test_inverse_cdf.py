@@ -61,6 +61,7 @@ def neighbours(centre, dtype, count=300):
     return np.minimum(centre + np.arange(count, dtype=dtype) * np.spacing(centre), 1).astype(dtype)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("sine-2-w1.3-float32", "triangle-quartic0.3-5-w1.3-float32", "hybrid-1-float32")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @over(ALL)
@@ -89,6 +90,7 @@ def test_the_ends_are_exact_and_nothing_lies_beyond(m):
     np.testing.assert_array_equal(y, np.array([low, high, np.nan, np.nan, np.nan])[:, None] + 0 * x)
 
 
+@pytest.mark.lengthy
 def test_the_ends_are_exact_in_float32():
     for m in (WINDOWED["uniform-2-w1.95"], WINDOWED["sine-quartic-0.5"], ATOMIC["hybrid-1"]):
         y = jax.jit(m.icdf)(jnp.array([0.0, 1.0, -1.0])[:, None], jnp.asarray(inputs(m), jnp.float32))
@@ -179,6 +181,7 @@ def test_elementary_functions_have_derivatives(dtype, x64):
     assert np.all(np.isfinite(jax.vmap(jax.grad(arcsine_cdf))(jnp.array([0.0, 1.0], dtype))))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_half_precision_is_the_same_on_both_kinds(dtype, x64):
     x = np.geomspace(1e-20, 4.0, 1001).astype(dtype)

@@ -43,6 +43,7 @@ def test_every_shape_is_the_flat_sample(m, dtype):
             np.testing.assert_allclose(np.ravel(y), flat[: y.size], rtol=0, atol=tolerance)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("int32-threefry", "float16-chacha20")
 @over_keys
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16, jnp.bfloat16, bool])
@@ -102,6 +103,7 @@ def test_vmap_over_mechanisms(make, x64):
         np.testing.assert_allclose(jax.vmap(method)(stack), alone, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("float32-chacha20", "float64-threefry")
 @over_keys
 @over_types
@@ -167,6 +169,7 @@ def test_strict_promotion(m):
             assert value.dtype == jnp.float32
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.5", "duchi-0.1")
 @over(ALL, *VARIED)
 def test_methods_agree_in_jax_and_numpy(m, x64):

@@ -92,6 +92,7 @@ def test_log_prob_outside_the_reports_is_never(m):
         assert np.all(m.log_prob((at[1:] + at[:-1]) / 2, m.middle) == -np.inf)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.5", "ring-bowl-0.5-w0.7", "duchi-0.1", "optimal-1", "central-piecewise-1")
 @over(ALL)
 def test_log_prob_in_jax_and_its_derivative(m, x64):

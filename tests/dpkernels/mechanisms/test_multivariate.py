@@ -44,6 +44,7 @@ def test_mean_and_variance_within_6_sigma(m, method):
     assert np.all(abs(squares.mean(0) - 1) < 6 * squares.std(0) / np.sqrt(ROWS) + 1e-9)
 
 
+@pytest.mark.lengthy
 @over_all
 def test_s_coordinates_are_reported_each_as_often(m):
     """The others report the middle: exactly s reports differ from it, each coordinate s/d of the time."""

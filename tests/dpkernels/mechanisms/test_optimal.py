@@ -128,6 +128,7 @@ CENTRAL = [
 ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("1-0.5-4.0011", "2-2-0.3488", "4-2-0.4093")
 @pytest.mark.parametrize(("ratio", "epsilon", "target"), CENTRAL)
 def test_worst_case_variances_of_central_mechanisms(ratio, epsilon, target):

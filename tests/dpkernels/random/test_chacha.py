@@ -199,12 +199,14 @@ def test_typed_key_under_vmap(key):
     np.testing.assert_array_equal(jax.random.key_data(folded), np.stack(alone))
 
 
+@pytest.mark.lengthy
 def test_split_has_the_shape_asked_for(key):
     flat, square = jax.random.split(key, 6), jax.random.split(key, (2, 3))
     assert square.shape == (2, 3)
     np.testing.assert_array_equal(jax.random.key_data(flat), jax.random.key_data(square).reshape(6, 8))
 
 
+@pytest.mark.lengthy
 def test_uses_of_a_key_share_no_words(key):
     """Random bits, children of split, of fold_in, a release's streams: no 64 bits occur twice in 2 MB."""
     folds = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))(key, jnp.arange(2000))

@@ -76,6 +76,7 @@ def test_float64_uniforms_are_inside_and_mirrored():
     np.testing.assert_array_equal(1 - u[::-1], u)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("chacha20-float32", "threefry-float64")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)

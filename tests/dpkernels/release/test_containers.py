@@ -157,6 +157,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("strict types", "64 bits")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_reports_do_not_depend_on_the_users_settings_of_jax(setting):

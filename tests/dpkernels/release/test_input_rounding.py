@@ -94,6 +94,7 @@ def check_scale(form, exponent, dtype):
     return True
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_neighbours_stay_neighbours_at_some_exponents(dtype):

@@ -158,6 +158,7 @@ def test_simulations_have_the_mechanisms_law():
 # Noise belongs to the key and the position.
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("chunk", "workers"), [(1000, 1), (77, 3), (4096, 9)])
 @every_kind
 def test_noise_does_not_depend_on_chunks_or_workers(monkeypatch, name, chunk, workers):
@@ -345,6 +346,7 @@ def test_subnormal_inputs_are_next_to_0():
             assert positions(form, x, words).tolist() == [slow_position(form.table, at, r) for at in x]
 
 
+@pytest.mark.lengthy
 def test_integers_that_the_floats_of_reports_would_round_are_refused():
     """Of 2^30 + 1 and 2^30 + 65, 64 apart, float32 makes two numbers that are 128 apart."""
     x = np.array([(1 << 30) + 1, (1 << 30) + 65])

@@ -237,6 +237,7 @@ def test_a_simulation_is_the_mechanisms_sample(name, key, dtype):
     assert simulated.dtype == dtype
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("key", [jax.random.key(3), KEY], ids=["threefry", "chacha20"])
 def test_other_types_are_widened_before_they_are_sampled(key, dtype):

@@ -107,6 +107,7 @@ def test_numpy_and_xla_report_the_same_bits(name, dtype):
         np.testing.assert_array_equal(by_numpy.view(np.uint8), by_xla.view(np.uint8))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("exponent", [-60, -30, 0, 60])
 def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
     """Where they might, NumPy is not used. Intervals about 0, from it and up to it, and with an end just below."""
@@ -261,6 +262,7 @@ def test_reports_that_nobody_made_are_an_error(monkeypatch):
         in_chunks(lambda x, *_: len(x), Bounds.of(PIECEWISE, clip=False), np.ones(1000))
 
 
+@pytest.mark.lengthy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_has_threads_of_its_own():
     program = """
