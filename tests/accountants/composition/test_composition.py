@@ -349,3 +349,14 @@ def test_nothing_is_left_at_an_infinite_epsilon():
     assert made.repeat(3).delta(np.inf) == pytest.approx(made.repeat(3).delta(500.0), rel=1e-12)
     for one in (guarantee(dpk.gaussian(sigma=1.0), 1.0), guarantee(dpk.laplace(epsilon=1.0))):
         assert one.repeat(3).delta(np.inf) == one.repeat(3).delta(np.array([np.inf, 1e308]))[1] == 0.0
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-9, 1e-30])
+def test_eps_of_few_joint_outcomes_is_where_delta_is_met(delta):
+    made = guarantee(dpk.piecewise(epsilon=0.5, lower=0.0, upper=1.0)).repeat(20)
+    eps = made.epsilon(delta)
+    low, high = made.bracket(delta=delta)
+    assert low <= eps <= high
+    assert made.delta(eps) == pytest.approx(delta, rel=1e-11)
+    assert made.epsilon(min(1.01 * made.delta(0.0), 0.99)) == 0.0
+    assert made.delta(1e9) == 0.0

@@ -178,7 +178,7 @@ def test_whole_counts_leave_a_derivative_in_the_parameters(x64):
 @pytest.mark.thorough
 def test_deposits_keep_polynomials_and_atoms(x64):
     """Sums over the grid of powers up to the fifth are those of the losses; an atom on the grid is one entry."""
-    loss = np.array([0.31, 1.77, 4.02, 5.0])
+    loss = np.array([0.31, 1.77, 4.2, 5.0])
     nodes = PrivacyLossDistribution(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
     nodes = as_float64(nodes)
     masses, atoms = share_on_grid(nodes, nodes.p, 1.0, 0.5, 32).masses(32)
