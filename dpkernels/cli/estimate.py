@@ -164,7 +164,10 @@ def read(
     if not place.is_file():
         raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
     form, _ = read_sidecar(place)
-    written = Layout.from_dict(form["layout"])
+    try:
+        written = Layout.from_dict(form["layout"])
+    except ValueError as error:
+        raise ValueError(f"{place}: is not the sidecar of a release; {error}") from error
     if sidecar is None and "parts" in form["output"]:
         raise ValueError(f"{place}: is the sidecar of a release of many files; REPORTS is then their folder")
     if sidecar is None and form["output"]["sha256"] != digest(path):

@@ -252,12 +252,17 @@ class DatasetPlan(Plan):
         with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as found:
             done = sorted(found, key=lambda one: one.written.name if one.written else "")
         del secret
+        written = [one.written for one in done if one.written]
+        if output is not None and len(written) < len(self.parts):
+            raise OSError(
+                f"{output.target}: {len(written)} files were written for {len(self.parts)} parts of the release"
+            )
         if not any(one.rows for one in done):
             with independent_of_reports():
                 first = self.parts[0].file
                 raise ValueError(f"{first}: every row of the dataset has a missing value; there is no row to perturb")
         sizes = {} if output is None else output.sizes()
-        for one in (part.written for part in done if part.written):
+        for one in written:
             if sizes.get(one.name) != one.size:
                 there = f"{sizes.get(one.name, 'no')} bytes here, {one.size} where it was written"
                 raise OSError(f"{one.name}: has {there}; OUT must be a folder that all machines share")

@@ -82,7 +82,7 @@ def released(
 
     ``output`` is the release's key of 32 bytes and a new file; what has no key has no file. ``row`` is the first
     piece's row in the file, and ``first`` in the whole release, whose noise it gets. ``show`` is called after every
-    piece. ``name`` is the new file's in a dataset.
+    piece. ``name`` is the new file's in a dataset, a part of which may have no row left; else that is a ValueError.
     """
     key, file = output or (None, None)
     held, read, rows, size = list[Any](), 0, 0, 0
@@ -112,7 +112,11 @@ def released(
                 raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {HELD}")
             show()
             stop_if_asked()
-        if write is not None and key is not None and held and rows:
+        if not rows and not name:  # before the output is completed: that may fail too, and would keep the charge
+            with independent_of_reports():
+                problem = "every row has a missing value" if read else "is empty"
+                raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
+        if write is not None and key is not None and held:
             for piece in source.reordered(held, row_order(key, rows // source.values_per_row)):
                 write(piece)
     if file is None or not read:
@@ -301,12 +305,7 @@ class FilePlan(Plan):
             bar(1.0, progress, long) as moved,
             naming(source.path if output is None else f"{source.path} to {output.place}"),
         ):
-            done = released(self.spec, source, made, lambda: moved(completed=source.fraction))
-            if not done.rows:
-                with independent_of_reports():
-                    problem = "every row has a missing value" if done.read else "is empty"
-                    raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
-        return [done]
+            return [released(self.spec, source, made, lambda: moved(completed=source.fraction))]
 
 
 def plan(request: Request) -> FilePlan:

@@ -24,6 +24,7 @@ from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, WindowCertificate
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
@@ -293,17 +294,18 @@ _PART: dict[str, Rule] = {"name": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes
 def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
     """Return the JSON of the release beside a sidecar, and whether a run that was to replace it was killed.
 
-    It is shaped as that of a release; else there is a ValueError. ``verify`` checks whether it is true.
+    It is shaped as that of a release; else there is a ValueError. ``verify`` checks whether it is true. A
+    CertificateError says that the run was killed before there was any release.
     """
     target = path.with_name(path.name.removesuffix(".json"))
     try:
         text = read_text(path)
         own = own_sidecar(target, text)
-        if own is None:
-            raise ValueError(f"a run to {target} was killed; its sidecar is there, its output is not")
-        return parsed(own), own != text
+        if own is not None:
+            return parsed(own), own != text
     except ValueError as error:
         raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
+    raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
 
 
 def parsed(text: str) -> dict[str, Any]:

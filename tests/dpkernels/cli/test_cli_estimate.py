@@ -328,6 +328,14 @@ def test_a_sidecar_of_other_types_is_refused_by_the_field(run: Run, case: str) -
     assert_refused(run("certify", "--verify", "out.csv.json"), 1, "out.csv.json: is not the sidecar of a release", says)
 
 
+def test_a_damaged_layout_is_refused_by_the_name_of_the_sidecar(run: Run) -> None:
+    released(run, "out.csv")
+    form = json.loads(Path("out.csv.json").read_text())
+    Path("out.csv.json").write_text(json.dumps(form | {"layout": form["layout"] | {"kind": "xyz"}}))
+    told = "out.csv.json: is not the sidecar of a release; layout: 'xyz' with ',' is not a known format"
+    assert_refused(run("estimate", "out.csv"), 1, f"error: {told}")
+
+
 def test_rounded_reports(run: Run) -> None:
     released(run, "out.csv", "--round", "1")
     told = estimated(run, "out.csv")["estimates"][0]

@@ -183,6 +183,28 @@ def test_a_bad_value_is_named_where_others_are_missing(run: Run) -> None:
     assert_refused(run("perturb", "in.npy", "out.npy", *AGE, "--missing", "drop"), 2, "--missing drop", "in.npy")
 
 
+@pytest.mark.parametrize("more", [[], ["--shuffle-rows"]], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("disk_is_full", [False, True])
+def test_a_file_whose_rows_are_all_dropped_costs_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, more: list[str], disk_is_full: bool
+) -> None:
+    """Nothing of an output that has no row is completed, so no failure to complete it hides the reason."""
+    pq.write_table(pa.table({"age": pa.array([None] * 9, pa.float64())}), "in.parquet")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if disk_is_full:
+        monkeypatch.setattr(pq.ParquetWriter, "close", full)
+        monkeypatch.setattr(plan, "sha256_and_size", full)
+    given = ["perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing", "drop", *more]
+    done = run(*given, "--ledger", "people.ledger", "--budget", "10")
+    assert_refused(done, 1, "error: in.parquet: every row has a missing value; there is no row to perturb (charge 1 of")
+    assert "in people.ledger is voided: nothing was released)" in done.err
+    assert_refused(run(*given, "--check"), 1, "in.parquet: every row has a missing value")
+    assert_nothing_but("in.parquet", "people.ledger")
+
+
 # The order of rows
 
 

@@ -950,6 +950,18 @@ def test_a_part_whose_values_are_all_missing(run: Run) -> None:
     assert_refused(run("perturb", "in", "out2", *AGE, "--missing", "drop"), 1, "every row of the dataset has a")
 
 
+def test_a_part_that_comes_back_without_a_file_is_no_release(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that loses the key of a part has it checked, and not perturbed."""
+    write(Path("in"), files=2, rows=10)
+
+    def keyless(task: Any, job: Any, secret: Secret | None, part: Any) -> Any:
+        return run_task(task, job, None if part.number else secret, part)
+
+    monkeypatch.setattr("dpkernels.cli.dataset.engines.run_task", keyless)
+    assert_refused(run("perturb", "in", "out", *AGE), 1, "out: 1 files were written for 2 parts of the release")
+    assert not Path("out").exists()
+
+
 def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write(Path("in"), files=1, rows=10)
 

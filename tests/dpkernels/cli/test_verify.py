@@ -15,6 +15,7 @@ from command_helpers import AGE, Run, ages, assert_refused, command, write
 
 import dpkernels as dpk
 from dpkernels.cli.release import verify
+from dpkernels.exact.certificate import CertificateError
 
 run = pytest.fixture(command, name="run")
 
@@ -134,6 +135,16 @@ def test_unknown_claims_are_printed_as_declared(run: Run) -> None:
 def test_what_is_no_sidecar_is_refused(run: Run, text: str) -> None:
     Path("out.csv.json").write_bytes(text.encode("latin-1"))
     assert_refused(run("certify", "--verify", "out.csv.json"), 1, "out.csv.json: is not the sidecar of a release")
+
+
+def test_the_sidecar_of_a_run_that_was_killed_before_its_output_was_there(run: Run) -> None:
+    form = released(run)
+    Path("out.csv.json").write_text('{"replacing": null, ' + json.dumps(form)[1:])
+    Path("out.csv").unlink()
+    told = "out.csv.json: a run to out.csv was killed; its sidecar is there, its output is not"
+    assert run("certify", "--verify", "out.csv.json") == (1, "", f"dpkernels: error: {told}\n")
+    with pytest.raises(CertificateError, match=told):
+        verify.verify(Path("out.csv.json"))
 
 
 # Which numbers can be reports
