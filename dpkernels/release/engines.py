@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
@@ -159,23 +159,46 @@ def in_chunks(
 
 
 def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int], Any], count: int) -> int:
-    """Release nearly equal pieces of a vector in the threads of a pool, and return the number of values.
+    """Release nearly equal pieces of a vector in this thread and in those of a pool, and return the number of values.
 
     ``release`` takes two indices; ``advance`` is called in this thread with the size of every completed piece. Of
     several pieces that fail, the error of the first one is raised.
     """
     number = -(-count // CHUNK)
     size = min(CHUNK, -(-count // (number * BLOCK_VALUES)) * BLOCK_VALUES)
-    tasks, released = list[Future[int]](), 0
+    ends = list(pairwise([*range(0, count, size), count]))
+    pieces, done, failed, tasks = iter(ends), deque[int](), dict[int, BaseException](), list[Future[list[None]]]()
+
+    def stop() -> None:
+        deque(pieces, maxlen=0)  # No further piece is started.
+
+    def work() -> Iterator[None]:
+        """Release the pieces that no other thread has taken, one at a step."""
+        for first, end in pieces:
+            try:
+                done.append(release(first, end))
+            except BaseException as error:  # Whatever it is, reports are missing.
+                failed[first] = error
+                stop()
+            yield
+
+    def reported() -> int:
+        sizes = [done.popleft() for _ in range(len(done))]
+        for one in sizes:
+            advance(one)
+        return sum(sizes)
+
     try:
-        tasks.extend(_pool().submit(release, *ends) for ends in pairwise([*range(0, count, size), count]))
-        for task in tasks:
-            released += (finished := task.result())
-            advance(finished)
+        # This thread works too, so that it does not wait for other releases, whose tasks may fill the pool.
+        tasks.extend(_pool().submit(list, work()) for _ in range(min(_WORKERS, len(ends)) - 1))
+        released = sum(reported() for _ in work())
     finally:
         # No thread writes to the reports after this returns, also if an exception ended it.
+        stop()
         wait([task for task in tasks if not task.cancel()])
-    return released
+    if failed:
+        raise failed[min(failed)]
+    return released + reported()
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,9 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import jax
@@ -391,6 +393,33 @@ def test_of_several_errors_the_first_in_order_is_raised(monkeypatch):
 
     with pytest.raises(RuntimeError, match="chunk at 0"):
         in_chunks(engine, Bounds.of(AGES, clip=False), np.ones(100))
+
+
+def test_a_release_does_not_wait_for_the_pieces_of_another(monkeypatch):
+    """Though these are under way, and more of them wait, in every thread of the pool."""
+    monkeypatch.setattr(release, "CHUNK", 10)
+    go, bounds, sizes = threading.Event(), Bounds.of(AGES, clip=False), []
+
+    def slow(x, *_):
+        assert go.wait(60)
+        return len(x)
+
+    with ThreadPoolExecutor(1) as other:
+        large = other.submit(in_chunks, slow, bounds, np.ones(1000))
+        time.sleep(0.1)
+        small = threading.Thread(
+            target=in_chunks,
+            args=(lambda x, *_: len(x), bounds, np.ones(100)),
+            kwargs={"advance": sizes.append},
+            daemon=True,
+        )
+        small.start()
+        small.join(20)
+        is_waiting = small.is_alive() or large.done()
+        go.set()
+        assert not is_waiting
+        assert sum(sizes) == 100
+        assert len(large.result()) == 1000
 
 
 @pytest.mark.parametrize("name", KINDS)
