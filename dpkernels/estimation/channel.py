@@ -276,11 +276,15 @@ class NoiseChannel(Channel):
     def _sums(self, n: np.ndarray) -> np.ndarray:
         """Return the sum of G(j) over j <= n."""
         at, codes = n - self.table.first, self.table.codes
-        return np.cumsum(self._cumulated)[np.clip(at, 0, codes)] + np.maximum(at - codes, 0)
+        return self._summed[np.clip(at, 0, codes)] + np.maximum(at - codes, 0)
 
     @cached_property
     def _cumulated(self) -> np.ndarray:
         return np.append(0.0, np.cumsum(self.table.weights / 2.0**self.table.bits))
+
+    @cached_property
+    def _summed(self) -> np.ndarray:
+        return np.cumsum(self._cumulated)
 
 
 def _stretched(table: Table) -> Table:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -246,7 +246,7 @@ class Dictionary:
         self.places = np.union1d(self._edges, atoms)
         self._cumulated = [] if shapes is None else [np.append(0.0, column) for column in np.cumsum(shapes, axis=0).T]
         self._tolerance = _SAME * float(self.places[-1] - self.places[0])
-        self._cdf_end = cache(self._find_cdf_end)  # Searches for quantiles visit the same places.
+        self._known = dict[tuple[int, int, float], float]()  # Ends of the cdf's intervals.
 
     @cached_property
     def fit(self) -> Fit:
@@ -282,9 +282,13 @@ class Dictionary:
         """Return the first place, or the last one, at which the lower (0) or upper (1) end of the cdf is at least p."""
         return bisect_left(range(len(self.places) - 1), True, key=lambda at: self._cdf_end(at, end, confidence) >= p)
 
-    def _find_cdf_end(self, place: int, end: int, confidence: float) -> float:
-        sign = 2 * end - 1
-        return sign * self._profile.maximum(sign * self.cumulative(self.places[place])[end], confidence)
+    def _cdf_end(self, place: int, end: int, confidence: float) -> float:
+        """Return an end of the cdf's interval at a place, kept because searches for quantiles visit the same places."""
+        if (key := (place, end, confidence)) not in self._known:
+            sign = 2 * end - 1
+            c = self.cumulative(self.places[place])[end]
+            self._known[key] = sign * self._profile.maximum(sign * c, confidence)
+        return self._known[key]
 
 
 class AnyDistribution(Dictionary):

@@ -301,6 +301,20 @@ def test_zeros_are_found_and_quantiles_are_at_them():
     assert e.assumption == "Intervals assume nothing about the values."
 
 
+def test_an_estimate_is_pickled_with_the_intervals_that_it_has_found():
+    e = dpk.estimate(counted(AGES, [30.0, 60.0], [0.5, 0.5], 10**4))
+    interval = e.quantile(0.5).interval()
+    assert pickle.loads(pickle.dumps(e)).quantile(0.5).interval() == interval
+
+
+def test_integrals_of_noise_sum_its_table_once(monkeypatch):
+    made = channel_of(dpk.laplace(epsilon=1.0), bounds=(0.0, 10.0))
+    edges, groups = np.linspace(0, 10, 30), np.arange(0, len(made.written), 100)
+    expected = made.matrix(edges, groups)
+    monkeypatch.setattr("dpkernels.estimation.channel.np.cumsum", None)
+    np.testing.assert_array_equal(made.matrix(edges, groups), expected)
+
+
 @pytest.mark.parametrize("place", [45.0, 71.3])
 def test_a_constant_column_is_one_place(place):
     e = dpk.estimate(counted(AGES, [place], [1.0], 10**5))
