@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -44,7 +45,7 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.sampler import AliasColumns, BoundedSampler, alias_columns, alias_kernel, fraction_bits, take
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
-from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, height_at, relative_height
@@ -735,7 +736,11 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
 def optimal_certificate(mechanism: Optimal) -> RowCertificate:
     """Return the certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
     claim = float(mechanism.epsilon), None if mechanism.sensitivity is None else float(mechanism.sensitivity)
-    try:
+    with suppress(CertificateError):
         return RowCertificate.of(row_table(mechanism, 32), *claim)
-    except CertificateError:
+    try:
         return RowCertificate.of(row_table(mechanism, 64), *claim)
+    except CertificateError as error:
+        if path := FILES.get(digest(mechanism.probabilities)):
+            raise CertificateError(f"{error}; the table was read from {path}: delete it to solve it again") from error
+        raise

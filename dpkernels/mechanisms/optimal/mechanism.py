@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +21,12 @@ from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 _LATTICE = 1e-6  # The tolerance for reports of an exact sampler, as a share of the spacing.
+FILES: dict[bytes, Path] = {}  # The files that tables were read from, by the digests of their probabilities.
+
+
+def digest(probabilities: Any) -> bytes:
+    """Return the key of a table in ``FILES``."""
+    return hashlib.sha256(np.asarray(probabilities, np.float64).tobytes()).digest()
 
 
 @partial(pytree, static=("places",))

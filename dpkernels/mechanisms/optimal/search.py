@@ -23,7 +23,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.cache_folder import folder
-from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 from dpkernels.mechanisms.optimal.program import LEAST, SLACKS, ProgramError, least_variance
 from dpkernels.numerics import namespace
 from dpkernels.staging import staged
@@ -163,7 +163,8 @@ def _solution(problem: _Problem) -> Arrays:
     """Return the table in half widths of the interval, kept or solved: probabilities, places, spacing."""
     path = _path(problem)
     kept = None if path is None else _read(path, repr(problem))
-    if kept is not None and _is_sound(kept, problem):
+    if path is not None and kept is not None and _is_sound(kept, problem):
+        FILES[digest(kept["probabilities"])] = path
         return kept
     apart = output_spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
     p = problem.table(problem.rows, apart, problem.half)

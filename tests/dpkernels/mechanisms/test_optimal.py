@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -446,6 +447,23 @@ def test_what_cannot_be_certified_and_was_not_read_is_refused(cache):
     p[row, code] *= 0.99
     with pytest.raises(dpk.CertificateError):
         dpk.exact_sampler(dataclasses.replace(made, probabilities=p))
+
+
+def test_what_was_read_and_cannot_be_certified_names_its_file(cache, monkeypatch):
+    """And is solved again once the file is deleted."""
+    folder, again = cache
+    again()
+    (path,) = folder.iterdir()
+    fake(path, probabilities=hardly_there, places=one_place_more)
+    monkeypatch.setattr(optimal_search, "_is_sound", lambda *_: True)
+    made, solved = again()
+    assert not solved
+    with pytest.raises(dpk.CertificateError, match=re.escape(str(path))):
+        dpk.exact_sampler(made)
+    path.unlink()
+    made, solved = again()
+    assert solved
+    assert dpk.exact_sampler(made).certificate.epsilon == 1.3
 
 
 def header(shape):
