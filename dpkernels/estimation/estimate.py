@@ -59,9 +59,11 @@ def estimate(
 
         e = dpk.estimate(reports, mechanism)       # or a sidecar: dpk.estimate(reports, "private.csv.json")
         e.mean.value, e.mean.interval(0.95), e.mean.bernstein(0.95)
+        e.variance.value                           # of the values, without the noise
         e.quantile([0.5, 0.9]).interval(0.95)      # one interval each
         e.cdf(x).band(0.95)                        # intervals that hold together
         e.histogram(20).counts.value, e.count_between(18, 65).interval(0.95)
+        e.gap                                      # certificate of the likelihood's optimality
         e.plot(label="age in years")               # Matplotlib axes, shown in a notebook
 
     Moments and all intervals make no assumption about the values, unless ``grid`` or ``assume`` make one.
@@ -115,6 +117,11 @@ class Estimate:
     """Estimates of the values behind reports, in data units; ``estimate`` makes it.
 
     If the reports have no information beyond the mean (two-point mechanisms), all but the mean raise a ValueError.
+
+    - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects.
+    - ``quantile``, ``cdf`` and ``count_between`` return a ``Functional``, of an array if the argument is one.
+    - ``histogram`` returns a ``Histogram``.
+
     ``reports`` are the ``Counts``, and ``lower`` and ``upper`` the smallest and the largest possible input.
     """
 

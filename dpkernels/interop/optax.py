@@ -138,7 +138,8 @@ def private_aggregate(
 
     Raises:
         ValueError: an argument is out of range, or the parameters are too many for the noise multiplier, or ``update``
-            runs in ``shard_map`` over an axis that ``axis_name`` does not name.
+            runs in ``shard_map`` over an axis that ``axis_name`` does not name. There every device would add the same
+            noise to the sum of its own examples.
         TypeError: key is not a ChaCha20 key.
 
     Example:

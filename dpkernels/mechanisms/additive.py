@@ -176,7 +176,9 @@ class AdditiveVector:
 def check_shape(mechanism: Any, shape: tuple[int, ...], name: str = "x") -> None:
     """Refuse arrays whose last axis does not hold the coordinates of a mechanism on vectors."""
     if not shape or shape[-1] != mechanism.dimensions:
-        raise ValueError(f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
+        raise ValueError(
+            f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates of a vector"
+        )
 
 
 def growth(norm: str, own_norm: str, dimensions: int) -> float:

@@ -251,6 +251,7 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     """Return logistic noise of scale b = D / eps, for epsilon in [0.01, 20].
 
     The float density is pure eps-DP and smooth; the claim has delta = 1e-15 for the ends of a release's table.
+    ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
     """
     _check(epsilon, sensitivity)
     return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
@@ -272,7 +273,10 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
 def gaussian(
     *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
 ) -> Additive:
-    """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given."""
+    """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given.
+
+    ``accountants.calibrate`` finds sigma for a budget.
+    """
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
 
 

@@ -77,11 +77,11 @@ def perturb(
         exact: release (True) or simulate (False).
         clip: clip inputs to the interval instead of refusing those outside.
         progress: show a progress bar; by default for long work on a terminal.
-        start: the row number in the release of the first row of x, to make a release in parts or to repeat a part:
-            ``perturb(x[n:], m, key=key, start=n)`` equals ``perturb(x, m, key=key)[n:]``. It requires the release's
-            key. Rows are along the first axis of x; a vector by itself is one row. Never release different values under
-            the same row number: they would have the same noise, and the difference of their reports would be the
-            difference of the values.
+        start: the row number in the release of the first row of x, to make a release in parts, on several machines, or
+            to repeat a part: ``perturb(x[n:], m, key=key, start=n)`` equals ``perturb(x, m, key=key)[n:]``. It requires
+            the release's key. Rows are along the first axis of x; a vector by itself is one row. Never release
+            different values under the same row number: they would have the same noise, and the difference of their
+            reports would be the difference of the values.
         missing: the treatment of rows with a missing value (NaN, null, or a masked entry). By default they are refused.
             "keep" leaves them missing; "drop" removes them, from a table if any named column is missing. With "keep"
             and "drop" the release shows which rows are missing.
