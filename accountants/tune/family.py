@@ -119,7 +119,7 @@ class Family(abc.ABC):
         epsilon, delta = map(float, self.budget)
         if delta > 0:
             found = float(profile.delta(mechanism, epsilon))
-            self.check_allowed("delta", found, delta)
+            self.check_allowed("delta", found, delta * (1 + ROUNDING))
             return epsilon, found
         self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon * (1 + ROUNDING))
         return epsilon, 0.0

@@ -148,8 +148,9 @@ def descend(
         begins = number < points
         given = state, starts[jnp.minimum(number, points - 1)]
 
-        def one(given: Any) -> Any:
-            return _turn(function, rule, optimizer is None, *given, begins)
+        def one(given: tuple[_Start, Any]) -> Any:
+            one_state, point = given
+            return _turn(function, rule, optimizer is None, one_state, point, begins)
 
         state, more = jax.lax.map(one, given) if count <= _IN_TURN else jax.vmap(one)(given)
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)

@@ -225,5 +225,5 @@ def test_infeasible_targets_say_what_is_best():
     """Every report leaks its own delta, whatever its budget; and a budget has a least value."""
     with pytest.raises(ValueError, match=r"^epsilon, delta: 1, 1e-06; .* budgets of 0\.01 each, have delta 0\.0009"):
         calibrate.composed_budget(lambda epsilon: dpk.truncated_laplace(epsilon=epsilon, delta=1e-4), **TARGET)
-    with pytest.raises(TypeError, match=r"^made: reports of Atoms"):
+    with pytest.raises(TypeError, match=r"^made: releases of Atoms"):
         calibrate.noise_scale_factor(guarantee(dpk.duchi(epsilon=1.0, **UNIT)), epsilon=1.0, delta=1e-6)
