@@ -19,8 +19,8 @@ from dpkernels.solve import NotPrivateError
 # A mechanism that a search tries, or a release on a sample.
 Member = Mechanism | Subsampled
 
-# The pure level of a windowed density is a quotient of floats.
-ROUNDING = 1e-9
+# What a budget may be exceeded by, relative: quotients and sums of floats are rounded.
+_ROUNDING = 1e-9
 
 
 class Family(abc.ABC):
@@ -119,14 +119,14 @@ class Family(abc.ABC):
         epsilon, delta = map(float, self.budget)
         if delta > 0:
             found = float(profile.delta(mechanism, epsilon))
-            self.check_allowed("delta", found, delta * (1 + ROUNDING))
+            self.check_allowed("delta", found, delta)
             return epsilon, found
-        self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon * (1 + ROUNDING))
+        self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon)
         return epsilon, 0.0
 
     def check_allowed(self, name: str, found: float, allowed: float) -> None:
-        """Refuse a value that is above the allowed one, or NaN."""
-        if not found <= allowed:
+        """Refuse a value that is above the allowed one by more than rounding, or NaN."""
+        if not found <= allowed * (1 + _ROUNDING):
             raise NotPrivateError(f"{self.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")
 
 

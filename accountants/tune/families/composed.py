@@ -19,7 +19,7 @@ from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.guarantee import Guarantee, guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.family import ROUNDING, Family, Member, checked
+from accountants.tune.family import Family, Member, checked
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
@@ -230,7 +230,7 @@ class Composed(Family):
         if found > delta:
             # The bracket of epsilon, on another grid, may prove what that of delta does not.
             found = delta if bracket.upper_epsilon(delta) <= epsilon else bracket.delta(epsilon)[1]
-        self.check_allowed("delta", found, delta * (1 + ROUNDING))
+        self.check_allowed("delta", found, delta)
         return epsilon, found
 
 

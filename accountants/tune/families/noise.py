@@ -22,7 +22,7 @@ from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Above, Between, Domain, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import Constructed, Scaled, constructed, scale_of
-from accountants.tune.family import ROUNDING, Family
+from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -452,8 +452,8 @@ class SampledRecycled(Family):
         found = float(realised_delta(inner, inner.epsilon))
         self.check_allowed("delta on the sample", found, inner.delta)
         epsilon, delta = subsampling.amplified(inner.epsilon, found, mechanism.rate)
-        self.check_allowed("epsilon", float(epsilon), float(self.epsilon) * (1 + ROUNDING))
-        self.check_allowed("delta", float(delta), float(self.delta) * (1 + ROUNDING))
+        self.check_allowed("epsilon", float(epsilon), float(self.epsilon))
+        self.check_allowed("delta", float(delta), float(self.delta))
         return float(self.epsilon), float(delta)
 
     def published_search(self, objective: Any) -> Enumerated:
