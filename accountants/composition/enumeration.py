@@ -31,7 +31,6 @@ from accountants.closed_forms.pure import log_ways
 from accountants.composition.base import ComposedProfile
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.additive import AdditivePair
-from accountants.dominating_pairs.base import cap
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.privacy_loss import PrivacyLossDistribution, log_ratio
@@ -233,29 +232,47 @@ def _log_poisson(k: Any, mean: Any) -> Any:
 
 
 class JointOutcomes(NamedTuple):
-    """Probabilities of every joint outcome under p and under q, for one neighbour direction."""
+    """Logs of the probabilities of every joint outcome under p and under q, for one neighbour direction."""
 
-    p: Any
-    q: Any
+    log_p: Any
+    log_q: Any
+
+    def _loss(self) -> tuple[Any, Any]:
+        """Return the losses, and whether a probability is NaN, which comparisons would take for no loss."""
+        xp = namespace(self.log_p, self.log_q)
+        return log_ratio(self.log_p, self.log_q), (xp.isnan(self.log_p) | xp.isnan(self.log_q)).any()
 
     def delta(self, epsilon: Any) -> Any:
-        xp = namespace(self.p, self.q, epsilon)
-        return xp.maximum(self.p - xp.exp(xp.minimum(epsilon, cap(self.p.dtype))) * self.q, 0.0).sum()
+        xp = namespace(self.log_p, self.log_q, epsilon)
+        loss, is_unknown = self._loss()
+        beyond = xp.minimum(xp.minimum(epsilon, xp.finfo(self.log_p.dtype).max) - loss, 0.0)  # Also for infinite eps.
+        total = (xp.exp(self.log_p) * -xp.expm1(beyond)).sum()
+        return xp.where(is_unknown, np.nan, total - without_derivative(xp.maximum(total - 1.0, 0.0)))
 
     def epsilon(self, delta: Any) -> Any:
-        """Return the least eps >= 0 at one delta. Between two losses delta is P - e^eps Q, for all larger losses."""
-        xp = namespace(self.p, self.q, delta)
-        loss = without_derivative(log_ratio(log_or_never(self.p), log_or_never(self.q)))
-        order = xp.argsort(-loss)
-        P, Q, loss = xp.cumsum(self.p[order]), xp.cumsum(self.q[order]), loss[order]
-        lower = without_derivative(P - xp.where(loss < np.inf, xp.exp(xp.where(loss < np.inf, loss, 0.0)) * Q, 0.0))
+        """Return the least eps >= 0 at one delta.
+
+        Between two losses delta is P - e^(eps - l) R, for all outcomes with larger losses l' and the smallest of these,
+        l: P is their probability, R the sum of p e^(l - l'), so that nothing overflows.
+        """
+        xp = namespace(self.log_p, self.log_q, delta)
+        loss, is_unknown = self._loss()
+        order = xp.argsort(without_derivative(-loss))
+        p, loss, log_q = xp.exp(self.log_p[order]), loss[order], without_derivative(self.log_q[order])
+        above = np.logaddexp.accumulate(log_q) if xp is np else jax.lax.cumlogsumexp(log_q)
+        finite, P = xp.isfinite(loss), xp.cumsum(p)
+        exponents = xp.where(finite, xp.where(finite, loss, 0.0) + xp.where(finite, above, 0.0), -np.inf)
+        lower = without_derivative(P - xp.exp(exponents))
         last = xp.maximum((lower <= delta).sum() - 1, 0)
-        P, Q = P[last], Q[last]
-        some = (delta < P) & (Q > 0) & (self.delta(xp.zeros_like(delta)) > delta)
-        eps = xp.where(some, xp.log(xp.where(some, P - delta, 1.0)) - xp.log(xp.where(some, Q, 1.0)), 0.0)
+        least = without_derivative(xp.where(finite[last], loss[last], 0.0))
+        larger = np.arange(len(p)) <= last
+        R = xp.where(larger, p * xp.exp(xp.where(larger, least - loss, 0.0)), 0.0).sum()
+        some = (delta < P[last]) & (R > 0) & (self.delta(xp.zeros_like(delta)) > delta)
+        eps = xp.where(some, least + xp.log(xp.where(some, P[last] - delta, 1.0)) - xp.log(xp.where(some, R, 1.0)), 0.0)
         # A maximum would halve the derivative at equal values.
         eps = eps + without_derivative(xp.maximum(-eps, 0.0))
-        return xp.where(xp.where(self.q > 0, 0.0, self.p).sum() >= delta, np.inf, eps)
+        eps = xp.where(xp.where(loss < np.inf, 0.0, p).sum() >= delta, np.inf, eps)
+        return xp.where(is_unknown | xp.isnan(delta), np.nan, eps)
 
 
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
@@ -273,11 +290,13 @@ def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, 
         tables.append((table, count))
     found = []
     for mirror in mirrors:
-        joint: Any = (np.ones(1), np.ones(1))
+        joint: Any = (np.zeros(1), np.zeros(1))
         for table, count in tables:
             masses = table[::-1] if mirror else table
-            outer = namespace(*masses, *joint).multiply.outer
-            joint = [outer(sofar, _repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)]
+            outer = namespace(*masses, *joint).add.outer
+            joint = [
+                outer(sofar, _log_repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)
+            ]
         found.append(JointOutcomes(*joint))
     return found
 
@@ -300,14 +319,16 @@ def _table(one: SelfComposed) -> tuple[Any, Any] | None:
     return rate * pair.p + (1 - rate) * pair.q, pair.q
 
 
-def _repeated(mass: Any, count: int) -> Any:
-    if count == 1:
-        return mass
+def _log_repeated(mass: Any, count: int) -> Any:
+    """Return the logs of the probabilities of all counts of the outcomes; NaN stays."""
     xp = namespace(mass)
+    logs = xp.where(xp.isnan(mass), np.nan, log_or_never(mass))
+    if count == 1:
+        return logs
     times, ways = _counts(count, len(mass))
-    possible = mass > 0
-    logs = xp.where(possible, times * xp.log(xp.where(possible, mass, 1.0)), xp.where(times > 0, -np.inf, 0.0))
-    return xp.exp(xp.asarray(ways, mass.dtype) + logs.sum(-1))
+    logs = xp.where(times > 0, times * xp.where(mass == 0, 0.0, logs), 0.0)
+    logs = xp.where((times > 0) & (mass == 0), -np.inf, logs)
+    return xp.asarray(ways, mass.dtype) + logs.sum(-1)
 
 
 @lru_cache(maxsize=16)

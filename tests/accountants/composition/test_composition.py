@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import mpmath
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
 from accountants.composition.self_composed import SelfComposed
-from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.discrete import Atoms, randomised_response
 from accountants.guarantee import Guarantee
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -360,3 +361,25 @@ def test_eps_of_few_joint_outcomes_is_where_delta_is_met(delta):
     assert made.delta(eps) == pytest.approx(delta, rel=1e-11)
     assert made.epsilon(min(1.01 * made.delta(0.0), 0.99)) == 0.0
     assert made.delta(1e9) == 0.0
+
+
+@pytest.mark.parametrize(("budget", "count", "delta"), [(10.0, 73, 1e-6), (5.0, 150, 0.5), (20.0, 40, 1e-6)])
+def test_few_joint_outcomes_have_losses_whose_exponentials_overflow(budget, count, delta):
+    made = guarantee(randomised_response(budget)).repeat(count)
+    low, high = made.bracket(delta=delta)
+    assert low <= made.epsilon(delta) <= high
+    assert made.compose(guarantee(randomised_response(0.1))).epsilon(delta) >= low
+    assert made.delta(0.0) <= 1.0
+    assert made.delta(count * budget + 1e-9) == 0.0
+
+
+def test_nan_of_few_joint_outcomes_is_no_guarantee(x64):
+    def eps(budget, delta):
+        made = guarantee(randomised_response(budget)).repeat(2).compose(guarantee(randomised_response(1.0)))
+        return made.epsilon(delta)
+
+    assert math.isnan(jax.jit(eps)(np.nan, 1e-6))
+    assert math.isnan(jax.jit(eps)(1.0, np.nan))
+    assert jax.jit(eps)(1.0, 1e-6) == pytest.approx(eps(1.0, 1e-6), rel=1e-14)
+    by_budget = float(jax.grad(eps)(0.7, 1e-2))
+    assert by_budget == pytest.approx((eps(0.7 + 1e-5, 1e-2) - eps(0.7 - 1e-5, 1e-2)) / 2e-5, rel=1e-8)
