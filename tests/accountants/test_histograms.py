@@ -172,6 +172,7 @@ def test_what_one_person_brings_in_never_appears():
     assert unknown_domain_top_k(counts, **UNKNOWN).items == ("shared",)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("exact", [True, False])
 def test_not_even_by_the_largest_noise(monkeypatch, exact):
     """The largest noise there is leaves a count of Dinf at the threshold, and brings one more above it."""

@@ -211,6 +211,7 @@ def test_baseline():
         assert float(recycling.profile(Laplace(1 / 1.5), theta, q, 1.0, 2.0 + 1e-9)) < 1e-15
 
 
+@pytest.mark.lengthy
 def test_published_rate_is_nan_for_a_kernel_that_is_not_private_enough():
     assert math.isnan(published.published_rate(Gaussian(1.0), 1.0, 1.0, DELTA, 1.0))
 

@@ -61,6 +61,7 @@ ACCOUNTED = {
 }
 
 
+@pytest.mark.lengthy
 def test_a_report_that_never_comes_has_no_slope(x64):
     """Y is neither of Duchi's reports: its density is 0 for every epsilon."""
     value, slope = jax.value_and_grad(lambda epsilon: dpk.duchi(epsilon=epsilon, **SPAN).log_prob(Y, X))(1.3)

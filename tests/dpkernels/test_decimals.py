@@ -48,6 +48,7 @@ def test_a_refused_value_is_told_from_the_bound(dtype):
         dpk.piecewise(epsilon=math.nextafter(20.0, 21.0), lower=0.0, upper=1.0)
 
 
+@pytest.mark.lengthy
 def test_a_certificate_prints_the_whole_budget():
     certificate = dpk.exact_sampler(dpk.laplace(epsilon=1.0000049, sensitivity=1.0000001)).certificate
     assert str(certificate).startswith("epsilon, delta      1.0000049, 1e-15, realised delta ")

@@ -242,6 +242,7 @@ def test_merged_laplace_masses(settings, precision):
 # Staircase
 
 
+@pytest.mark.lengthy
 @over_precisions
 @over_settings
 def test_staircase_comes_back(settings, precision):

@@ -410,6 +410,7 @@ def test_a_root_from_the_wrong_side_is_noticed():
 # Bad input
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("call", "message"),
     [

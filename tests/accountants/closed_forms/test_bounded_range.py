@@ -118,6 +118,7 @@ def test_references():
         assert mixed_epsilon(0.1, m, 50 - m, 1e-6) == pytest.approx(value, abs=5e-4)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("k", "eps0", "eps"), [(10_000, 0.01, 1.0), (10_000, 0.01, 36.0), (3000, 2.0, 5000.0)])
 def test_pure_composition_of_many(k, eps0, eps):
     """The second delta is 1.5e-280."""

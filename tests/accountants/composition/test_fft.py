@@ -592,6 +592,7 @@ def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
     assert epsilon >= true * (1 - 1e-9)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("1e-06-33-1e-06")
 @pytest.mark.parametrize(
     ("rate", "count", "delta"), [(1e-6, 32, 1e-10), (1e-4, 2, 1e-6), (1e-6, 2, 1e-10), (1e-6, 33, 1e-6)]

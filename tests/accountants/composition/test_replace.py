@@ -58,6 +58,7 @@ def test_opposite_records_are_the_worst_on_a_lattice(noise, rate):
         assert low <= found[3, -3] <= high <= found[3, -3] * (1 + 1e-4) + 1e-12
 
 
+@pytest.mark.lengthy
 @over(SYMMETRIC)
 def test_opposite_records_are_the_worst_of_every_even_noise(law):
     """All pairs of a grid of records; also where the density is not log-concave. On points, so to their error."""

@@ -447,6 +447,7 @@ def test_replaced_randomised_responses():
         assert one.compose(two).delta(eps) == pytest.approx(one_by_one(parts, eps), rel=1e-12)
 
 
+@pytest.mark.lengthy
 def test_enumerated_values_have_derivatives(x64):
     def made(v):
         return guarantee(randomised_response(v)).subsample(0.4).compose(guarantee(randomised_response(1.0)).repeat(2))

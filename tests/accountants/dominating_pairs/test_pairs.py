@@ -275,6 +275,7 @@ def test_array_parameters_broadcast():
     )
 
 
+@pytest.mark.lengthy
 def test_plain_numbers_compile_nothing(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a compiler was started")

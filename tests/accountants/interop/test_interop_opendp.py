@@ -49,6 +49,7 @@ def test_a_local_mechanism_is_on_one_record(local):
     assert not local.check(1, 0.9)
 
 
+@pytest.mark.lengthy
 def test_reports_have_keys_of_their_own(local, noise, counts):
     for measurement, x in ((local, 3.0), (noise, 3), (counts, [1, 2, 3])):
         reports = [np.ravel(measurement(x)) for _ in range(6)]

@@ -81,6 +81,7 @@ def test_no_example_is_longer_than_the_sensitivity(name, dtype, noise):
         assert sum(int(k) ** 2 for k in units) <= noise.sensitivity**2
 
 
+@pytest.mark.lengthy
 def test_rounding_of_the_worst_kind_is_inside_the_sensitivity(noise):
     """Every coordinate half a unit from the next: its norm grows by nearly half the root of the dimension."""
     u = noise.unit
@@ -155,6 +156,7 @@ def correlated(drawn):
     return np.abs(found).max() > 6.5 / math.sqrt(n)
 
 
+@pytest.mark.lengthy
 def test_integers_on_a_lattice_are_released_inside_a_program_as_outside():
     form, _ = interop._exact_noise(1.5, SIZE)
     x = np.random.default_rng(1).integers(-(1 << 20), 1 << 20, SIZE).astype(np.int32)
@@ -361,6 +363,7 @@ def test_poisson_batches():
     assert not poisson_batch(KEY, 10, 1.0, 9).mask.any()
 
 
+@pytest.mark.lengthy
 def test_a_run_without_slack_is_its_guarantee():
     made = TrainingRun(1.1, 0.01, 100)
     assert made.epsilon(1e-5) == made.guarantee.epsilon(1e-5)

@@ -65,6 +65,7 @@ def test_the_truth_of_a_few_people_is_as_derived(level, k, n):
 CASES = {"by outcomes": (2.0, 3, 400), "on a grid": (1.0, 4, 1000), "all pairs": (1.0, 30, 200)}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("case", CASES)
 def test_the_upper_bound_is_attained(case):
     """Neither end of the bracket is on the wrong side of the truth, nor far from it."""

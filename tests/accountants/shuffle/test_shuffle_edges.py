@@ -77,6 +77,7 @@ def test_beyond_the_pure_level_delta_is_zero(epsilon):
     assert rows.bracket(epsilon=epsilon + 4) == (0.0, 0.0)
 
 
+@pytest.mark.lengthy
 def test_nan_is_no_guarantee():
     """A NaN parameter, count or eps under JAX is a NaN value, never delta 0."""
     with jax.enable_x64(True):

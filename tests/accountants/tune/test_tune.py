@@ -146,6 +146,7 @@ def acceptances(kernels, eps, D):
 OPTIMIZERS = {"adam": optax.adam(0.05), "sgd": optax.sgd(0.3), "lbfgs": optax.lbfgs()}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["adam", SLOW("sgd"), SLOW("lbfgs")])
 def test_any_transformation_of_optax_is_an_optimizer(name):
     """As good as the default to 1e-4, certified, and the best of its path, whose steps may lead up."""
@@ -164,6 +165,7 @@ def test_many_takes_an_optimizer_too():
     assert several.values[0] == pytest.approx(found.value, rel=1e-9)
 
 
+@pytest.mark.lengthy
 def test_steps_to_where_nothing_is_feasible_are_shortened():
     """A planted edge: beyond it the function is infinite, and every step of the optimizer goes there at first."""
 
@@ -239,6 +241,7 @@ def test_recycling_with_free_theta(eps, kernel):
         assert tune.best(fixed, tune.worst_variance).value > found.value * (1 - 1e-4)
 
 
+@pytest.mark.lengthy
 def test_a_recycled_shape_meets_its_budget_at_one_scale():
     """The scale that derivatives go through is the one that is released."""
     family, shape = RecycledShape(Gaussian(1.0), 1.0, DELTA, 2.0), {"theta/scale": 1.5, "-ln(1 - q)": 0.4}
@@ -344,6 +347,7 @@ def test_sampling_rate_with_and_without_its_error():
 STAIRCASES = [(5.0, 1.0, 3.0), (1.0, 0.7, 1.0), (2.0, 3.0, 0.3), (1.0, 2.0, 3.0), (5.0, 7.3, 8.0)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("1.0-0.7-1.0")
 @pytest.mark.parametrize(("D", "theta", "eps"), STAIRCASES)
 def test_staircase_acceptance_at_its_kinks(D, theta, eps):
@@ -604,6 +608,7 @@ def spread_at_ends(m):
     return m.variance(m.upper) + m.variance(m.lower)
 
 
+@pytest.mark.lengthy
 def test_an_objective_of_the_users_own():
     small = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), spread_at_ends)
     assert small.value == pytest.approx(2 * 1.0921569546868994, rel=1e-9)
@@ -703,6 +708,7 @@ def test_a_second_budget_compiles_nothing():
     assert len(search.TRACES) == before
 
 
+@pytest.mark.lengthy
 def test_path_and_counts():
     found = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
     assert set(found.path) == {"eta", "objective"}
@@ -735,6 +741,7 @@ def made_again(found):
     return eval(found.python, {"dpk": dpk})
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "family",
     [
@@ -893,12 +900,14 @@ class Overspends(tune.Family):
         return self.inner.parameters(parameters, mechanism)
 
 
+@pytest.mark.lengthy
 def test_a_family_that_overspends_is_refused():
     family = Overspends(tune.piecewise(epsilon=1.0, **SIGNED))
     with pytest.raises(tune.NotPrivateError, match=r"overspends: epsilon is 1\.01, above the 1 allowed"):
         tune.best(family, tune.worst_variance)
 
 
+@pytest.mark.lengthy
 def test_a_recycled_law_above_its_delta_is_refused(monkeypatch):
     honest = calibrate.recycling_rate
 

@@ -291,6 +291,7 @@ def test_adaptive_analysts_stay_within_a_filters_budget(seed: int) -> None:
         assert sum(max(0.0, p - math.exp(epsilon) * q) for _, p, q in found) <= delta + 1e-12
 
 
+@pytest.mark.lengthy
 def test_an_odometers_total_bounds_every_transcript_that_leaks_nothing() -> None:
     for spent, p, q in transcripts(Odometer(), 3):
         if p and q:

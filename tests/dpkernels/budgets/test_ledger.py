@@ -219,6 +219,7 @@ with os.fdopen(reading) as said:
 """
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("writers", "price"), [(2, 0.03), (4, 0.021)])
 def test_racing_processes_spend_exactly_what_there_is(tmp_path: Path, writers: int, price: float) -> None:
     ends, granted = light(RACE, tmp_path / "a", writers, price)

@@ -448,6 +448,7 @@ def test_interrupts_leave_nothing(run: Run, request_to_stop: signal.Signals) -> 
     assert_nothing_but("in.csv")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -113,6 +113,7 @@ def test_a_claim_without_a_release_is_accounted(run: Run) -> None:
     assert_profile(form, dpk.gaussian(sigma=3.0, sensitivity=2.0))
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("gaussian", "hybrid")
 @pytest.mark.parametrize(
     "given",

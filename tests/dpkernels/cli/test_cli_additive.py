@@ -83,6 +83,7 @@ def test_every_additive_mechanism_is_here() -> None:
     assert named | set(CHOICES) == set(CONSTRUCTORS)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int16])
 def test_files_of_every_format(run: Run, suffix: str, dtype: Any) -> None:
@@ -144,6 +145,7 @@ def test_bounded_and_additive_columns_mix(run: Run) -> None:
     assert table["id"].equals(raw["id"])
 
 
+@pytest.mark.lengthy
 def test_the_total_of_mixed_columns_and_their_neighbours(run: Run) -> None:
     done = mixed(run)
     form = sidecar("out.parquet")
@@ -397,6 +399,7 @@ def test_an_interval_that_the_table_does_not_have_is_refused(run: Run) -> None:
     assert_refused(run("certify", "--verify", "out.npy.json"), 1, "interval: the file says")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("case", ["laplace", "gaussian, sigma", "recycled-gaussian, q"])
 def test_the_printed_command_composes_the_values(run: Run, case: str) -> None:
     np.save("in.npy", ages(3))
@@ -445,6 +448,7 @@ def test_a_comparison_refuses_numbers_out_of_range(run: Run, wrong: str) -> None
     assert_refused(run("compare", f"--epsilon={wrong}", "--sensitivity", "1"), 2, "epsilon: ", "is not in [0.01, 20]")
 
 
+@pytest.mark.lengthy
 def test_the_interval_of_a_true_value_holds_rounded_values(run: Run) -> None:
     """10^4 intervals of 95 %, with noise narrower than the rounding: 9,000 hold the truth but with odds below 1e-60."""
     x = np.full(10_000, 0.5)

@@ -186,6 +186,7 @@ DAMAGES = st.lists(
 )
 
 
+@pytest.mark.lengthy
 @over_counts
 def test_sound_files_are_released(count: int) -> None:
     examples(count)(given(files())(sound_files_are_released))()

@@ -135,6 +135,7 @@ def test_one_row_a_number_for_a_person(run: Run) -> None:
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.lengthy
 def test_zeros_and_whole_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """60 % zeros: the quantile 0.3 is 0, and its interval contains 0. The key decides whether a point mass is added."""
     rng = np.random.default_rng(1)
@@ -178,6 +179,7 @@ def test_another_file_with_some_of_its_reports(run: Run) -> None:
     assert told["mean"]["value"] == in_python(half).mean.value
 
 
+@pytest.mark.lengthy
 def test_missing_values_that_were_kept_are_counted(run: Run) -> None:
     Path("in.csv").write_text("plan,age\n" + "a,1\n" * 30 + "b,\n" * 5 + "a,90\n" * 20)
     assert run("perturb", "in.csv", "out.csv", *GIVEN, "--missing", "keep").code == 0
@@ -353,6 +355,7 @@ def test_two_points_tell_the_mean_alone(run: Run) -> None:
     assert_refused(run("estimate", "out.npy", "--quantiles", "0.5"), 1, "the mean only")
 
 
+@pytest.mark.lengthy
 def test_additive_noise_has_ends_of_the_users(run: Run) -> None:
     np.save("in.npy", people()["age"])
     given = ["--mechanism", "laplace", "--epsilon", "1", "--sensitivity", "20"]

@@ -208,6 +208,7 @@ def test_a_file_whose_rows_are_all_dropped_costs_nothing(
 # The order of rows
 
 
+@pytest.mark.lengthy
 def test_every_order_is_as_likely() -> None:
     """All 24 of four rows, 24,000 draws: chi-square with 23 degrees of freedom, above 81 with probability 2e-8."""
     orders = [tuple(plan.row_order(number.to_bytes(32, "little"), 4)) for number in range(24_000)]

@@ -279,6 +279,7 @@ def differences(law, function):
     return np.stack(columns, -1)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("laplace")
 @over(LAWS, *QUICK)
 @pytest.mark.usefixtures("x64")

@@ -239,6 +239,7 @@ def test_a_thousand_logistic_releases_are_inside_their_bracket():
     assert low <= eps <= high <= low * 1.001
 
 
+@pytest.mark.lengthy
 def test_two_releases_by_enumeration():
     """delta of the sum of two losses by a double integral over both reports."""
     noise, D, eps = dpk.Logistic(1.0), 1.0, 0.7
@@ -279,6 +280,7 @@ def test_tables_are_certified_and_released(made):
     assert np.abs(y).mean() == pytest.approx(float(made.noise.absolute_moment), rel=0.06)
 
 
+@pytest.mark.lengthy
 @every_noise
 def test_the_scale_for_a_budget(noise):
     made = calibrate.scaled(noise, epsilon=0.5, delta=1e-3)

@@ -66,6 +66,7 @@ def test_the_optimum_is_certified_by_its_multipliers(groups: Any, total: float |
         assert (slope - t)[x == 0].min(initial=0.0) >= -1e-9 * scale
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("groups", "total"), CASES)
 def test_it_is_scipys_optimum(groups: Any, total: float | None) -> None:
     A, (r, _) = stacked(groups, 10), released(77, 10, groups)
@@ -112,6 +113,7 @@ def test_groups_make_sums_more_precise() -> None:
     assert better / raw == pytest.approx(np.trace(projection) / 23, rel=0.1)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("bins", "groups, total", "one by one")
 @pytest.mark.parametrize("case", ["bins", "bins, total", "groups", "groups, total", "one by one", "gaussian"])
 def test_intervals_hold_for_all_counts_at_once(case: str) -> None:
@@ -138,6 +140,7 @@ def test_intervals_hold_for_all_counts_at_once(case: str) -> None:
     assert missed >= 15
 
 
+@pytest.mark.lengthy
 def test_intervals_of_groups_hold_with_room_for_their_own_simulation() -> None:
     """Their quantile is of 20,000 simulated errors: it is taken where the true one is below but for a risk of 1e-6.
 
@@ -175,6 +178,7 @@ def test_intervals_are_narrower_with_more_known() -> None:
         assert (outer[1] >= high - 1e-9).all()
 
 
+@pytest.mark.lengthy
 def test_noise_with_a_mean_is_corrected() -> None:
     noise = dpk.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=1.0, upper=12.0)
     form = dpk.exact_sampler(noise)

@@ -50,6 +50,7 @@ def test_intervals_cover(name, confidence):
     assert bernstein >= stats.binom.ppf(ALARM, runs, confidence)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", EVERY)
 def test_the_value_is_the_mean_and_the_intervals_are_about_it(name):
     made = mechanism(name, 1.0)

@@ -106,6 +106,7 @@ def test_a_channel_is_the_table_with_its_input_rounding(name):
         assert np.abs(B[:, k] - enumerated(table, edges[k], edges[k + 1])).max() < 1e-12
 
 
+@pytest.mark.lengthy
 def test_a_noise_channel_is_that_of_its_grains():
     """Every grain of a bin by itself: its two positions, with the noise on each."""
     made = channel("laplace")
@@ -694,6 +695,7 @@ def test_with_a_large_budget_it_is_numpy(name):
     assert e.histogram(8).shares.value == pytest.approx(np.histogram(x, 8, (-1, 3))[0] / len(x), abs=4e-3)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise", "hybrid", "laplace")
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "sine-quartic", "central", "laplace"])
 def test_moments_are_unbiased(name):

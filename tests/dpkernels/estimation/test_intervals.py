@@ -75,6 +75,7 @@ def test_a_bracket_of_epsilon_is_enough_at_its_upper_end_and_not_at_its_lower(lo
     assert low == 0 or of_coins(loss, count, low * (1 - 1e-9)) >= delta * (1 - 1e-9)
 
 
+@pytest.mark.lengthy
 @MANY
 @given(st.floats(0.1, 10.0), st.floats(0.05, 0.45), st.integers(2, 40))
 def test_a_first_root_holds_and_nothing_on_the_grid_before_it_does(turn, half, count):

@@ -130,6 +130,7 @@ def test_mechanisms_cover_their_inputs(name, level):
         assert level - 1e-12 <= held <= level + atom + (0.2 if lattice else 0)
 
 
+@pytest.mark.lengthy
 def test_intervals_together_and_on_a_lattice():
     mechanism, y = NOISES["laplace"], np.array([[120.0, -3.5], [0.0, 1e4]])
     cell = float(dpk.exact_sampler(mechanism).certificate.table.bin_width)

@@ -43,6 +43,7 @@ def repaired(weights, total, bits):
     return weights
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("*-0.5", "*-5.0")
 @every_case
 def test_the_realised_budget_is_within_the_budget(name, epsilon):
@@ -112,6 +113,7 @@ def test_total_and_report_range(name, epsilon):
     assert certificate.lowest == min(part.lowest for part in parts(certificate))
 
 
+@pytest.mark.lengthy
 @every_case
 def test_row_means_are_the_inputs(name, epsilon):
     """From the weights and values alone, for the outer rows and three between them."""
@@ -483,6 +485,7 @@ def test_a_form_with_an_absurd_budget_is_refused(epsilon):
         Certificate.from_dict(exact("piecewise", 1.0).certificate.to_dict() | {"epsilon": epsilon})
 
 
+@pytest.mark.lengthy
 def test_a_new_process_reads_every_kind_by_its_public_name():
     payload = exact("duchi", 1.0).certificate.to_json()
     code = "import json, sys, dpkernels; print(dpkernels.Certificate.from_dict(json.load(sys.stdin)).epsilon)"

@@ -66,6 +66,7 @@ def test_every_row_has_the_same_support(name, epsilon):
         assert counts(sample, table, WORDS16, row).min() > 0
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["piecewise", "own", "duchi"])
 def test_all_inputs_have_the_same_floats_as_reports(name, dtype):
@@ -101,6 +102,7 @@ def test_the_float_sampler_does_not():
 # 32 and 64 bits.
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("0-piecewise-1.0", "0-duchi-1.0", "4278190080-piecewise-5.0")
 @pytest.mark.parametrize(("name", "epsilon"), [("piecewise", 1.0), ("duchi", 1.0), ("piecewise", 5.0)])
 @pytest.mark.parametrize("first", [0, 117 * SLICE, (1 << 32) - SLICE])
@@ -135,6 +137,7 @@ def test_a_slice_of_words_looks_up(name, epsilon, first):
     np.testing.assert_array_equal(counts(sampler(table), table, words, row), expected)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "piecewise-1.0",
     "sine-quartic-1.0",
@@ -262,6 +265,7 @@ def test_inputs_a_hair_outside_stay_in_the_table(name):
 # Choices that do not depend on the input.
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("1.0")
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 5.0, 20.0])
 def test_a_mixture_chooses_with_exact_probability(epsilon):

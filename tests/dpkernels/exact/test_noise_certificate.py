@@ -38,6 +38,7 @@ DENSITIES = [name for name in CLAIMS if "discrete" not in name]
 # delta, recomputed.
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", [name for name in SMALL if "truncated-disc" not in name])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0])
 def test_delta_is_that_of_the_worst_shift(name, epsilon):
@@ -132,6 +133,7 @@ def test_a_release_in_floats(name):
     assert float(certificate.realised_delta) == pytest.approx(found[certificate.shift], rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("laplace-1", "truncated-laplace-1e-2", "truncated-laplace-skewed", "gaussian-1", "recycled-laplace")
 @pytest.mark.parametrize("name", DENSITIES)
 def test_delta_is_the_laws_own(name):
@@ -168,6 +170,7 @@ def test_claims_a_little_too_small_are_refused():
         dpk.exact_sampler(dataclasses.replace(made, sensitivity=2.1))
 
 
+@pytest.mark.lengthy
 def test_a_gaussian_claim_a_little_too_small_is_refused():
     made = claim("gaussian-0.01")
     with pytest.raises(CertificateError, match=r"^delta: is .* at epsilon 0.01 .* above the claimed .* wider than"):
@@ -180,6 +183,7 @@ def test_what_claims_nothing_is_not_released(missing):
         dpk.exact_sampler(dataclasses.replace(dpk.laplace(epsilon=1.0), **missing))
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("1e-32", "1e+99")
 @pytest.mark.parametrize("D", [1e-100, 1e-40, 1e-32, 1e99])
 def test_any_sensitivity_has_a_table(D):
@@ -189,6 +193,7 @@ def test_any_sensitivity_has_a_table(D):
     assert float(table.variance) / D**2 == pytest.approx(2.0, rel=1e-3)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("delta", "tables"), [(1e-19, 4), (1e-20, 0), (1e-300, 0)])
 def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypatch):
     tried = []
@@ -252,6 +257,7 @@ def test_a_dropped_tail_is_refused(name, sides):
     refused(changed(table, weights), name)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "name", ["laplace-1", "gaussian-1", "staircase-0.5", "truncated-laplace-1e-2", "recycled-laplace"]
 )
@@ -267,6 +273,7 @@ def claim_numbers(name):
     return made.sensitivity, made.epsilon, made.delta
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["truncated-laplace-1e-14", "truncated-discrete-laplace"])
 @pytest.mark.parametrize("end", [0, -1])
 def test_the_last_code_never_reported_is_refused(name, end):

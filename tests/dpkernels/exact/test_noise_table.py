@@ -89,6 +89,7 @@ def test_alias_columns_hold_the_weights(name):
     assert masses == table.outcomes + [0] * (len(masses) - table.codes)
 
 
+@pytest.mark.lengthy
 @a_few_quickly
 @every_claim
 def test_words_at_the_boundaries(name):

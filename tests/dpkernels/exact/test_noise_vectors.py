@@ -574,6 +574,7 @@ def test_blocks_of_rows_do_not_matter():
     np.testing.assert_array_equal(dpk.perturb(x[0, 0], made, key=KEY), whole[0, 0])
 
 
+@pytest.mark.lengthy
 def test_each_value_has_noise_of_its_own():
     made = VECTORS["gaussian-l2"]()
     noise = dpk.perturb(np.zeros((20_000, 6)), made, key=KEY)

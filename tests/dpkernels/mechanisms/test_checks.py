@@ -242,6 +242,7 @@ def test_rebuilding_a_pytree_checks_nothing():
     assert (negative.window, negative.base) == (WINDOWED.window, WINDOWED.base)
 
 
+@pytest.mark.lengthy
 @over_names
 def test_leaves_are_the_parameters(make):
     m = make(epsilon=1.0, **SKEW)

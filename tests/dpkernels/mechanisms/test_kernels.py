@@ -118,6 +118,7 @@ def test_piece_is_the_tail_of_the_whole(key, dtype):
             np.testing.assert_allclose(piece, whole[start : start + PIECE], rtol=0, atol=tolerance)
 
 
+@pytest.mark.lengthy
 @over_keys
 def test_start_counts_beyond_32_bits(key):
     m = WINDOWED["sine-2-w1.3"]
@@ -182,6 +183,7 @@ def test_methods_agree_in_jax_and_numpy(m, x64):
         np.testing.assert_allclose(method(given), method(x), rtol=1e-7)
 
 
+@pytest.mark.lengthy
 @over(ALL, "piecewise-0.5", "sine-quartic-0.5", "hybrid-1")
 def test_icdf_agrees_in_jax_and_numpy(m, x64):
     u, x = np.linspace(0.01, 0.99, 21)[:, None], inputs(m)

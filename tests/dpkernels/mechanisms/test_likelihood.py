@@ -62,6 +62,7 @@ EVERY = {name: make(epsilon=1.0, lower=0.0, upper=1.0) for name, make in BOUNDED
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("asarray0-*", "asarray1-piecewise", "asarray1-laplace")
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])

@@ -32,6 +32,7 @@ def sample(m, x, key=KEY, method="mixture"):
         return np.asarray(m.sample(key, jnp.asarray(x), method))
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("*all-of-two*")
 @over_all
 @pytest.mark.parametrize("method", METHODS)
@@ -55,6 +56,7 @@ def test_s_coordinates_are_reported_each_as_often(m):
     assert np.all(abs(reported.mean(0) - rate) <= 6 * np.sqrt(rate * (1 - rate) / ROWS))
 
 
+@pytest.mark.lengthy
 @over_all
 def test_which_coordinates_does_not_depend_on_the_data(m):
     lower, upper = bounds(m)

@@ -108,6 +108,7 @@ def test_the_mean_of_an_input_between_rows_is_the_input(m):
     assert m.worst_variance == pytest.approx(m.variance(x).max(), rel=1e-4)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("epsilon", "target"), [(0.5, 16.004), (1.0, 3.9907), (3.0, 0.3040)])
 def test_worst_case_variances_of_local_mechanisms(epsilon, target):
     """Within 0.5 % of values computed apart, at 321 outputs; with what rounding between rows adds."""
@@ -554,6 +555,7 @@ def test_columns_of_the_sampler_add_up_to_the_probabilities(m):
     np.testing.assert_allclose(mass / len(m.places), m.probabilities, rtol=0, atol=1e-15)
 
 
+@pytest.mark.lengthy
 @over(ROWS)
 def test_every_uniform_number_of_the_sampler(m):
     """Evenly spaced ones, between rows and on them, draw every report as often as the atoms say, to two of them."""

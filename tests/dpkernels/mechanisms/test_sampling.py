@@ -120,6 +120,7 @@ def test_atoms_come_as_often_as_stated(m):
             assert abs(share - p) < 6 * np.sqrt(p * (1 - p) / len(reports)) + 1e-8
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_law_under_each_generator(generator):
     m = WINDOWED["bump-1"]

@@ -98,6 +98,7 @@ def test_icdf_in_float32(shape, low, high):
     np.testing.assert_allclose(shape.cdf(np.asarray(z, np.float64)), u, rtol=0, atol=(2 + 4 * steepest) * 2.0**-23)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("sine", "humps", "quartic-0.3", "bowl")
 @over_shapes
 def test_jax_agrees_with_numpy(shape, low, high, x64):

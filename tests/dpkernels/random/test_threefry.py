@@ -55,6 +55,7 @@ def test_an_offset_across_2_32_goes_on(start):
     np.testing.assert_array_equal(words, high ^ low)
 
 
+@pytest.mark.lengthy
 def test_every_float32_uniform_is_inside_and_mirrored():
     """All 2^23 values the kept bits can give, and that the bits dropped do not matter."""
     words = np.arange(1 << 23, dtype=np.uint32) << np.uint32(9)

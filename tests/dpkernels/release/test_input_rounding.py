@@ -114,6 +114,7 @@ def test_neighbours_stay_neighbours_at_every_exponent(dtype):
     assert private[-1]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_inputs_of_every_exponent_in_one_interval(dtype):
     """Subnormal ones too, whatever the processor makes of them."""

@@ -39,6 +39,7 @@ def perturb(x, made, **how):
 # What is reported.
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_kind
 def test_reports_are_made_of_the_keys_words_by_position(name, dtype):
@@ -57,6 +58,7 @@ def test_reports_are_made_of_the_keys_words_by_position(name, dtype):
     np.testing.assert_array_equal(reports, np.array(expected).astype(dtype))
 
 
+@pytest.mark.lengthy
 @every_kind
 def test_reports_are_exact_multiples_of_the_cell(name):
     reports, cell = perturb(inputs(20_000), exact(name)), exact(name).table.bin_width
@@ -214,6 +216,7 @@ def goodness(counts, weights):
     return stats.chisquare(found[kept], expected[kept] * found[kept].sum() / expected[kept].sum()).pvalue
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["laplace-1", "gaussian-1", "staircase-0.5", "truncated-discrete-laplace"])
 def test_reports_have_the_tables_weights(name):
     form = exact(name)
@@ -323,6 +326,7 @@ def test_what_is_too_far_out_is_refused_or_clipped(kind):
     np.testing.assert_array_equal(perturb(x, exact("laplace-1"), clip=True), perturb(clipped, exact("laplace-1")))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", [*KINDS, "discrete-laplace-wide", "truncated-laplace-1e-6-huge", "laplace-5-tiny"])
 def test_far_reports_are_near_their_inputs(name):
     """To the ends of the input interval: no integer overflows on the way."""

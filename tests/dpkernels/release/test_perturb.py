@@ -217,6 +217,7 @@ def test_positions_have_unrelated_noise():
 # Simulation.
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-key0-float32", "duchi-key5-float64", "hybrid-key7-float64")
 @pytest.mark.parametrize(
     ("name", "key", "dtype"),

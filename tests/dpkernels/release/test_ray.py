@@ -244,6 +244,7 @@ def test_a_cluster_of_our_own_leaves_no_token(tmp_path: Path) -> None:
     assert not list((tmp_path / "home").rglob("*token*"))
 
 
+@pytest.mark.lengthy
 def test_a_part_that_fails_wherever_it_is_tried(cluster: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write(Path("in"), files=3)
 

@@ -294,6 +294,7 @@ def odd_values(dtype, low, high):
     return [*tiny, *about, np.nan, -np.nan, np.inf, -np.inf, info.max, info.min]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("lower", "upper"), [(0.0, 1.0), (-1.0, 0.0), (-1.0, 2.0), (0.1, 0.7)])
 def test_the_kernel_refuses_what_numpy_refuses_and_writes_nothing(lower, upper, dtype):
