@@ -374,7 +374,6 @@ def test_few_joint_outcomes_have_losses_whose_exponentials_overflow(budget, coun
 
 
 @pytest.mark.lengthy
-@pytest.mark.lengthy
 def test_nan_of_few_joint_outcomes_is_no_guarantee(x64):
     def eps(budget, delta):
         made = guarantee(randomised_response(budget)).repeat(2).compose(guarantee(randomised_response(1.0)))

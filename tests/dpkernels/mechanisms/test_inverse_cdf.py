@@ -193,7 +193,6 @@ def test_half_precision_is_the_same_on_both_kinds(dtype, x64):
 
 
 @pytest.mark.lengthy
-@pytest.mark.lengthy
 @over(ALL)
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_icdf_is_nan_outside_the_input_interval(m, kind):

@@ -114,7 +114,6 @@ def test_releases_of_the_same_values_are_the_same_wherever_they_are():
     assert len(set(digests.values())) == len(digests) - 7
 
 
-@pytest.mark.lengthy
 def test_bad_rows_are_named():
     assert {result for case, result in released().items() if case.startswith("row")} == {
         "InputError: x: row 1000 is nan",
