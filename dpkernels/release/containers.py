@@ -82,7 +82,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 raise ValueError(f"x: has {np.ma.count_masked(x)} masked values{_NEEDED}")
             array = np.asarray(x)
             _check_dtype(array.dtype)
-            return array, lambda reports: reports
+            return array, lambda reports: reports[()] if isinstance(x, np.generic) else reports
         case "pandas":
             return _pandas(x)
         case "polars":
@@ -107,24 +107,64 @@ def columns_of(table: Any) -> list[str]:
 
 
 def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
-    """Return the table with some columns replaced, in their places."""
+    """Return the table with some columns replaced, in their places, and with nothing but what its columns show.
+
+    Attributes, metadata, categories that no row has, and values in memory under missing ones may be the raw values, and
+    would be released with the reports.
+    """
     match kind(table):
         case "pandas":
-            table = table.copy(deep=False)
-            table.attrs = {}  # They may hold raw values, which would be released with the reports.
-            for name, column in columns.items():
-                table[name] = column
-            return table
+            # A subclass's own metadata are not copied, because its constructor gets a plain table.
+            frame = type(table).__mro__[_names(table).index("pandas.DataFrame")]
+            made = table._constructor(frame(table, copy=False))
+            for at, (name, column) in enumerate(table.items()):
+                visible = columns[name] if name in columns else _visible_series(column)
+                made.isetitem(at, visible.array)  # by place: labels may repeat
+            made.index, made.columns = _visible_index(table.index), _visible_index(table.columns)
+            return made
         case "polars":
-            return table.with_columns(list(columns.values()))
+            others = [_visible_polars(column) for column in table.get_columns() if column.name not in columns]
+            return table.with_columns(*others, *columns.values())
         case _:
+            from dpkernels.release import arrow
+
             for name, column in columns.items():
                 at = table.column_names.index(name)
                 field = table.field(at).with_type(column.type).with_metadata(None)  # it may hold raw values
                 table = table.set_column(at, field, column)
-            # pandas writes its attrs into the metadata of a Parquet file.
-            kept = {name: text for name, text in (table.schema.metadata or {}).items() if name != b"PANDAS_ATTRS"}
-            return table.replace_schema_metadata(kept or None)
+            table = arrow.without_unused(arrow.visible(table))
+            return arrow.relabelled(table, arrow.released_schema(table.schema))
+
+
+def _places(missing: np.ndarray) -> np.ndarray:
+    """Return the place of each row's value among those that are present, and -1 for a missing one."""
+    return np.where(missing, -1, np.cumsum(~missing) - 1)
+
+
+def _visible_series(column: Any) -> Any:
+    """Return a pandas column without categories that no row has, or values in memory under missing ones."""
+    if hasattr(column, "cat"):
+        return column.cat.remove_unused_categories()
+    missing = column.isna().to_numpy()
+    if isinstance(column.dtype, np.dtype) or not missing.any():
+        return column
+    values = column.array[~missing].take(_places(missing), allow_fill=True)
+    return column._constructor(values, index=column.index, name=column.name)
+
+
+def _visible_index(index: Any) -> Any:
+    """Return a pandas index without levels or categories that no row has."""
+    if hasattr(index, "remove_unused_levels"):
+        return index.remove_unused_levels()
+    return index.remove_unused_categories() if hasattr(index, "remove_unused_categories") else index
+
+
+def _visible_polars(column: Any) -> Any:
+    """Return a polars column without values in memory under missing ones."""
+    if not column.null_count():
+        return column
+    missing = column.is_null().to_numpy()
+    return column.drop_nulls().gather(type(column)(_places(missing)).replace(-1, None))
 
 
 def _check_dtype(dtype: Any) -> None:
@@ -151,13 +191,12 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
         raise ValueError(f"x: row {missing.argmax()} is missing{_NEEDED}")
 
     def rewrap(reports: np.ndarray) -> Any:
-        made = series._constructor(reports, index=series.index, name=series.name)
+        # Neither attributes nor a subclass's own metadata are copied: they may hold raw values.
+        made = series._constructor(reports, index=_visible_index(series.index), name=series.name)
         names = ("Float32", "Float64") if hasattr(values.dtype, "numpy_dtype") else ("float32", "float64")
         if str(values.dtype).endswith("[pyarrow]"):
             names = ("float[pyarrow]", "double[pyarrow]")
-        made = made.astype(names[reports.dtype == np.float64]).__finalize__(series)
-        made.attrs = {}
-        return made
+        return made.astype(names[reports.dtype == np.float64])
 
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
 

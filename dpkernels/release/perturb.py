@@ -286,7 +286,7 @@ def _perturb_ray_dataset(
 
 def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
     """Return whether each row has a missing value; refuse rows that are all missing."""
-    if isinstance(x, int | float):
+    if isinstance(x, int | float | np.generic):
         raise TypeError("missing: is for arrays and columns; x is one number")
     gone = containers.is_missing(x)
     if gone.all():

@@ -39,7 +39,7 @@ class Source(abc.ABC):
     names: Sequence[str]  # of its columns; empty for an array
     values_per_row: int = 1  # of each column
     droppable: bool = True  # whether rows can be left out
-    also_copied: Sequence[str] = ()  # besides columns, in words
+    also_copied: Sequence[str] = ()  # besides columns, in words, where all rows stay in their order
     fraction: float = 0.0  # of the file that has been read
 
     @abc.abstractmethod

@@ -18,6 +18,7 @@ from pyarrow.parquet import FileMetaData
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.layout import Layout
+from dpkernels.release import arrow
 
 
 def writer_options(footer: FileMetaData) -> dict[str, Any]:
@@ -80,8 +81,6 @@ def _all_int96(schema: pq.ParquetSchema) -> bool:
 # Rows of a piece, and about its bytes, at most: they bound the memory of wide tables.
 PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
-# Metadata that writers put into every file.
-_WRITERS = {b"ARROW:schema", b"pandas", b"PARQUET:field_id"}
 _BUFFER_BYTES, _REMOTE_BYTES = 1 << 20, 1 << 23  # read of a column at once; a request to a store takes 10 to 50 ms
 GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
 
@@ -98,7 +97,7 @@ class GroupPart:
 
 
 class ParquetFile(Source):
-    """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept.
+    """A Parquet file; types, codecs, row groups and the order of columns and rows are kept, metadata where harmless.
 
     ``groups`` is the range of the row groups that are read, by default all. ``remote`` opens a file of another file
     system, whose ``path`` is its name in errors.
@@ -116,9 +115,10 @@ class ParquetFile(Source):
         self.groups = [(group.num_rows, group.total_byte_size) for group in read]
         self._rows = sum(rows for rows, _ in self.groups)
         self.schema = self._schema.remove_metadata()  # without what writers add to names and types
-        self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
         self._replaced = set[str]()
-        self._plain: list[str] = []  # columns whose dictionaries are not kept
+        described = [field.name for field in self._schema if arrow.has_dictionary(field.type)]
+        self.also_copied = [f"the categories of {name!r}, also those that no row has" for name in described]
+        self._plain = set[str]()  # columns whose dictionaries are not kept
 
     def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
         self._replaced, self.fraction = {str(name) for name in columns}, 0.0
@@ -154,7 +154,7 @@ class ParquetFile(Source):
             else:  # what was null is null, and what was no number is none
                 values = np.where(missing, report.values.dtype.type(np.nan), report.values)
                 column = buffers.array(values, _nulls(table.column(at)))
-            # Metadata of the column may disclose its values.
+            # Its metadata, also the name of a type that it no longer has, are of the old column.
             field = table.schema.field(at).with_type(column.type).with_metadata(None)
             table = table.set_column(at, field, column)
         return replace(piece, table=table)
@@ -171,16 +171,12 @@ class ParquetFile(Source):
                 yield GroupPart(table.take(buffers.array(order[at:upto])), upto == end)
 
     def _decoded(self, table: pa.Table) -> pa.Table:
-        """Return a table, in the order of the file, without dictionaries, which hold values of omitted rows."""
+        """Return a table, in the order of the file, without dictionaries: they show omitted rows, and the order."""
         for at, field in enumerate(table.schema):
-            if pa.types.is_dictionary(field.type):
-                values = field.with_type(field.type.value_type)
+            if arrow.has_dictionary(field.type):
+                values = field.with_type(arrow.decoded(field.type))
                 table = table.set_column(at, values, table.column(at).cast(values.type))
-                self._plain = sorted({*self._plain, field.name})
-            elif _has_dictionary(field.type):
-                raise ValueError(
-                    f"column {field.name!r} has dictionaries inside {field.type}; they show rows and order"
-                )
+                self._plain.add(field.name)
         return table
 
     def size(self, replaced: GroupPart) -> int:
@@ -191,9 +187,8 @@ class ParquetFile(Source):
 
     def not_kept(self, output: Path) -> list[str]:
         found = differences(self._footer, pq.read_metadata(output), self._replaced, self._group_numbers)
-        found += [f"column {name!r}: its dictionary of values" for name in self._plain]
-        described = [name for name in sorted(self._replaced) if set(self._schema.field(name).metadata or ()) - _WRITERS]
-        return found + [f"column {name!r}: its metadata" for name in described]
+        found += [f"column {name!r}: its dictionary of values" for name in sorted(self._plain)]
+        return found + arrow.dropped_metadata(self._schema)
 
     @contextmanager
     def sink(self, path: Path) -> Iterator[Callable[[GroupPart], object]]:
@@ -230,18 +225,15 @@ class _ParquetSink:
 
     def write(self, piece: GroupPart) -> None:
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self._file, piece.table.schema, **writer_options(self._like))
-        self._held.append(piece.table)
+            self._schema = arrow.released_schema(piece.table.schema)
+            self.writer = pq.ParquetWriter(self._file, self._schema, **writer_options(self._like))
+        self._held.append(arrow.relabelled(piece.table, self._schema))
         if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
             group, self._held = pa.concat_tables(self._held), []
             if len(group):
                 self.writer.write_table(group, row_group_size=len(group))
             # Otherwise the allocator keeps the memory of the pages, 60 MiB.
             pa.default_memory_pool().release_unused()
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _nulls(column: pa.ChunkedArray) -> np.ndarray:

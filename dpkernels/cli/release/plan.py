@@ -145,8 +145,9 @@ def _columns(
             for column, own in zip(spec.columns, bounds, strict=True)
         }
         masks = [one.missing for one in found.values() if one.missing is not None]
-        dropped = masks and spec.row_options.missing == "drop"
-        yield piece, found, ~np.logical_or.reduce(masks) if dropped else None
+        # Also where no row of this piece is dropped: all pieces have the types of those that lack rows.
+        is_whole = ~np.logical_or.reduce([np.zeros(len(piece), bool), *masks])
+        yield piece, found, is_whole if spec.row_options.missing == "drop" else None
         row += len(piece)
 
 
@@ -218,7 +219,8 @@ class Request:
         each = list(mechanisms) * (len(names) if len(mechanisms) == 1 else 1)
         settings = zip(names, each, options_by_column(each, self.options), strict=True)
         columns = tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
-        copied = *(name for name in source.names if name not in names), *source.also_copied
+        also = () if rows.missing == "drop" or rows.shuffle else source.also_copied
+        copied = *(name for name in source.names if name not in names), *also
         return ReleaseSpec(columns, self.clip, layout, rows, tuple(source.names), source.values_per_row, copied)
 
     def _names(self, source: Source) -> Sequence[str | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -431,15 +432,46 @@ def test_dictionaries_of_parquet_show_neither_order_nor_dropped_rows(run: Run, h
     assert "column 'who': its dictionary of values" in json.loads(Path("out.parquet.json").read_text())["not_kept"]
 
 
-def test_metadata_of_a_protected_column_is_not_copied(run: Run) -> None:
-    field = pa.field("age", pa.float64(), metadata={"values": "23;35"})
-    pq.write_table(
-        pa.table([pa.array([23.0, 35.0])], schema=pa.schema([field], metadata={"made": "by hand"})), "in.parquet"
-    )
+def test_metadata_are_not_copied(run: Run) -> None:
+    """Nor named: the names of entries are free text, too."""
+    fields = [pa.field(name, pa.float64(), metadata={"23;35": "23;35"}) for name in ("age", "pay")]
+    schema = pa.schema(fields, metadata={"23;35": "23;35", "more": "23;35"})
+    pq.write_table(pa.table([pa.array([23.0, 35.0])] * 2, schema=schema), "in.parquet")
     done = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE)
-    assert b"23;35" not in Path("out.parquet").read_bytes()
-    assert "column 'age': its metadata" in done.out
-    assert "NOT protected: (the file's own metadata)" in done.out
+    words = "metadata of the file (2 entries); column 'age': its metadata; column 'pay': its metadata"
+    assert f"not kept of the file: {words}" in done.out
+    assert json.loads(Path("out.parquet.json").read_text())["not_kept"] == words.split("; ")
+    for content in (done.out.encode(), *(path.read_bytes() for path in Path().glob("out*"))):
+        assert b"23;35" not in content
+
+
+@pytest.mark.parametrize("dtype", ["int64", "Int64", "int64[pyarrow]", "UInt8", "Float32"])
+@pytest.mark.parametrize("index", ["age", "id", None])
+def test_pandas_reads_the_release_of_its_file(run: Run, dtype: str, index: str | None) -> None:
+    table = pd.DataFrame({"id": [3, 1, 2], "age": pd.array([20, 30, 45], dtype=dtype)})
+    table["copied"] = table["age"]
+    table.attrs = {"rows": [1234567]}
+    table = table if index is None else table.set_index(index)
+    table.to_parquet("in.parquet")
+    done = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE)
+    assert "the attributes of the pandas table" in done.out
+    assert b"1234567" not in Path("out.parquet").read_bytes()
+    made, before = pd.read_parquet("out.parquet"), pd.read_parquet("in.parquet")
+    assert (made.index.name, made.attrs, list(made.columns)) == (before.index.name, {}, list(before.columns))
+    pd.testing.assert_series_equal(made["copied"].reset_index(drop=True), before["copied"].reset_index(drop=True))
+    if index != "age":
+        assert str(made["age"].dtype).lower().startswith("float" if "arrow" not in dtype else "double")
+        pd.testing.assert_index_equal(made.index, before.index)
+
+
+def test_dictionaries_where_only_some_row_groups_lack_values(run: Run) -> None:
+    """The pieces without a missing value have the types of the others."""
+    names = pa.array(["ann", "bob", "cat", "dan"]).dictionary_encode()
+    pq.write_table(pa.table({"age": [1.0, 2.0, 3.0, None], "who": names}), "in.parquet", row_group_size=2)
+    assert run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing", "drop").code == 0
+    assert pq.read_table("out.parquet")["who"].to_pylist() == ["ann", "bob", "cat"]
+    done = run("perturb", "in.parquet", "kept.parquet", *COLUMN, *AGE, "--missing", "keep")
+    assert "NOT protected: who, the categories of 'who', also those that no row has" in done.out
 
 
 def test_whether_a_protected_cell_was_quoted_is_not_copied(run: Run) -> None:

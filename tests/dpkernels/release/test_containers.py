@@ -11,6 +11,7 @@ import pytest
 from key_helpers import column_key
 
 import dpkernels as dpk
+from dpkernels.release import arrow
 
 SECRET = bytes(range(9, 41))
 KEY = dpk.key_from_bytes(SECRET)
@@ -141,7 +142,7 @@ def test_pyarrow_columns_keep_their_fields_and_dictionaries_are_read():
     table = pa.table([pa.array([23.0, 35.0])], schema=pa.schema([field], metadata={"made": "by hand"}))
     reports = dpk.perturb(table, {"a": AGES}, key=KEY)
     assert reports.schema == table.schema
-    assert reports.schema.metadata == table.schema.metadata
+    assert reports.schema.metadata is None
     values = pa.array([23.0, 35.0, 23.0])
     assert perturb(values.dictionary_encode()) == perturb(values)
 
@@ -234,8 +235,23 @@ def test_what_is_no_number_and_no_column_is_refused_in_words(x, message):
         perturb(x)
 
 
-def test_numpy_scalars_and_subclasses():
-    assert float(perturb(np.float64(23.0))) == EXPECTED[0]
+@pytest.mark.parametrize(
+    ("given", "returned"), [("float64", np.float64), ("float32", np.float32), ("int64", np.float64)]
+)
+@pytest.mark.parametrize("how", [{"key": KEY}, {"key": dpk.simulation_key(1), "exact": False}])
+def test_numpy_scalars(given, returned, how):
+    """A scalar gives a scalar, and an array without dimensions gives such an array."""
+    x = np.asarray(23, given)
+    report = dpk.perturb(x[()], AGES, **how)
+    assert type(report) is returned
+    assert type(dpk.perturb(x, AGES, **how)) is np.ndarray
+    assert report == dpk.perturb(x, AGES, **how)
+    for missing in ("keep", "drop"):
+        with pytest.raises(TypeError, match="x is one number"):
+            dpk.perturb(x[()], AGES, missing=missing)
+
+
+def test_numpy_subclasses():
     masked = perturb(np.asarray(np.ma.masked_array(VALUES)))
     np.testing.assert_array_equal(masked, EXPECTED)
 
@@ -390,7 +406,7 @@ def test_attributes_of_pandas_do_not_travel_with_the_reports():
 
 
 def test_metadata_of_a_perturbed_column_does_not_travel_with_the_reports(tmp_path):
-    """Nor do attributes that pandas has written into a Parquet file; what belongs to other columns stays."""
+    """Nor do those of other columns and of the file, where they are not known to be harmless."""
     table = frame()
     table.attrs = {"raw": "attribute"}
     table.to_parquet(tmp_path / "in.parquet")
@@ -398,14 +414,133 @@ def test_metadata_of_a_perturbed_column_does_not_travel_with_the_reports(tmp_pat
     assert b"attribute" in read.schema.metadata[b"PANDAS_ATTRS"]
     for name in ("age", "city"):
         at = read.column_names.index(name)
-        read = read.set_column(at, read.field(at).with_metadata({"note": name}), read.column(at))
+        notes = {"note": name, "PARQUET:field_id": "7"}
+        read = read.set_column(at, read.field(at).with_metadata(notes), read.column(at))
     made = perturb(read, {"age": AGES})
-    assert b"PANDAS_ATTRS" not in made.schema.metadata
-    assert b"pandas" in made.schema.metadata
+    assert made.schema.metadata.keys() == {b"pandas"}
+    assert b"attribute" not in made.schema.metadata[b"pandas"]
     assert not made.field("age").metadata
-    assert made.field("city").metadata == {b"note": b"city"}
+    assert made.field("city").metadata == {b"PARQUET:field_id": b"7"}
+    assert list(made.to_pandas().index) == list("vwxyz")
     bare = pa.table({"age": VALUES})
     assert perturb(bare, {"age": AGES}).schema == bare.schema
+
+
+def test_metadata_of_a_pandas_subclass_do_not_travel_with_the_reports():
+    class Table(pd.DataFrame):
+        _metadata = ["note"]  # noqa: RUF012
+
+        @property
+        def _constructor(self):
+            return Table
+
+    table = Table(frame())
+    table.note = VALUES
+    made = perturb(table, {"age": AGES})
+    assert type(made) is Table
+    assert not hasattr(made, "note")
+
+
+PANDAS_TYPES = ["int64", "Int64", "uint8", "UInt8", "Float32", "int64[pyarrow]", "float[pyarrow]", "float32"]
+
+
+@pytest.mark.parametrize("dtype", PANDAS_TYPES)
+def test_pandas_reads_a_perturbed_arrow_column_as_its_own_kind_of_type(dtype):
+    """A protected integer stays no integer: pandas could not read the table."""
+    column = pd.Series([23, 35, 61], dtype=dtype)
+    table = pa.Table.from_pandas(pd.DataFrame({"age": column, "copied": column}))
+    made = perturb(table, {"age": AGES}).to_pandas()
+    assert made["age"].dtype == perturb(column).dtype
+    pd.testing.assert_series_equal(made["copied"], column, check_names=False)
+
+
+FRAMES = {
+    "an index": frame,
+    "levels": lambda: frame().set_index(["city", "pay"]),
+    "numbered": lambda: pd.DataFrame({"age": VALUES}, index=[3, 1, 4, 1, 5]),
+    "whole numbers for names": lambda: pd.DataFrame({0: VALUES, 1: VALUES}),
+    "pairs for names": lambda: pd.DataFrame({("a", 1): VALUES, ("a", 2): VALUES}),
+    "times": lambda: frame().assign(at=pd.date_range("2020", periods=5, tz="Europe/Berlin"), span=pd.Timedelta(1)),
+    "periods": lambda: frame().assign(month=pd.period_range("2020", periods=5, freq="M").array),
+    "intervals": lambda: frame().assign(range=pd.interval_range(0, 5).array),
+    "categories": lambda: frame().assign(plan=pd.Categorical(list("abcba"), categories=list("cba"), ordered=True)),
+    "texts": lambda: frame().assign(
+        who=pd.array(["x"] * 4 + [None], "string[pyarrow]"), ok=pd.array([True] * 5, "boolean")
+    ),
+    "arrow times": lambda: frame().assign(at=pd.array([1, 2, 3, 4, None], "timestamp[ns][pyarrow]")),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_pandas_reads_what_it_wrote_from_an_arrow_table(case):
+    """The description of index and types is written anew, and says the same."""
+    table = FRAMES[case]()
+    name, columns = table.columns[0], pa.Table.from_pandas(table)
+    made = perturb(columns, {columns.column_names[0]: AGES}).to_pandas()
+    pd.testing.assert_frame_equal(made.drop(columns=[name]), table.drop(columns=[name]))
+    assert not np.any(made[name] == table[name])
+
+
+@pytest.mark.parametrize("note", [b"[1", b"\xff", b"[]", b"{}", b'{"columns": 3}', b'{"columns": [{"name": [1]}, 2]}'])
+def test_a_damaged_description_of_pandas_is_replaced(note):
+    table = pa.table({"age": VALUES}).replace_schema_metadata({"pandas": note})
+    assert list(perturb(table, {"age": AGES}).to_pandas().columns) == ["age"]
+
+
+# Every nested type of Arrow, with a field.
+NESTED = {
+    "list": pa.list_,
+    "large list": pa.large_list,
+    "list of two": lambda field: pa.list_(field, 2),
+    "list view": pa.list_view,
+    "large list view": pa.large_list_view,
+    "struct": lambda field: pa.struct([field]),
+    "map": lambda field: pa.map_(pa.field("key", pa.string(), False, {"raw": "23"}), field),
+    "sparse union": lambda field: pa.sparse_union([field]),
+    "dense union": lambda field: pa.dense_union([field]),
+    "run ends": lambda field: pa.run_end_encoded(pa.int32(), pa.list_(field)),
+    "dictionary": lambda field: pa.dictionary(pa.int8(), pa.list_(field)),
+    "a field with an extension": lambda field: pa.struct([pa.field("x", pa.opaque(pa.int8(), "raw", "23"))]),
+    "shape": lambda field: pa.fixed_shape_tensor(pa.int8(), [2], dim_names=["raw"]),
+}
+
+
+@pytest.mark.parametrize("case", NESTED)
+def test_no_metadata_is_left_inside_any_type(case):
+    schema = pa.schema([pa.field("x", NESTED[case](pa.field("item", pa.int8(), metadata={"raw": "23"})))])
+    assert b"raw" in schema.serialize().to_pybytes()
+    assert b"raw" not in arrow.released_schema(schema).serialize().to_pybytes()
+    assert arrow.dropped_metadata(schema) == ["column 'x': its metadata"]
+
+
+@pytest.mark.parametrize("kind", [pa.uuid(), pa.json_(), pa.bool8()])
+def test_types_without_parameters_are_kept(kind):
+    assert arrow.released_schema(pa.schema([("x", kind)])).field("x").type == kind
+
+
+def test_categories_of_dropped_rows_are_dropped():
+    names = [f"person {at}" for at in range(5)]
+    table = frame().assign(who=pd.Categorical(names, ordered=True)).set_index(pd.CategoricalIndex(names))
+    table.iloc[1, 0] = np.nan
+    made = perturb(table, {"age": AGES}, missing="drop")
+    left = [name for name in names if name != "person 1"]
+    assert (list(made["who"].cat.categories), list(made.index.categories), made["who"].cat.ordered) == (
+        left,
+        left,
+        True,
+    )
+    alone = perturb(table["age"], missing="drop")
+    assert list(alone.index.categories) == left
+    texts = pa.array(names).dictionary_encode()
+    columns = {
+        "age": pa.array(table["age"], from_pandas=True),
+        "who": texts,
+        "friends": pa.ListArray.from_arrays(range(6), texts),
+    }
+    read = perturb(pa.table(columns), {"age": AGES}, missing="drop")
+    assert read["who"].chunk(0).dictionary.to_pylist() == left
+    assert read.schema.field("who").type == texts.type
+    assert read["friends"].to_pylist() == [[name] for name in left]
 
 
 def test_equal_columns_get_unrelated_noise():

@@ -1,0 +1,259 @@
+"""Arrow tables that can be released: they hold the values that their columns show, and nothing else.
+
+Metadata are free text, and pandas writes a frame's ``attrs`` there, so they may hold the true values. They are copied
+only where they are known to be harmless:
+
+- ``pandas`` of a schema, which describes index and types, is written anew from the columns (``_pandas``).
+- ``PARQUET:field_id`` of a field is a 32-bit number by which table formats know the column.
+- ``ARROW:extension:*`` of a field is kept for types without parameters, and for those of pandas with known parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.pandas_compat import get_logical_type
+
+from dpkernels.bounded_json import parse_json
+
+_FIELD_ID = re.compile(rb"-?[0-9]{1,10}")
+_EXTENSION, _PARAMETERS = b"ARROW:extension:name", b"ARROW:extension:metadata"
+_SUBTYPE = rb"u?int(8|16|32|64)|float|double|timestamp\[(s|ms|us|ns)\]"
+# Extension types by name, each with the texts that its parameters may have.
+_EXTENSIONS = {
+    b"arrow.bool8": re.compile(rb""),
+    b"arrow.json": re.compile(rb"(\{\})?"),
+    b"arrow.uuid": re.compile(rb""),
+    b"pandas.interval": re.compile(rb'\{"subtype": "(%b)", "closed": "(left|right|both|neither)"\}' % _SUBTYPE),
+    b"pandas.period": re.compile(rb'\{"freq": "[A-Z]{1,3}(-[A-Z]{3})?"\}'),
+}
+# Keys of a schema that writers make themselves.
+_WRITTEN = {b"ARROW:schema", b"pandas"}
+
+_WIDTHS = ("8", "16", "32", "64")
+_NUMPY = {"bool", "float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in _WIDTHS)}
+_MASKED = {"boolean", "Float32", "Float64", *(f"{sign}Int{bits}" for sign in ("", "U") for bits in _WIDTHS)}
+_STRINGS = {"str", "string", "string[python]", "string[pyarrow]"}
+_LABELS = {*_NUMPY, "bytes", "empty", "mixed", "mixed-integer", "object", "str", "string", "unicode"}
+_GENERATED = re.compile(r"__index_level_[0-9]+__")  # the name of a column that holds an index without a name
+
+
+def released_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the same columns, and with those metadata that are known to be harmless."""
+    fields = [_field(field) for field in schema]
+    metadata = {}
+    if b"pandas" in (schema.metadata or {}):
+        metadata = {"pandas": json.dumps(_pandas(pa.schema(fields), _described(schema)))}
+    return pa.schema(fields, metadata or None)
+
+
+def dropped_metadata(schema: pa.Schema) -> list[str]:
+    """Return what ``released_schema`` leaves out, in words that repeat nothing of it but the names of columns."""
+    old, lines = _described(schema), []
+    count = len(set(schema.metadata or ()) - _WRITTEN)
+    if count:
+        lines.append(f"metadata of the file ({count} {'entry' if count == 1 else 'entries'})")
+    if old.get("attributes"):
+        lines.append("the attributes of the pandas table")
+    new = _pandas(schema, old)
+    plain = {"kind": "range", "name": None, "start": 0, "step": 1}
+    ranges = [index for index in _dicts(old.get("index_columns")) if not plain.items() <= index.items()]
+    labels = [level for level in _dicts(old.get("column_indexes")) if level.get("name") is not None]
+    if ranges or labels or len(new["column_indexes"]) < len(_dicts(old.get("column_indexes"))):
+        lines.append("labels of the pandas table that are in no column")
+    # Fields whose dictionaries have other metadata are equal.
+    changed = [field for field in schema if pa.schema([field]).serialize() != pa.schema([_field(field)]).serialize()]
+    return lines + [f"column {field.name!r}: its metadata" for field in changed]
+
+
+def relabelled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a table under another schema of the same memory, without a copy.
+
+    A cast may keep the metadata of nested fields, since types are equal without them.
+    """
+    return pa.Table.from_batches([pa.record_batch(_Relabelled(one, schema)) for one in table.to_batches()], schema)
+
+
+class _Relabelled:
+    def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        self._batch, self._schema = batch, schema
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+        return self._schema.__arrow_c_schema__(), self._batch.__arrow_c_array__()[1]
+
+
+def without_unused(table: pa.Table) -> pa.Table:
+    """Return a table whose dictionaries have no values that no row has: they may be those of rows that were left out.
+
+    Dictionaries inside nested columns are replaced by their values.
+    """
+    for at, field in enumerate(table.schema):
+        if not pa.types.is_dictionary(field.type) and has_dictionary(field.type):
+            plain = field.with_type(decoded(field.type))
+            table = table.set_column(at, plain, table.column(at).cast(plain.type))
+    table = table.unify_dictionaries()
+    for at, field in enumerate(table.schema):
+        chunks = table.column(at).chunks
+        if not pa.types.is_dictionary(field.type) or not chunks:
+            continue
+        used = pc.unique(pa.chunked_array([chunk.indices for chunk in chunks])).drop_null()
+        if len(used) < len(chunks[0].dictionary):
+            used = used.take(pc.sort_indices(used))
+            values, kind = chunks[0].dictionary.take(used), field.type
+            places = [pc.index_in(chunk.indices, used).cast(kind.index_type) for chunk in chunks]
+            shorter = [pa.DictionaryArray.from_arrays(place, values, ordered=kind.ordered) for place in places]
+            table = table.set_column(at, field, pa.chunked_array(shorter, kind))
+    return table
+
+
+def has_dictionary(kind: pa.DataType) -> bool:
+    """Return whether a type is a dictionary, or has one inside."""
+    return pa.types.is_dictionary(kind) or any(has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def decoded(kind: pa.DataType) -> pa.DataType:
+    """Return a type with the values of its dictionaries in their places."""
+    if pa.types.is_dictionary(kind):
+        return decoded(kind.value_type)
+    return _rebuilt(kind, lambda field: field.with_type(decoded(field.type)))
+
+
+def visible(table: pa.Table) -> pa.Table:
+    """Return a table that shares no memory with more values than it shows: those under nulls, and around slices.
+
+    Arrow's own files and pickles would hold these values.
+    """
+    for at, field in enumerate(table.schema):
+        column = table.column(at)
+        if column.null_count or pa.types.is_nested(field.type) or column.nbytes < column.get_total_buffer_size():
+            missing = np.asarray(column.is_null())
+            rows = pa.array(np.cumsum(~missing) - 1, mask=missing)
+            table = table.set_column(at, field, column.drop_null().take(rows))
+    return table
+
+
+def _field(field: pa.Field) -> pa.Field:
+    notes = field.metadata or {}
+    metadata = {name: text for name, text in notes.items() if name == b"PARQUET:field_id" and _FIELD_ID.fullmatch(text)}
+    if _is_harmless(notes.get(_EXTENSION, b""), notes.get(_PARAMETERS, b"")):
+        metadata |= {name: text for name, text in notes.items() if name in (_EXTENSION, _PARAMETERS)}
+    return pa.field(field.name, _type(field.type), field.nullable, metadata or None)
+
+
+def _is_harmless(extension: bytes, parameters: bytes) -> bool:
+    return extension in _EXTENSIONS and _EXTENSIONS[extension].fullmatch(parameters) is not None
+
+
+def _type(kind: pa.DataType) -> pa.DataType:
+    """Return a type without metadata of its fields, and without extension types that may have free text."""
+    if isinstance(kind, pa.BaseExtensionType):
+        serialize = getattr(kind, "__arrow_ext_serialize__", bytes)  # Arrow's own classes have none.
+        known = _is_harmless(kind.extension_name.encode(), serialize())
+        return kind if known else _type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _type(kind.value_type), kind.ordered)
+    return _rebuilt(kind, _field)
+
+
+def _rebuilt(kind: pa.DataType, new: Any) -> pa.DataType:
+    """Return a nested type with other fields, which a function makes of each; or a plain type as it is."""
+    types = pa.types
+    if types.is_map(kind):
+        return pa.map_(new(kind.key_field), new(kind.item_field), kind.keys_sorted)
+    if types.is_run_end_encoded(kind):
+        return pa.run_end_encoded(kind.run_end_type, new(pa.field("values", kind.value_type)).type)
+    if not kind.num_fields:
+        return kind
+    fields = [new(kind.field(at)) for at in range(kind.num_fields)]
+    if types.is_struct(kind):
+        return pa.struct(fields)
+    if types.is_union(kind):
+        return pa.union(fields, kind.mode, kind.type_codes)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    for is_one, make in (
+        (types.is_list, pa.list_),
+        (types.is_large_list, pa.large_list),
+        (types.is_list_view, pa.list_view),
+        (types.is_large_list_view, pa.large_list_view),
+    ):
+        if is_one(kind):
+            return make(fields[0])
+    raise ValueError(f"{kind}: is a nested type that this version does not know, so it cannot be released")
+
+
+def _described(schema: pa.Schema) -> dict[str, Any]:
+    """Return the description of pandas in a schema; an empty one where there is none, or none that can be read."""
+    try:
+        form = parse_json((schema.metadata or {}).get(b"pandas", b"{}").decode())
+    except ValueError:
+        return {}
+    return form if isinstance(form, dict) else {}
+
+
+def _pandas(schema: pa.Schema, old: dict[str, Any]) -> dict[str, Any]:
+    """Return the description that pandas reads, from the columns.
+
+    Of an older one only references to columns are copied, and names of types in a fixed vocabulary.
+    """
+    names = schema.names
+    stated = {one.get("field_name") or one.get("name"): one for one in _dicts(old.get("columns")) if _is_named(one)}
+    columns = []
+    for field in schema:
+        note, name = stated.get(field.name, {}), None if _GENERATED.fullmatch(field.name) else field.name
+        columns.append(
+            {
+                "name": note["name"] if note.get("name") in names else name,
+                "field_name": field.name,
+                "pandas_type": get_logical_type(field.type),
+                "numpy_type": _numpy_type(field.type, str(note.get("numpy_type"))),
+                "metadata": {"timezone": field.type.tz} if getattr(field.type, "tz", None) else None,
+            }
+        )
+    index, levels = old.get("index_columns"), _dicts(old.get("column_indexes"))
+    labels = [[level.get("pandas_type"), level.get("numpy_type")] for level in levels]
+    if not all(isinstance(name, str) and name in _LABELS for pair in labels for name in pair):
+        labels = []
+    encoding = {"unicode": {"encoding": "UTF-8"}}
+    return {
+        "index_columns": [name for name in index if name in names] if isinstance(index, list) else [],
+        "column_indexes": [
+            {"name": None, "field_name": None, "pandas_type": kind, "numpy_type": own, "metadata": encoding.get(kind)}
+            for kind, own in labels
+        ],
+        "columns": columns,
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+    }
+
+
+def _dicts(form: Any) -> list[dict[str, Any]]:
+    return [one for one in form if isinstance(one, dict)] if isinstance(form, list) else []
+
+
+def _is_named(form: dict[str, Any]) -> bool:
+    return isinstance(form.get("field_name") or form.get("name"), str)
+
+
+def _numpy_type(kind: pa.DataType, stated: str) -> str:
+    """Return the dtype that pandas reads a column as: its own kind, pandas' with a mask or Arrow's, as was stated."""
+    types = pa.types
+    if types.is_string(kind) or types.is_large_string(kind):
+        return stated if stated in _STRINGS else "object"
+    if types.is_dictionary(kind):
+        return str(kind.index_type)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        plain = np.dtype(kind.to_pandas_dtype()).name
+        masked = {"bool": "boolean"}.get(plain, plain.replace("int", "Int").replace("uI", "UI").replace("fl", "Fl"))
+        if stated in _MASKED and masked in _MASKED:
+            return masked
+        return f"{kind}[pyarrow]" if stated.endswith("[pyarrow]") else plain
+    if types.is_temporal(kind) and stated == f"{kind}[pyarrow]":
+        return stated
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return f"{'datetime' if types.is_timestamp(kind) else 'timedelta'}64[{kind.unit}]"
+    return "object"
