@@ -160,7 +160,9 @@ def _visible_index(index: Any) -> Any:
 
 
 def _visible_polars(column: Any) -> Any:
-    """Return a polars column without values in memory under missing ones."""
+    """Return a polars column without values in memory under missing ones, or texts of rows that were left out."""
+    if column.dtype.is_nested() or str(column.dtype) in ("String", "Binary"):
+        return type(column)(column.name, column.to_list(), dtype=column.dtype)
     if not column.null_count():
         return column
     missing = column.is_null().to_numpy()

@@ -67,8 +67,9 @@ def perturb(
 
     Args:
         x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one of
-            these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors. The
-            ``attrs`` of pandas objects are not copied to the reports, because they may hold raw values.
+            these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors. Of a
+            table, the other columns and the index are copied unprotected. What may hold raw values besides is left out:
+            ``attrs`` of pandas, metadata of Arrow, categories that no row has.
         mechanism: a mechanism or its exact sampler; for a table a dict from column name to one. Names are strings,
             integers, or tuples of these.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
@@ -87,7 +88,8 @@ def perturb(
             and "drop" the release shows which rows are missing.
 
     Returns:
-        Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
+        Reports of the same kind and shape as x, a scalar for a scalar: float32 for float32, else float64 (JAX arrays
+        follow JAX's x64 flag).
 
     Raises:
         ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval. The

@@ -47,8 +47,9 @@ class Needles:
 
     def add_numbers(self, values: Iterable[float]) -> None:
         for value in values:
-            name = repr(value)
-            for text in (name, f"{value:.17g}", f"{value:.15g}", f"{value:.12g}", str(int(value))):
+            name, single = repr(value), np.float32(value)
+            short = np.format_float_scientific(single), np.format_float_positional(single, trim="-")
+            for text in (name, *short, f"{value:.17g}", f"{value:.15g}", f"{value:.12g}", str(int(value))):
                 self.wide[text.encode()] = name
             self.wide |= {struct.pack(f"{order}d", value): name for order in "<>"}
             self.narrow |= {struct.pack(f"{order}f", value): name for order in "<>"}
@@ -356,9 +357,19 @@ RELEASES = [
 
 
 def leaks(number: int, call: Callable[..., Any]) -> tuple[int, set[str]]:
-    """Release a case in the current folder; return the number of files in "out", and the true values that are there."""
+    """Release a case in the current folder; return the number of files in "out", and the true values that are there.
+
+    The search must find values in every input file, whatever its format.
+    """
     it = case(number)
     Path("out").mkdir()
     RELEASES[number % len(RELEASES)](it, call)
-    files = [path for path in sorted(Path("out").rglob("*")) if path.is_file()]
-    return len(files), set[str]().union(*(it.needles.found(content) for path in files for content in contents(path)))
+    for path in files(Path()):
+        assert path.parts[0] == "out" or any(map(it.needles.found, contents(path)))
+    released = files(Path("out"))
+    found = [it.needles.found(content) for path in released for content in contents(path)]
+    return len(released), set[str]().union(*found)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]

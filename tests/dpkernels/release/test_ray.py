@@ -443,6 +443,10 @@ def test_a_block_that_is_another_when_it_is_computed_again_is_refused() -> None:
     rows, known = numbered(block, described, secrets)
     again = [perturbed_block(one, described, secrets, 7, rows, known)[0] for one in (block, pa.concat_tables([block]))]
     assert again[0].equals(again[1])
+    noted = block.replace_schema_metadata({"pandas": '{"attributes": [1, 2, 3]}', "note": "1, 2, 3"})
+    assert (
+        b"1, 2, 3" not in perturbed_block(noted, described, secrets, 7, rows, known)[0].schema.serialize().to_pybytes()
+    )
     for other in ([1.0, 3.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.5]):
         with pytest.raises(RuntimeError, match="pipeline behind it is not deterministic"):
             perturbed_block(pa.table({"age": other}), described, secrets, 7, rows, known)
