@@ -131,10 +131,20 @@ def visible(table: pa.Table) -> pa.Table:
     for at, field in enumerate(table.schema):
         column = table.column(at)
         if column.null_count or pa.types.is_nested(field.type) or column.nbytes < column.get_total_buffer_size():
-            missing = np.asarray(column.is_null())
-            rows = pa.array(np.cumsum(~missing) - 1, mask=missing)
-            table = table.set_column(at, field, column.drop_null().take(rows))
+            table = table.set_column(at, field, _copied(column))
     return table
+
+
+def _copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_run_end_encoded(column.type):
+        kind = column.type
+        plain = pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type)
+        return pa.chunked_array([pc.run_end_encode(one, kind.run_end_type) for one in _copied(plain).chunks], kind)
+    missing = np.asarray(pc.is_null(column))
+    try:
+        return column.filter(pa.array(~missing)).take(pa.array(np.cumsum(~missing) - 1, mask=missing))
+    except pa.ArrowNotImplementedError:  # Arrow takes no rows of views.
+        return pa.chunked_array([column.to_pylist()], column.type)
 
 
 def _field(field: pa.Field) -> pa.Field:
@@ -219,7 +229,7 @@ def _pandas(schema: pa.Schema, old: dict[str, Any]) -> dict[str, Any]:
     labels = [[level.get("pandas_type"), level.get("numpy_type")] for level in levels]
     if not all(isinstance(name, str) and name in _LABELS for pair in labels for name in pair):
         labels = []
-    encoding = {"unicode": {"encoding": "UTF-8"}}
+    encoding: dict[Any, Any] = {"unicode": {"encoding": "UTF-8"}}
     return {
         "index_columns": [name for name in index if name in names] if isinstance(index, list) else [],
         "column_indexes": [

@@ -121,6 +121,7 @@ def test_a_circle_is_seen():
 LAZY = (
     "click",
     "cryptography",
+    "dpkernels.release.arrow",  # which is about pyarrow
     "fcntl",
     "jax._src",
     "jax.experimental",

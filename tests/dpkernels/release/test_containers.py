@@ -1,5 +1,8 @@
 """Arrays, columns and tables: the same kind, shape, labels and type come out."""
 
+import pickle
+from decimal import Decimal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -516,6 +519,61 @@ def test_no_metadata_is_left_inside_any_type(case):
 @pytest.mark.parametrize("kind", [pa.uuid(), pa.json_(), pa.bool8()])
 def test_types_without_parameters_are_kept(kind):
     assert arrow.released_schema(pa.schema([("x", kind)])).field("x").type == kind
+
+
+PAIRS = [[1, 2], None] * 2
+TEXTS = pa.array(["a", None, "b", "a"]).dictionary_encode()
+# Every kind of Arrow column, of four rows.
+KINDS = {
+    "texts": pa.array(["x", None, "", "y"]),
+    "views": pa.array(["a text that is not inlined", None, "b", "c"], pa.string_view()),
+    "decimals": pa.array([Decimal("1.5"), None] * 2),
+    "times": pa.array([1, None] * 2, pa.timestamp("ns", "Europe/Berlin")),
+    "nothing": pa.nulls(4),
+    "lists": pa.array(PAIRS),
+    "lists of two": pa.array(PAIRS, pa.list_(pa.int8(), 2)),
+    "list views": pa.array(PAIRS, pa.list_view(pa.int8())),
+    "maps": pa.array([[("a", 1)], None] * 2, pa.map_(pa.string(), pa.int8())),
+    "structs": pa.array([{"a": {"b": 1}}, None, {"a": None}, {"a": {"b": None}}]),
+    "runs": pa.RunEndEncodedArray.from_arrays([2, 4], [1, None]),
+    "union": pa.UnionArray.from_sparse(
+        pa.array([0, 1, 1, 0], pa.int8()), [pa.array([1, 2, 3, None]), pa.array(["a"] * 4)]
+    ),
+    "dictionary": TEXTS,
+    "dictionary of null": pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0]), pa.array(["a", None, "unused"])),
+    "dictionary in a list": pa.ListArray.from_arrays([0, 1, 2, 3, 4], TEXTS),
+    "uuid": pa.array([bytes(16), None] * 2, pa.uuid()),
+    "another extension": pa.ExtensionArray.from_storage(
+        pa.opaque(pa.int8(), "a", "b"), pa.array([1, None] * 2, pa.int8())
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_other_columns_of_arrow_tables_keep_their_values(case, begin):
+    """Also where the table is a part of a longer one."""
+    table = pa.table({"age": VALUES[:4], "other": KINDS[case]}).slice(begin)
+    made = perturb(table, {"age": AGES})
+    made.validate(full=True)
+    assert made["other"].to_pylist() == table["other"].to_pylist()
+
+
+def test_other_columns_of_arrow_tables_share_no_memory_with_more_than_they_show():
+    raw = pa.array(VALUES)
+    nulls = pa.array(np.ones(5, bool))
+    table = pa.table(
+        {
+            "age": raw,
+            "number": pa.Array.from_buffers(pa.float64(), 5, [pa.py_buffer(bytes(1)), raw.buffers()[1]]),
+            "struct": pa.StructArray.from_arrays([raw], ["x"], mask=nulls),
+            "list": pa.ListArray.from_arrays(pa.array(range(6), pa.int32()), raw, mask=nulls),
+        }
+    )
+    longer = pa.table({"age": VALUES[:2], "part": raw.slice(3, 2)})
+    for given in (table, longer):
+        assert VALUES[1].tobytes() in pickle.dumps(given.drop_columns("age"), 5)
+        assert VALUES[1].tobytes() not in pickle.dumps(perturb(given, {"age": AGES}), 5)
 
 
 def test_categories_of_dropped_rows_are_dropped():
