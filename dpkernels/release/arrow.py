@@ -43,6 +43,12 @@ _LABELS = {*_NUMPY, "bytes", "empty", "mixed", "mixed-integer", "object", "str",
 _GENERATED = re.compile(r"__index_level_[0-9]+__")  # the name of a column that holds an index without a name
 
 
+def released_table(table: pa.Table) -> pa.Table:
+    """Return a table with the same values in the same columns, and with nothing else that may hold raw values."""
+    table = without_unused(visible(table))
+    return relabelled(table, released_schema(table.schema))
+
+
 def released_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema with the same columns, and with those metadata that are known to be harmless."""
     fields = [_field(field) for field in schema]

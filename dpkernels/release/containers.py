@@ -126,14 +126,13 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
             others = [_visible_polars(column) for column in table.get_columns() if column.name not in columns]
             return table.with_columns(*others, *columns.values())
         case _:
-            from dpkernels.release import arrow
+            from dpkernels.release.arrow import released_table
 
             for name, column in columns.items():
                 at = table.column_names.index(name)
                 field = table.field(at).with_type(column.type).with_metadata(None)  # it may hold raw values
                 table = table.set_column(at, field, column)
-            table = arrow.without_unused(arrow.visible(table))
-            return arrow.relabelled(table, arrow.released_schema(table.schema))
+            return released_table(table)
 
 
 def _places(missing: np.ndarray) -> np.ndarray:
