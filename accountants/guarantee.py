@@ -27,7 +27,8 @@ import numpy as np
 
 from accountants.composition.bounds import Bracket
 from accountants.composition.cells import UnknownSteepnessError
-from accountants.composition.evaluate import directions_of_numbers, evaluate
+from accountants.composition.evaluate import directions_of_numbers
+from accountants.composition.outside_jit import evaluate
 from accountants.composition.self_composed import (
     NEIGHBOURS,
     ON_ALL_DATA,

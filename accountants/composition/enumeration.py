@@ -277,7 +277,7 @@ class JointOutcomes(NamedTuple):
 
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
     """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
-    is_few = len(releases) == 1 or not all(isinstance(pair, Atoms) for one in releases for pair in one.pairs)
+    is_few = len(releases) == 1 or not are_tables(releases)
     tables, size, most = [], 1, _FEW_JOINT_OUTCOMES if is_few else MOST_JOINT_OUTCOMES
     for one in releases:
         table, known = _table(one), checks.concrete(one.count)
@@ -299,6 +299,11 @@ def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, 
             ]
         found.append(JointOutcomes(*joint))
     return found
+
+
+def are_tables(releases: tuple[SelfComposed, ...]) -> bool:
+    """Return whether the pairs of all releases are tables of probabilities."""
+    return all(isinstance(pair, Atoms) for one in releases for pair in one.pairs)
 
 
 def _table(one: SelfComposed) -> tuple[Any, Any] | None:

@@ -61,7 +61,7 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
             return plain(enumeration.evaluate_outcomes(what, outcomes, at))
     if not is_plain:
         values: Any = floating(jnp.asarray(at))
-        return _evaluate_traced(made, what, values, _are_few(made) and values.dtype == jnp.float64)
+        return _evaluate_traced(made, what, values, are_few(made) and values.dtype == jnp.float64)
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
     found = np.empty(at.shape)
     with np.errstate(all="ignore"):
@@ -81,18 +81,17 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
 
 def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
-    coarse = fine = made.repeated_losses(PANELS, few=_are_few(made))
+    coarse = fine = made.repeated_losses(PANELS, few=are_few(made))
     if any(part.losses is not None and part.losses.width.any() for parts in fine for part in parts):
         coarse = made.repeated_losses()
-    padded = ([_padded(parts) for parts in directions] for directions in (fine, coarse))
-    return list(zip(*padded, strict=True))
+    return list(zip(*(map(padded, directions) for directions in (fine, coarse)), strict=True))
 
 
-def _padded(parts: RepeatedLosses) -> RepeatedLosses:
+def padded(parts: RepeatedLosses) -> RepeatedLosses:
     return tuple(part.map_losses(PrivacyLossDistribution.padded) for part in parts)
 
 
-def _are_few(made: Any) -> bool:
+def are_few(made: Any) -> bool:
     """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
     counts: list[Any] = [checks.concrete(term.count) for term in made.terms]
     return all(count is not None for count in counts) and sum(counts) <= fft.FEW
@@ -103,7 +102,7 @@ def _evaluate_traced(made: Any, what: str, at: RealArray, few: bool = False) -> 
     ways = made.repeated_losses(0 if what == "renyi" else PANELS, few=few and what != "renyi")
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(ways)))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways)
-    directions = _padded(stacked)
+    directions = padded(stacked)
 
     def one(value: Any) -> Any:
         if what == "renyi":
@@ -124,7 +123,7 @@ def _evaluate_one_or_more(made: Any, what: str, at: jax.Array) -> Real:
     return jax.lax.cond(term.count == 1, single, lambda made: _evaluate_traced(made, what, at).astype(at.dtype), made)
 
 
-def _tilted(parts: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
+def tilted(parts: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
     """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c)
     found = [part.tilted(c) for part in parts]
@@ -146,7 +145,7 @@ def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
     return tuple(part.map_losses(lambda nodes: nodes.capped(cap)) for part in parts)
 
 
-def _finite(parts: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
+def finite(parts: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
     """Return the losses capped for an eps of at most ``bound``, and the probability of an infinite loss."""
     parts = tuple(dataclasses.replace(part, source=None) for part in _capped(parts, bound))
     return parts, infinity_mass(parts)
@@ -206,34 +205,31 @@ def _evaluate_direction(
         return _value_of(gaussian, question, parts if sloped else None)
     few, steepest = parts, cast(Any, np.inf)
     if coarse is not None:
-        if sum(part.count * part.largest_loss(1) for part in parts) <= (at if what == "delta" else best):
+        if largest_sum(parts) <= (at if what == "delta" else best):
             infinite = xp.clip(infinity_mass(parts), 0.0, 1.0) + 0.0  # Not -0.
             return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
-        few, steepest = coarse, _tilted(coarse, xp.full_like(at, GREATEST_TILT))[1]
+        few, steepest = coarse, tilted(coarse, xp.full_like(at, GREATEST_TILT))[1]
     bound, start = _upper_bound(few, at, log_finite(infinity_mass(parts)), steepest)
-    (capped, infinite), back = _with_gradient(sloped, partial(_finite, bound=bound), parts)
-    few = capped if coarse is None else _capped(coarse, bound)
+    (capped, infinite), back = _with_gradient(sloped, partial(finite, bound=bound), parts)
     log_delta = log_finite(infinite)
     is_few = any(part.source is not None for part in parts)
     greatest = _STEEPEST_OF_FEW if is_few else GREATEST_TILT
-    c, guess = _tilt_for(few, at, log_delta, start, greatest)
-    if coarse is not None and _tilted(few, c)[1] < c:
-        few, (c, guess) = capped, _tilt_for(capped, at, log_delta, c, greatest)
+    few, (c, guess) = _tilt_from_coarse(capped, coarse, bound, (at, log_delta), start, greatest)
     noise = sum(part.count for part in parts) * xp.finfo(at.dtype).eps
     question = _Question(at, best, infinite, log_delta, guess, noise)
 
     def by_transform() -> _Value:
-        tilted, tilt = _tilted(capped, c)
-        return _value_of(fft.compose(tilted, tilt, fft.grid_of(tilted, tilt, few)), question, known)
+        parts, tilt = tilted(capped, c)
+        return _value_of(fft.compose(parts, tilt, fft.grid_of(parts, tilt, few)), question, known)
 
     known = capped if sloped else None
-    three = _three_point_losses(capped, c, sloped)
+    three = three_point_losses(capped, c, sloped)
     if three is None and is_few:
-        _, c = _tilted(capped, c)
-        sample, points = _sampler(parts, parts if coarse is None else coarse, bound, c)
-        (sampled, infinite), back = _with_gradient(sloped, sample, parts)
+        _, c = tilted(capped, c)
+        on = sampling_grid(parts, parts if coarse is None else coarse, bound, c)
+        (sampled, infinite), back = _with_gradient(sloped, partial(sample, on=on), parts)
         question = question._replace(infinite=infinite, log_delta=log_finite(infinite))
-        composed = fft.compose([part.tilted(c) for part in sampled], c, points)
+        composed = fft.compose([part.tilted(c) for part in sampled], c, on.points)
         found = _value_of(composed, question, sampled if sloped else None)
     elif three is None:
         found = by_transform()
@@ -247,6 +243,11 @@ def _evaluate_direction(
         impossible = _delta_of_one_release(parts, xp.where(xp.isinf(found.found), 0.0, found.found)) > _SLACK * at
         found = found._replace(found=xp.where(impossible, np.inf, found.found))
     return found._replace(by_parts=back((found.by_parts, xp.ones_like(infinite)))[0]) if back else found
+
+
+def largest_sum(parts: RepeatedLosses) -> Any:
+    """Return the largest sum of finite losses."""
+    return sum(part.count * part.largest_loss(1) for part in parts)
 
 
 def _delta_of_one_release(parts: RepeatedLosses, epsilon: Any) -> Any:
@@ -288,6 +289,32 @@ def _value_of(
     return _Value(found, *_compute_if(~(found <= asked.best), slopes, nothing))
 
 
+def _tilt_from_coarse(
+    capped: RepeatedLosses, coarse: RepeatedLosses | None, bound: Any, question: tuple[Any, Any], start: Any, most: float
+) -> tuple[RepeatedLosses, tuple[Any, Any]]:
+    """Return the losses with which the tilt is found, coarse ones if these are enough, and ``_tilt_for`` of them."""
+    few = capped if coarse is None else _capped(coarse, bound)
+    c, guess = _tilt_for(few, *question, start, most)
+    if coarse is None or tilted(few, c)[1] >= c:
+        return few, (c, guess)
+    return capped, _tilt_for(capped, *question, c, most)
+
+
+def tilt_of_delta(parts: RepeatedLosses, coarse: RepeatedLosses, epsilon: Any) -> tuple[RepeatedLosses, Any]:
+    """Return the tilt for delta at an eps of plain numbers, and the losses with which it was found."""
+    greatest = _STEEPEST_OF_FEW if any(part.source is not None for part in parts) else GREATEST_TILT
+    steepest = tilted(coarse, np.full_like(epsilon, GREATEST_TILT))[1]
+    start = _upper_bound(coarse, epsilon, None, steepest)[1]
+    capped = finite(parts, epsilon)[0]
+    few, (c, _) = _tilt_from_coarse(capped, coarse, epsilon, (epsilon, None), start, greatest)
+    return few, c
+
+
+def delta_of_direction(parts: RepeatedLosses, coarse: RepeatedLosses, epsilon: Any) -> Any:
+    """Return delta at one eps of plain numbers in one neighbour direction."""
+    return _evaluate_direction("delta", False, parts, epsilon, np.float64(-1.0), coarse).found
+
+
 def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, start: Any, greatest: float) -> tuple[Any, Any]:
     """Return the tilt for an eps, or for a log delta if it is given, and the estimate of eps that belongs to it."""
     if log_delta is None:
@@ -299,29 +326,36 @@ def _with_gradient(sloped: bool, function: Callable[[RepeatedLosses], Any], part
     return jax.vjp(function, parts) if sloped else (function(parts), None)
 
 
-def _sampler(
-    parts: RepeatedLosses, coarse: RepeatedLosses, bound: Any, c: Any
-) -> tuple[Callable[[RepeatedLosses], tuple[RepeatedLosses, Any]], fft.Grid]:
-    """Return a function that samples the smooth pieces of few releases on a grid, as ``_finite``, and the grid."""
+class SamplingGrid(NamedTuple):
+    """Where the smooth pieces of few releases are sampled."""
+
+    points: fft.Grid
+    tilt: Any  # c.
+    cap: Any  # Losses above it are gathered.
+    bound: Any  # Sums of losses are needed up to here.
+
+
+def sampling_grid(parts: RepeatedLosses, coarse: RepeatedLosses, bound: Any, c: Any) -> SamplingGrid:
+    """Return the grid on which releases are sampled for sums of losses up to a bound."""
 
     def points_up_to(bound: Any) -> fft.Grid:
         return fft.grid_of([part.tilted(c) for part in _capped(parts, bound)], c, _capped(coarse, bound))
 
     margin = grid.CAP_MARGIN * points_up_to(bound).step
     cap = without_derivative(_cap(parts, bound) + margin)
-    points = without_derivative(points_up_to(bound + margin))
+    return SamplingGrid(without_derivative(points_up_to(bound + margin)), c, cap, bound + margin)
 
-    def sample(parts: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
-        sampled = []
-        for given, part, offset in zip(parts, _finite(parts, bound + margin)[0], points.offsets, strict=True):
-            if given.source is not None:
-                nodes = cast(PrivacyLossDistribution, part.losses)
-                losses = grid.sample_on_grid(given.smooth_losses(), nodes, c, (offset, points.step, cap))
-                part = dataclasses.replace(part, losses=losses)
-            sampled.append(part)
-        return tuple(sampled), infinity_mass(tuple(sampled))
 
-    return sample, points
+def sample(parts: RepeatedLosses, on: SamplingGrid) -> tuple[RepeatedLosses, Any]:
+    """Return the losses of few releases, sampled on a grid, and the probability of an infinite loss; as ``finite``."""
+    sampled = []
+    for given, part, offset in zip(parts, finite(parts, on.bound)[0], on.points.offsets, strict=True):
+        if given.source is not None:
+            nodes = cast(PrivacyLossDistribution, part.losses)
+            losses = grid.sample_on_grid(given.smooth_losses(), nodes, on.tilt, (offset, on.points.step, on.cap))
+            part = dataclasses.replace(part, losses=losses)
+        sampled.append(part)
+    return tuple(sampled), infinity_mass(tuple(sampled))
 
 
 class _ThreePoint(NamedTuple):
@@ -332,7 +366,7 @@ class _ThreePoint(NamedTuple):
     to_parts: Callable[[Any], RepeatedLosses]
 
 
-def _three_point_losses(parts: RepeatedLosses, c: Any, sloped: bool) -> _ThreePoint | None:
+def three_point_losses(parts: RepeatedLosses, c: Any, sloped: bool) -> _ThreePoint | None:
     """Return the losses reduced to three values; None if it is known that there are others, or too many counts."""
     if not _may_be_three(parts):
         return None

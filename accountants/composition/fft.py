@@ -108,7 +108,7 @@ class ComposedPLD(ComposedProfile):
         return [(self.g * row).sum() for row in self._weights_above(below)]
 
     def _weights_above(self, below: Any) -> list[Any]:
-        padded = (jax.numpy.pad(row, (SIZE, 0)) for row in self.weights)
+        padded = (namespace(row).pad(row, (SIZE, 0)) for row in self.weights)
         return [_slice(row, SIZE - 1 - below, SIZE) for row in padded]
 
     def _at_distance(self, below: Any, place: Any, weights: Any) -> Any:
@@ -147,43 +147,46 @@ class ComposedPLD(ComposedProfile):
         That in the mass of the loss l is n times delta of one release less at eps - l; that in l is n p times minus its
         slope.
         """
-        jnp = jax.numpy
+        xp = namespace(self.g)
         value, slope = evaluation.sums
-        scale = jnp.exp(self.log_scale - self.tilt * evaluation.epsilon)
+        scale = xp.exp(self.log_scale - self.tilt * evaluation.epsilon)
         below, place = self._place(evaluation.epsilon)
         weights = self._at_distance(below, place, self._weights_above(below))
-        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(weights), evaluation.near, (0 * below, below - 2))
-        # Weights of all masses, and of lumped masses without the weights of the smooth masses.
-        weights = jnp.stack([weights + spread, -spread], 1)
-        weights = jnp.fft.rfft(jnp.roll(weights, self.first.astype(int), -1))
+        spread = _placed(evaluation.near, below - 2, weights.shape[-1])
+        # Weights of all masses, and of lumped masses, if there may be some, without the weights of the smooth masses.
+        weights = xp.stack([weights + spread, -spread][: len(self.spectrum)], 1)
+        weights = xp.fft.rfft(xp.roll(weights, self.first.astype(int), -1))
         found = []
         for one in self.parts:
             part = one.tilted.part
             if one.shares is None:
-                shares = grid.interpolation(jnp.clip(place - below, 0.0, 1.0)[None])[:, 0]
+                shares = grid.interpolation(xp.clip(place - below, 0.0, 1.0)[None])[:, 0]
                 density = _slice(self.smooth, below - 2, len(POINTS)) @ shares / self.step
                 by_mu, by_count = scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density
                 found.append(RepeatedLoss(None, by_mu, by_count))
                 continue
             # The derivative in the power of the transform.
-            power, spectrum = jnp.stack(self.spectrum), jnp.stack(one.spectrum)
-            terms = jnp.real(jnp.conj(weights[0]) * power * _log(spectrum)) * like(_FREQUENCIES, self.tilt)
+            power, spectrum = xp.stack(self.spectrum), xp.stack(one.spectrum[: len(self.spectrum)])
+            terms = xp.real(xp.conj(weights[0]) * power * _log(spectrum)) * like(_FREQUENCIES, self.tilt)
             by_power = terms[:, :-1].sum() + terms[:, -1].sum()
             by_count = one.tilted.log_scale * value + one.offset * (slope - self.tilt * value) + by_power
-            without = jnp.where(jnp.abs(spectrum) > _NOTHING, power / spectrum, 0.0)
-            by_mass = jnp.conj(without) * weights
-            by_mass = jnp.fft.irfft(jnp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
+            possible = xp.abs(spectrum) > _NOTHING
+            without = xp.where(possible, power / xp.where(possible, spectrum, 1.0), 0.0)
+            by_mass = xp.conj(without) * weights
+            by_mass = xp.fft.irfft(xp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
             losses = self._by_losses(one, by_mass, scale * part.count)
             found.append(RepeatedLoss(losses, 0.0 * part.mu, scale * by_count))
         return tuple(found), -scale * slope
 
     def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
-        jnp, shares, p = jax.numpy, one.shares, cast(PrivacyLossDistribution, one.tilted.part.losses).p
-        inner, by_step = shares.interpolate(*by_mass[:2])
-        by_loss = jnp.where(shares.on_grid, by_mass[2][shares.below % SIZE], self.tilt * inner + by_step / self.step)
+        xp = namespace(by_mass)
+        shares, p = one.shares, cast(PrivacyLossDistribution, one.tilted.part.losses).p
+        at_atoms = by_mass[1] if len(by_mass) > 2 else xp.zeros_like(by_mass[0])
+        inner, by_step = shares.interpolate(by_mass[0], at_atoms)
+        by_loss = xp.where(shares.on_grid, by_mass[-1][shares.below % SIZE], self.tilt * inner + by_step / self.step)
         mass, some = scale * shares.mass, shares.mass > 0
-        by_p = jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0)
+        by_p = xp.where(some, mass / xp.where(some, p, 1.0) * inner, 0.0)
         return PrivacyLossDistribution(by_p, 0.0 * p, mass * by_loss, 0.0 * p)
 
 
@@ -243,6 +246,16 @@ def _slice(values: Any, start: Any, size: int) -> Any:
     if namespace(values) is np:
         return values[..., start : start + size]
     return jax.lax.dynamic_slice_in_dim(values, start, size, -1)
+
+
+def _placed(values: Any, start: Any, size: int) -> Any:
+    """Return zeros along the last axis with the values from ``start`` on."""
+    xp = namespace(values)
+    zeros = xp.zeros((*values.shape[:-1], size), values.dtype)
+    if xp is np:
+        zeros[..., start : start + values.shape[-1]] = values
+        return zeros
+    return jax.lax.dynamic_update_slice(zeros, values, (0 * start, start))
 
 
 class Grid(NamedTuple):

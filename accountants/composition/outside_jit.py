@@ -1,0 +1,316 @@
+"""Values and derivatives of JAX numbers outside ``jit``, without compiling the composition.
+
+Outside ``jit`` a JAX number has a value when a rule of differentiation runs, also under ``grad``, ``vmap`` and
+``jacfwd``. The composed value is then that of plain numbers, which NumPy computes. So are the derivatives of delta in
+the masses p and the losses l that are composed. JAX differentiates only the map from the parameters to these losses:
+
+    d delta = sum of (d delta/d p) dp + (d delta/d l) dl + (d delta/d eps) d eps,    d eps = -d delta/(d delta/d eps).
+
+The compiled program is small, and independent of the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.flatten_util import ravel_pytree
+
+from accountants.composition import enumeration, fft
+from accountants.composition import evaluate as composed
+from accountants.composition.base import ComposedProfile
+from accountants.composition.gaussian import GaussianProfile
+from accountants.dominating_pairs.base import profile
+from dpkernels.numerics import Real, floating, is_compiling, namespace
+
+_MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
+
+
+def evaluate(guarantee: Any, quantity: str, at: Real) -> Any:
+    """Return the largest value over the neighbour directions: "delta" at eps, "epsilon" at delta, "renyi" at an order.
+
+    ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
+    """
+    if quantity == "renyi" or namespace(at, *jax.tree.leaves(guarantee)) is np or is_compiling():
+        return composed.evaluate(guarantee, quantity, at)
+    return _value(quantity, guarantee, floating(jnp.asarray(at)))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _value(quantity: str, guarantee: Any, at: Any) -> Any:
+    return _value_and_slopes(quantity, (), guarantee, at)[0]
+
+
+@partial(_value.defjvp, symbolic_zeros=True)
+def _(quantity: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """Return the value and its derivative along the tangents of the numbers that move."""
+    moved = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+    moving = tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in moved)
+    value, slopes = _value_and_slopes(quantity, moving, *primals)
+    *parameters, at = (leaf if moves else None for leaf, moves in zip(moved, moving, strict=True))
+    change = jnp.zeros_like(value)
+    if at is not None:
+        change = change + slopes.pop() * at
+    for slope, tangent in zip(slopes, (leaf for leaf in parameters if leaf is not None), strict=True):
+        change = change + (slope * tangent).sum(tuple(range(value.ndim, slope.ndim)))
+    return value, change.astype(value.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _value_and_slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: Any) -> tuple[Any, list[Any]]:
+    """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
+    numbers, structure = jax.tree.flatten((guarantee, at))
+    dtype = jnp.result_type(at, *(number for number in numbers if isinstance(number, jax.Array)))
+    shapes = [at.shape, *(at.shape + np.shape(number) for number, moves in zip(numbers[:-1], moving) if moves)]
+    shapes += [at.shape] if moving and moving[-1] else []
+    traced = [place for place, number in enumerate(numbers) if isinstance(number, jax.core.Tracer)]
+
+    def compute(*values: Any) -> list[np.ndarray]:
+        known = dict(zip(traced, values, strict=True))
+        every = [known.get(place, number) for place, number in enumerate(numbers)]
+        made, points = jax.tree.unflatten(structure, [np.asarray(number, np.float64) for number in every])
+        return [result.astype(dtype) for result in _of_numbers(quantity, moving, made, points)]
+
+    def compute_batch(*values: Any) -> list[np.ndarray]:
+        """Compute every entry along the leading axes that vmap added."""
+        batch = values[0].shape[: values[0].ndim - numbers[traced[0]].ndim]
+        rows = [compute(*(value[index] for value in values)) for index in np.ndindex(batch)]
+        return [np.reshape(column, batch + column[0].shape) for column in zip(*rows, strict=True)]
+
+    if traced:
+        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        computed = jax.pure_callback(
+            compute_batch, results, *(numbers[place] for place in traced), vmap_method="broadcast_all"
+        )
+    else:
+        computed = [jnp.asarray(result) for result in compute()]
+    return computed[0], list(computed[1:])
+
+
+@_value_and_slopes.defjvp
+def _(*_: Any) -> Any:
+    raise TypeError(
+        "delta, epsilon: second derivatives of composed values are not computed outside jit; "
+        "put the function inside jax.jit"
+    )
+
+
+def _of_numbers(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: np.ndarray) -> list[np.ndarray]:
+    """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``at``."""
+    with np.errstate(all="ignore"):
+        value = np.asarray(composed.evaluate(guarantee, quantity, at))
+        if not any(moving):
+            return [value]
+        epsilon = value if quantity == "epsilon" else at
+        rows = [_slopes(quantity, moving, guarantee, *each) for each in zip(epsilon.ravel(), value.ravel(), strict=True)]
+        columns = zip(*rows, strict=True)
+        return [value, *(np.reshape(column, at.shape + np.shape(column[0])) for column in columns)]
+
+
+def _slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, epsilon: float, value: float) -> list[np.ndarray]:
+    """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
+    parameters = [
+        number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves
+    ]
+    at_end = value <= 0 or value == (np.inf if quantity == "epsilon" else 1.0)
+    unknown = np.isnan(value)
+    if at_end or unknown:
+        constant = np.nan if unknown else 0.0
+        return [np.full(np.shape(number), constant) for number in parameters] + [np.full((), constant)] * moving[-1]
+    by_parameters, by_epsilon = delta_slopes(guarantee, moving[:-1], np.float64(epsilon))
+    if quantity == "delta":
+        return [*by_parameters, *([by_epsilon] if moving[-1] else [])]
+    factor = -1 / by_epsilon if by_epsilon < 0 else 0.0
+    return [*(factor * by for by in by_parameters), *([np.asarray(-factor)] if moving[-1] else [])]
+
+
+def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Any) -> tuple[list[np.ndarray], Any]:
+    """Return the derivatives of delta(eps) in the numbers that move, and in eps, of plain float64 numbers."""
+    parameters = _Parameters.of(guarantee, moving)
+    if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
+        return parameters.gradient(_delta_of_one_release, (), epsilon)
+    counts = tuple(float(term.count) for term in guarantee.terms)
+    if not parameters.move_counts and enumeration.are_tables(guarantee.terms):
+        if enumeration.enumerate_outcomes(guarantee.terms, guarantee.neighbour_directions) is not None:
+            return parameters.gradient(_delta_of_outcomes, counts, epsilon)
+    return _composed_slopes(guarantee, parameters, epsilon)
+
+
+def _delta_of_one_release(guarantee: Any, epsilon: Any) -> Any:
+    return profile(guarantee.terms[0].one_release(), epsilon)
+
+
+def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Any) -> Any:
+    """Return delta by enumeration, whose arrays depend on the counts."""
+    *counts, epsilon = counts_and_epsilon
+    terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
+    outcomes = enumeration.enumerate_outcomes(terms, guarantee.neighbour_directions)
+    return jnp.stack([one.delta(epsilon) for one in outcomes or ()]).max()
+
+
+def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> tuple[list[np.ndarray], Any]:
+    """Return the slopes of the neighbour direction with the largest delta."""
+    directions, number = guarantee.numeric_directions, 0
+    if len(directions) > 1:
+        number = int(np.argmax([composed.delta_of_direction(*losses, epsilon) for losses in directions]))
+    fine, coarse = directions[number]
+    of_direction = number, composed.are_few(guarantee)
+    if all(part.losses is None for part in fine):
+        (losses, infinite), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
+        composition: ComposedProfile = GaussianProfile.of(losses)
+    elif composed.largest_sum(fine) <= epsilon:  # Only an infinite loss is larger.
+        (losses, infinite), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
+        return pull(jax.tree.map(np.zeros_like, losses)), np.zeros(())
+    else:
+        coarse, tilt = composed.tilt_of_delta(fine, coarse, epsilon)
+        three = composed.three_point_losses(composed.finite(fine, epsilon)[0], tilt, False)
+        if three is not None:
+            (composition, infinite), pull = parameters.differentiate(_three_point_losses, of_direction, epsilon, tilt)
+        elif any(part.source is not None for part in fine):
+            tilt = composed.tilted(composed.finite(fine, epsilon)[0], tilt)[1]
+            on = composed.sampling_grid(fine, coarse, epsilon, tilt)
+            (losses, infinite), pull = parameters.differentiate(_sampled_losses, of_direction, on)
+            composition = fft.compose([part.tilted(tilt) for part in losses], tilt, on.points)
+        else:
+            (losses, infinite), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
+            tilted, tilt = composed.tilted(losses, tilt)
+            composition = fft.compose(tilted, tilt, fft.grid_of(tilted, tilt, coarse))
+    _, _, evaluation = composition.evaluate(epsilon)
+    by_losses, by_epsilon = composition.gradient(evaluation)
+    return pull(by_losses), by_epsilon
+
+
+# What JAX differentiates: the losses that are composed, and the probability of an infinite loss.
+
+
+def _finite_losses(guarantee: Any, number: int, few: bool, bound: Any) -> tuple[Any, Any]:
+    losses = composed.padded(guarantee.repeated_losses(composed.PANELS, few=few)[number])
+    if all(part.losses is None for part in losses):
+        return losses, 0.0 * bound
+    return composed.finite(losses, bound)
+
+
+def _three_point_losses(guarantee: Any, number: int, few: bool, bound: Any, tilt: Any) -> tuple[Any, Any]:
+    (part,), infinite = _finite_losses(guarantee, number, few, bound)
+    return enumeration.three_point_loss(part.losses, part.count - np.arange(2), tilt)[0], infinite
+
+
+def _sampled_losses(guarantee: Any, number: int, few: bool, on: composed.SamplingGrid) -> tuple[Any, Any]:
+    return composed.sample(composed.padded(guarantee.repeated_losses(composed.PANELS, few=few)[number]), on)
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """The numbers of a guarantee, some of which move."""
+
+    numbers: tuple[np.ndarray, ...]
+    structure: Any
+    moving: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, guarantee: Any, moving: tuple[bool, ...]) -> _Parameters:
+        numbers, structure = jax.tree.flatten(guarantee)
+        return cls(tuple(numbers), structure, moving)
+
+    @property
+    def move_counts(self) -> bool:
+        moving = jax.tree.unflatten(self.structure, self.moving)
+        return any(term.count for term in moving.terms)
+
+    def gradient(self, function: Callable[..., Any], static: tuple[Any, ...], epsilon: Any) -> tuple[list[Any], Any]:
+        """Return the derivatives of function(guarantee, *static, eps) in the numbers that move and in eps."""
+        with jax.enable_x64(True):
+            slopes = _gradient(function, static, self.structure, self.moving, *self._split, epsilon)
+        *by_moving, by_epsilon = map(np.asarray, slopes)
+        return by_moving, by_epsilon
+
+    def differentiate(
+        self, function: Callable[..., Any], static: tuple[Any, ...], *arguments: Any
+    ) -> tuple[Any, Callable[[Any], list[np.ndarray]]]:
+        """Return the results (losses, infinite) of a function, and a map from derivatives in the losses.
+
+        The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
+        """
+        moving, others = self._split
+        forwards = sum(number.size for number in moving) <= _MOST_FORWARD
+        differentiate = _forwards if forwards else _backwards
+        with jax.enable_x64(True):
+            results, derivatives = differentiate(
+                function, static, self.structure, self.moving, moving, others, arguments
+            )
+        results = jax.tree.map(np.asarray, results)
+
+        def pull(by_losses: Any) -> list[np.ndarray]:
+            cotangents = by_losses, np.ones_like(results[1])
+            if forwards:
+                pairs = zip(jax.tree.leaves(derivatives), jax.tree.leaves(cotangents), strict=True)
+                flat = sum((np.asarray(along) * by).reshape(len(along), -1).sum(1) for along, by in pairs)
+                ends = np.cumsum([number.size for number in moving])[:-1]
+                return [row.reshape(number.shape) for row, number in zip(np.split(flat, ends), moving, strict=True)]
+            with jax.enable_x64(True):
+                return [np.asarray(slope) for slope in _pulled_back(derivatives, cotangents)]
+
+        return results, pull
+
+    @property
+    def _split(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        pairs = list(zip(self.numbers, self.moving, strict=True))
+        return [number for number, moves in pairs if moves], [number for number, moves in pairs if not moves]
+
+
+def _joined(structure: Any, moving: tuple[bool, ...], some: Sequence[Any], others: Sequence[Any]) -> Any:
+    parts = {True: iter(some), False: iter(others)}
+    return jax.tree.unflatten(structure, [next(parts[moves]) for moves in moving])
+
+
+# These programs run a few times each: XLA's optimisation would take longer than it saves.
+_jit = partial(
+    jax.jit,
+    static_argnames=("function", "static", "structure", "moving"),
+    compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
+)
+
+
+@_jit
+def _gradient(
+    function: Any, static: Any, structure: Any, moving: Any, some: list[Any], others: list[Any], epsilon: Any
+) -> Any:
+    def value(some: list[Any], epsilon: Any) -> Any:
+        return function(_joined(structure, moving, some, others), *static, epsilon)
+
+    by_some, by_epsilon = jax.grad(value, (0, 1))(some, epsilon)
+    return [*by_some, by_epsilon]
+
+
+@_jit
+def _forwards(
+    function: Any, static: Any, structure: Any, moving: Any, some: list[Any], others: list[Any], arguments: Any
+) -> tuple[Any, Any]:
+    """Return the results, and their derivatives in every number that moves, along a first axis."""
+
+    def results(some: list[Any]) -> Any:
+        return function(_joined(structure, moving, some, others), *static, *arguments)
+
+    flat, restore = ravel_pytree(some)
+    value, along = jax.linearize(lambda flat: results(restore(flat)), flat)
+    return value, jax.vmap(along)(jnp.eye(len(flat)))
+
+
+@_jit
+def _backwards(
+    function: Any, static: Any, structure: Any, moving: Any, some: list[Any], others: list[Any], arguments: Any
+) -> tuple[Any, Any]:
+    """Return the results, and the linear map from their derivatives to those in the numbers that move."""
+    return jax.vjp(lambda some: function(_joined(structure, moving, some, others), *static, *arguments), some)
+
+
+@jax.jit
+def _pulled_back(back: Any, cotangents: Any) -> Any:
+    return back(cotangents)[0]
