@@ -1,4 +1,4 @@
-"""Batching of vmap: on a CPU a few values at a time, on other devices all at once."""
+"""How programs run: vmap on a CPU a few values at a time, functions of NumPy, and programs that run a few times."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 
@@ -46,3 +47,38 @@ def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) 
         return found, jax.tree.map(lambda _: True, found)
 
     return mapped
+
+
+# Of programs that run a few times XLA's optimisation takes longer than it saves.
+QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
+def is_compiling() -> bool:
+    """Return whether JAX traces a program, as in ``jit``; under ``grad`` or ``vmap`` alone numbers have values."""
+    return isinstance(jax.lax.neg(np.float32(0)), jax.core.Tracer)
+
+
+def call_on_host(function: Callable[[Any], list[np.ndarray]], results: list[Any], numbers: Any) -> list[jax.Array]:
+    """Return the results of a NumPy function of a pytree of JAX numbers that have values, outside ``jit``.
+
+    Under vmap the function is called for every entry. The results have no derivatives. Their shapes and types, without
+    the axes of vmap, are those of ``results``.
+    """
+    leaves, structure = jax.tree.flatten(jax.lax.stop_gradient(numbers))
+    traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+
+    def call(values: tuple[Any, ...]) -> list[np.ndarray]:
+        known = dict(zip(traced, values, strict=True))
+        every = [np.asarray(known.get(place, leaf)) for place, leaf in enumerate(leaves)]
+        found = function(jax.tree.unflatten(structure, every))
+        return [np.asarray(value, like.dtype) for value, like in zip(found, results, strict=True)]
+
+    def call_for_each(*values: Any) -> list[np.ndarray]:
+        batch = values[0].shape[: values[0].ndim - leaves[traced[0]].ndim]
+        rows = [call(tuple(value[entry] for value in values)) for entry in np.ndindex(batch)]
+        return [np.reshape(column, batch + column[0].shape) for column in zip(*rows, strict=True)]
+
+    if not traced:
+        return [jnp.asarray(value) for value in call(())]
+    arguments = (leaves[place] for place in traced)
+    return jax.pure_callback(call_for_each, results, *arguments, vmap_method="broadcast_all")

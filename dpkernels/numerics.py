@@ -35,11 +35,6 @@ def namespace(*values: object) -> ModuleType:
     return np
 
 
-def is_compiling() -> bool:
-    """Return whether JAX traces a program, as in ``jit``; under ``grad`` or ``vmap`` alone numbers have values."""
-    return isinstance(jax.lax.neg(np.float32(0)), jax.core.Tracer)
-
-
 def choose(condition: Any, one: Any, other: Any) -> Any:
     """Return ``where`` of a single condition, without its overhead for plain numbers."""
     if namespace(condition) is np:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.numerics import Real, RealArray, choose, half_precision, map_over, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -577,15 +578,29 @@ def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xato
     return (x, value) if value <= values[at] + 1e-9 * abs(values[at]) else (float(grid[at]), float(values[at]))
 
 
-def smooth_minimum(function: Function, parameters: Any, starts: Any, low: Any, high: Any) -> Any:
+def smooth_minimum(
+    function: Function,
+    parameters: Any,
+    starts: Any,
+    low: Any,
+    high: Any,
+    on_host: Callable[[Any], np.ndarray] | None = None,
+) -> Any:
     """Return where a smooth function of JAX numbers is lowest, near the best of several starts; differentiable.
 
     The search is Newton's method, damped (Levenberg and Marquardt). By the implicit rule the derivatives are those of
     the place where the gradient is 0. A coordinate at an end of its range stays there. Where the minimum is a kink the
     derivatives are NaN. ``starts`` has shape (n, d); x and its range, ``low`` and ``high``, have shape (d,).
+
+    Outside ``jit`` the place is ``on_host(parameters)``, a search by NumPy, if there is one. Only the derivatives are
+    compiled then, once for every function that is the same object.
     """
     parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
-    return _implicit_root(_DampedNewton(), function, parameters, tuple(where))
+    if on_host is None or is_compiling():
+        return _implicit_root(_DampedNewton(), function, parameters, tuple(where))
+    place = jax.ShapeDtypeStruct(where[1].shape, where[1].dtype)
+    (x,) = call_on_host(lambda parameters: [on_host(parameters)], [place], parameters)
+    return _implicit_root(_FoundMinimum(), function, parameters, (x, *where[1:]))
 
 
 @dataclass(frozen=True)
@@ -629,6 +644,33 @@ class _DampedNewton(_Method):
         is_smooth = jnp.abs(_solve_free(hessian, gradient, free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
         hessian = jnp.where(is_smooth, hessian, jnp.nan)
         return _restricted(hessian, free), jnp.where(free, moved, 0.0)
+
+
+@dataclass(frozen=True)
+class _FoundMinimum(_DampedNewton):
+    """The minimum of a function in a box, which is known."""
+
+    def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
+        return where[0]
+
+    def derivatives(
+        self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
+    ) -> tuple[Any, Any]:
+        # The program has no tangents: it runs at once, whatever becomes of these.
+        slope, by_parameters = _minimum_derivatives(function, x, parameters, where)
+        along = jax.tree.map(lambda by, moved: (by * moved).reshape(x.size, -1).sum(1), by_parameters, tangents)
+        return slope, sum(jax.tree.leaves(along), jnp.zeros_like(x))
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=QUICKLY_COMPILED)
+def _minimum_derivatives(function: Function, x: Any, parameters: Any, where: Any) -> tuple[Any, Any]:
+    """Return the derivatives of the gradient in x, and in every parameter, along a first axis of the gradient."""
+
+    def derivatives(tangents: Any) -> tuple[Any, Any]:
+        return _DampedNewton().derivatives(function, x, parameters, where, tangents)
+
+    slope, _ = derivatives(jax.tree.map(jnp.zeros_like, parameters))
+    return slope, jax.jacfwd(lambda tangents: derivatives(tangents)[1])(jax.tree.map(jnp.zeros_like, parameters))
 
 
 def _with_derivatives(function: Function, x: Any, parameters: Any) -> tuple[Any, Any, Any]:
@@ -695,7 +737,11 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
     share is held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second
     derivatives need. If there are many pieces, as in tables, only their ends and middles are evaluated.
     """
-    parameters, knots = promote(parameters, knots)
+    # Outside jit it is one program, instead of one for each operation.
+    return (_maximum_between if is_compiling() else _maximum_between_in_a_program)(function, *promote(parameters, knots))
+
+
+def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:
     pieces = knots.size - 1
     many = pieces >= _MANY_PIECES
     grid = np.linspace(0.0, 1.0, 3 if many else _ZOOM_POINTS)
@@ -718,6 +764,9 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
     place = knots[best], knots[best + 1], parameters
     share = _implicit_root(_Interior(), partial(_slope, partial(_on_piece, function)), place, share[best, 0])
     return _at_extreme(partial(_on_piece, function), share, place)
+
+
+_maximum_between_in_a_program = jax.jit(_maximum_between, static_argnums=0)
 
 
 def _on_piece(function: Function, share: Any, place: tuple[Any, Any, Any]) -> Any:

@@ -27,8 +27,9 @@ from accountants.composition import enumeration, fft
 from accountants.composition import evaluate as composed
 from accountants.composition.base import ComposedProfile
 from accountants.composition.gaussian import GaussianProfile
-from accountants.dominating_pairs.base import profile
-from dpkernels.numerics import Real, floating, is_compiling, namespace
+from accountants.dominating_pairs.base import as_float64, profile
+from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
+from dpkernels.numerics import Real, floating, namespace
 
 _MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
@@ -66,32 +67,16 @@ def _(quantity: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _value_and_slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: Any) -> tuple[Any, list[Any]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
-    numbers, structure = jax.tree.flatten((guarantee, at))
+    numbers = jax.tree.leaves(guarantee)
     dtype = jnp.result_type(at, *(number for number in numbers if isinstance(number, jax.Array)))
-    shapes = [at.shape, *(at.shape + np.shape(number) for number, moves in zip(numbers[:-1], moving) if moves)]
+    shapes = [at.shape, *(at.shape + np.shape(number) for number, moves in zip(numbers, moving, strict=False) if moves)]
     shapes += [at.shape] if moving and moving[-1] else []
-    traced = [place for place, number in enumerate(numbers) if isinstance(number, jax.core.Tracer)]
 
-    def compute(*values: Any) -> list[np.ndarray]:
-        known = dict(zip(traced, values, strict=True))
-        every = [known.get(place, number) for place, number in enumerate(numbers)]
-        made, points = jax.tree.unflatten(structure, [np.asarray(number, np.float64) for number in every])
-        return [result.astype(dtype) for result in _of_numbers(quantity, moving, made, points)]
+    def compute(made: Any) -> list[np.ndarray]:
+        return _of_numbers(quantity, moving, *as_float64(made))
 
-    def compute_batch(*values: Any) -> list[np.ndarray]:
-        """Compute every entry along the leading axes that vmap added."""
-        batch = values[0].shape[: values[0].ndim - numbers[traced[0]].ndim]
-        rows = [compute(*(value[index] for value in values)) for index in np.ndindex(batch)]
-        return [np.reshape(column, batch + column[0].shape) for column in zip(*rows, strict=True)]
-
-    if traced:
-        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-        computed = jax.pure_callback(
-            compute_batch, results, *(numbers[place] for place in traced), vmap_method="broadcast_all"
-        )
-    else:
-        computed = [jnp.asarray(result) for result in compute()]
-    return computed[0], list(computed[1:])
+    value, *slopes = call_on_host(compute, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], (guarantee, at))
+    return value, slopes
 
 
 @_value_and_slopes.defjvp
@@ -270,11 +255,8 @@ def _joined(structure: Any, moving: tuple[bool, ...], some: Sequence[Any], other
     return jax.tree.unflatten(structure, [next(parts[moves]) for moves in moving])
 
 
-# These programs run a few times each: XLA's optimisation would take longer than it saves.
 _jit = partial(
-    jax.jit,
-    static_argnames=("function", "static", "structure", "moving"),
-    compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
+    jax.jit, static_argnames=("function", "static", "structure", "moving"), compiler_options=QUICKLY_COMPILED
 )
 
 

@@ -210,8 +210,12 @@ def _best_core(steps: int, *given: Any) -> CentralPiecewise:
     def variance(log_r: Any, given: tuple[Any, ...]) -> Any:
         return made(log_r[0], given).worst_variance
 
+    def on_host(given: tuple[Any, ...]) -> np.ndarray:
+        given = tuple(map(float, given))
+        return bounded_minimum(lambda log_r: float(variance([log_r], given)), *_LOG_CORES, xatol=1e-9)[:1]
+
     if namespace(*given) is np:
-        log_r = bounded_minimum(lambda log_r: float(variance([log_r], given)), *_LOG_CORES, xatol=1e-9)[0]
+        (log_r,) = on_host(given)
     else:
         starts = np.linspace(*_LOG_CORES, 20)[:, None]
         log_r = smooth_minimum(variance, given, starts, starts[0], starts[-1])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -292,16 +293,32 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _EDGES)]
     starts = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes))
 
-    def shape(x: Any, base: Base | None, epsilon: Any) -> tuple[Base, Any]:
-        if base is None:  # At a share of the way from the log of the lowest edge to 0.
-            base = Quartic(jnp.exp((1 - x[1]) * jnp.log(lowest_edge(epsilon, condition))))
-        return base, _width_of(x[0])
+    def logits(parameters: tuple[Window, Base | None, Any]) -> np.ndarray:
+        window, base, epsilon = jax.tree.map(lambda leaf: plain(np.asarray(leaf, np.float64)), parameters)
+        best, width = best_shape(window, base, epsilon, condition, objective)
+        x = [-np.log(2 / width - 1)]
+        if base is None:
+            x.append(1 - np.log(best.edge) / np.log(lowest_edge(epsilon, condition)))
+        return np.array(x)
 
+    variance = _variance_of_shape(condition, objective)
+    x = solve.smooth_minimum(variance, parameters, starts, starts.min(0), starts.max(0), logits)
+    return _shape(x, base, epsilon, condition)
+
+
+def _shape(x: Any, base: Base | None, epsilon: Any, condition: str) -> tuple[Base, Any]:
+    if base is None:  # At a share of the way from the log of the lowest edge to 0.
+        base = Quartic(jnp.exp((1 - x[1]) * jnp.log(lowest_edge(epsilon, condition))))
+    return base, _width_of(x[0])
+
+
+@lru_cache(maxsize=None)  # Programs are compiled once for a function.
+def _variance_of_shape(condition: str, objective: str) -> Callable[[Any, Any], Any]:
     def variance(x: Any, parameters: tuple[Window, Base | None, Any]) -> Any:
         window, base, epsilon = parameters
-        return _best_height_variance(window, *shape(x, base, epsilon), epsilon, condition, objective)
+        return _best_height_variance(window, *_shape(x, base, epsilon, condition), epsilon, condition, objective)
 
-    return shape(solve.smooth_minimum(variance, parameters, starts, starts.min(0), starts.max(0)), base, epsilon)
+    return variance
 
 
 def _best_height_variance(window: Window, base: Base, width: Any, epsilon: Any, condition: str, objective: str) -> Any:
