@@ -738,7 +738,9 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
     derivatives need. If there are many pieces, as in tables, only their ends and middles are evaluated.
     """
     # Outside jit it is one program, instead of one for each operation.
-    return (_maximum_between if is_compiling() else _maximum_between_in_a_program)(function, *promote(parameters, knots))
+    return (_maximum_between if is_compiling() else _maximum_between_in_a_program)(
+        function, *promote(parameters, knots)
+    )
 
 
 def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:

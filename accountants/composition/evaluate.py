@@ -88,6 +88,7 @@ def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosse
 
 
 def padded(parts: RepeatedLosses) -> RepeatedLosses:
+    """Return the losses with outcomes of no mass at their ends; see ``PrivacyLossDistribution.padded``."""
     return tuple(part.map_losses(PrivacyLossDistribution.padded) for part in parts)
 
 
@@ -290,7 +291,12 @@ def _value_of(
 
 
 def _tilt_from_coarse(
-    capped: RepeatedLosses, coarse: RepeatedLosses | None, bound: Any, question: tuple[Any, Any], start: Any, most: float
+    capped: RepeatedLosses,
+    coarse: RepeatedLosses | None,
+    bound: Any,
+    question: tuple[Any, Any],
+    start: Any,
+    most: float,
 ) -> tuple[RepeatedLosses, tuple[Any, Any]]:
     """Return the losses with which the tilt is found, coarse ones if these are enough, and ``_tilt_for`` of them."""
     few = capped if coarse is None else _capped(coarse, bound)

@@ -89,21 +89,24 @@ def _(*_: Any) -> Any:
 
 def _of_numbers(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: np.ndarray) -> list[np.ndarray]:
     """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``at``."""
+    if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, at))):
+        unknown = [number for number, moves in zip(jax.tree.leaves((guarantee, at[()])), moving, strict=False) if moves]
+        return [np.full(at.shape + np.shape(number), np.nan) for number in (0.0, *unknown)]
     with np.errstate(all="ignore"):
         value = np.asarray(composed.evaluate(guarantee, quantity, at))
         if not any(moving):
             return [value]
         epsilon = value if quantity == "epsilon" else at
-        rows = [_slopes(quantity, moving, guarantee, *each) for each in zip(epsilon.ravel(), value.ravel(), strict=True)]
+        rows = [
+            _slopes(quantity, moving, guarantee, *each) for each in zip(epsilon.ravel(), value.ravel(), strict=True)
+        ]
         columns = zip(*rows, strict=True)
         return [value, *(np.reshape(column, at.shape + np.shape(column[0])) for column in columns)]
 
 
 def _slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, epsilon: float, value: float) -> list[np.ndarray]:
     """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
-    parameters = [
-        number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves
-    ]
+    parameters = [number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves]
     at_end = value <= 0 or value == (np.inf if quantity == "epsilon" else 1.0)
     unknown = np.isnan(value)
     if at_end or unknown:
@@ -122,9 +125,10 @@ def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Any) -> tupl
     if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
         return parameters.gradient(_delta_of_one_release, (), epsilon)
     counts = tuple(float(term.count) for term in guarantee.terms)
-    if not parameters.move_counts and enumeration.are_tables(guarantee.terms):
-        if enumeration.enumerate_outcomes(guarantee.terms, guarantee.neighbour_directions) is not None:
-            return parameters.gradient(_delta_of_outcomes, counts, epsilon)
+    directions = guarantee.neighbour_directions
+    are_fixed_tables = enumeration.are_tables(guarantee.terms) and not parameters.move_counts
+    if are_fixed_tables and enumeration.enumerate_outcomes(guarantee.terms, directions) is not None:
+        return parameters.gradient(_delta_of_outcomes, counts, epsilon)
     return _composed_slopes(guarantee, parameters, epsilon)
 
 
@@ -148,23 +152,23 @@ def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> t
     fine, coarse = directions[number]
     of_direction = number, composed.are_few(guarantee)
     if all(part.losses is None for part in fine):
-        (losses, infinite), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
+        (losses, _), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
         composition: ComposedProfile = GaussianProfile.of(losses)
     elif composed.largest_sum(fine) <= epsilon:  # Only an infinite loss is larger.
-        (losses, infinite), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
+        (losses, _), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
         return pull(jax.tree.map(np.zeros_like, losses)), np.zeros(())
     else:
         coarse, tilt = composed.tilt_of_delta(fine, coarse, epsilon)
         three = composed.three_point_losses(composed.finite(fine, epsilon)[0], tilt, False)
         if three is not None:
-            (composition, infinite), pull = parameters.differentiate(_three_point_losses, of_direction, epsilon, tilt)
+            (composition, _), pull = parameters.differentiate(_three_point_losses, of_direction, epsilon, tilt)
         elif any(part.source is not None for part in fine):
             tilt = composed.tilted(composed.finite(fine, epsilon)[0], tilt)[1]
             on = composed.sampling_grid(fine, coarse, epsilon, tilt)
-            (losses, infinite), pull = parameters.differentiate(_sampled_losses, of_direction, on)
+            (losses, _), pull = parameters.differentiate(_sampled_losses, of_direction, on)
             composition = fft.compose([part.tilted(tilt) for part in losses], tilt, on.points)
         else:
-            (losses, infinite), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
+            (losses, _), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
             tilted, tilt = composed.tilted(losses, tilt)
             composition = fft.compose(tilted, tilt, fft.grid_of(tilted, tilt, coarse))
     _, _, evaluation = composition.evaluate(epsilon)
@@ -235,10 +239,12 @@ class _Parameters:
         def pull(by_losses: Any) -> list[np.ndarray]:
             cotangents = by_losses, np.ones_like(results[1])
             if forwards:
+                sizes = [number.size for number in moving]
                 pairs = zip(jax.tree.leaves(derivatives), jax.tree.leaves(cotangents), strict=True)
-                flat = sum((np.asarray(along) * by).reshape(len(along), -1).sum(1) for along, by in pairs)
-                ends = np.cumsum([number.size for number in moving])[:-1]
-                return [row.reshape(number.shape) for row, number in zip(np.split(flat, ends), moving, strict=True)]
+                terms = [np.asarray(along) * by for along, by in pairs]
+                flat = sum(term.sum(tuple(range(1, term.ndim))) for term in terms)
+                rows = np.split(flat, np.cumsum(sizes))[:-1]
+                return [row.reshape(number.shape) for row, number in zip(rows, moving, strict=True)]
             with jax.enable_x64(True):
                 return [np.asarray(slope) for slope in _pulled_back(derivatives, cotangents)]
 
@@ -282,7 +288,7 @@ def _forwards(
 
     flat, restore = ravel_pytree(some)
     value, along = jax.linearize(lambda flat: results(restore(flat)), flat)
-    return value, jax.vmap(along)(jnp.eye(len(flat)))
+    return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
 
 
 @_jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
@@ -312,7 +312,7 @@ def _shape(x: Any, base: Base | None, epsilon: Any, condition: str) -> tuple[Bas
     return base, _width_of(x[0])
 
 
-@lru_cache(maxsize=None)  # Programs are compiled once for a function.
+@cache  # Programs are compiled once for a function.
 def _variance_of_shape(condition: str, objective: str) -> Callable[[Any, Any], Any]:
     def variance(x: Any, parameters: tuple[Window, Base | None, Any]) -> Any:
         window, base, epsilon = parameters
