@@ -148,7 +148,7 @@ def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> t
     """Return the slopes of the neighbour direction with the largest delta."""
     directions, number = guarantee.numeric_directions, 0
     if len(directions) > 1:
-        number = int(np.argmax([composed.delta_of_direction(*losses, epsilon) for losses in directions]))
+        number = int(np.argmax([composed.delta_of_direction(fine, few, epsilon) for fine, few in directions]))
     fine, coarse = directions[number]
     of_direction = number, composed.are_few(guarantee)
     if all(part.losses is None for part in fine):

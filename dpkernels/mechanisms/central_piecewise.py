@@ -212,7 +212,8 @@ def _best_core(steps: int, *given: Any) -> CentralPiecewise:
 
     def on_host(given: tuple[Any, ...]) -> np.ndarray:
         given = tuple(map(float, given))
-        return bounded_minimum(lambda log_r: float(variance([log_r], given)), *_LOG_CORES, xatol=1e-9)[:1]
+        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], given)), *_LOG_CORES, xatol=1e-9)
+        return np.array([log_r])
 
     if namespace(*given) is np:
         (log_r,) = on_host(given)

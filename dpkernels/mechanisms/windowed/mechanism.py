@@ -297,7 +297,7 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
         window, base, epsilon = jax.tree.map(lambda leaf: plain(np.asarray(leaf, np.float64)), parameters)
         best, width = best_shape(window, base, epsilon, condition, objective)
         x = [-np.log(2 / width - 1)]
-        if base is None:
+        if isinstance(best, Quartic) and base is None:
             x.append(1 - np.log(best.edge) / np.log(lowest_edge(epsilon, condition)))
         return np.array(x)
 
