@@ -203,16 +203,21 @@ def exact_sampler(mechanism: Any) -> Any:
 
     Raises:
         CertificateError: the integers do not have the guarantee; the message says by how much.
-        TypeError: a kind of mechanism that has no exact sampler, or a traced one.
+        TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
-    try:
+    if _has_hash(mechanism):
         return _once(mechanism)
+    if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter is an array.
+        return _once(_of_numbers(mechanism))
+    return _sampler(mechanism)
+
+
+def _has_hash(item: Any) -> bool:
+    try:
+        hash(item)
     except TypeError:
-        if isinstance(mechanism, Multivariate):  # A parameter may be an array, which has no hash.
-            return _sampler(mechanism)
-        if isinstance(mechanism, Mechanism | AdditiveVector):
-            return _once(_of_numbers(mechanism))
-        raise
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)
@@ -229,6 +234,10 @@ def _of_numbers(mechanism: Any) -> Any:
             raise TypeError(
                 "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
                 "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
+            )
+        if np.asarray(leaf).dtype.kind not in "biuf":  # An object whose parameters JAX does not see.
+            raise TypeError(
+                f"mechanism: {type(leaf).__name__} is not a pytree; decorate its class with dpkernels.pytrees.pytree"
             )
         if np.ndim(leaf) and not isinstance(mechanism, Optimal):
             raise TypeError(
