@@ -1,11 +1,13 @@
 """The privacy of a training run with ``dpkernels.interop.optax.private_aggregate``.
 
-    run = TrainingRun(noise_multiplier=1.1, sampling_rate=0.01, steps=1000, slack=state.noise.total_variation)
-    run.epsilon(1e-5), run.bracket(delta=1e-5)
+    run = noise_multiplier_for(TrainingRun(1.0, 0.01, 1000, slack=overflow), epsilon=2.0, delta=1e-5, dimensions=2410)
+    run.noise_multiplier, run.epsilon(1e-5), run.bracket(delta=1e-5)
 
 Every step is Gaussian noise on a Poisson sample of the data, up to a total variation distance: that of the noise's
 table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a step
-adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include.
+adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include. For that the
+distance must be s for both of two neighbouring data sets, as ``PrivateNoise.total_variation`` and ``poisson_overflow``
+are.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from typing import Any
 import accountants
 import dpkernels as dpk
 from dpkernels import checks
+from dpkernels.interop.optax import MULTIPLIERS, PrivateNoise
 
 # The distance of the answer above a solution of the equation for epsilon.
 _ABOVE = 1e-9
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _PRECISION = 1e-6
+# Above the distance of a table, since a slightly different noise multiplier has another table.
+_ROOM = 1 + 1e-3
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class TrainingRun:
         sampling_rate: the probability that a step uses an example.
         steps: the number of steps.
         neighbours: "add_remove" for data sets with one example more or less, "replace" for another example.
-        slack: the total variation distance of one step to Gaussian noise on a Poisson sample.
+        slack: the total variation distance of one step to Gaussian noise on a Poisson sample, for the data set and
+            for its neighbours.
 
     Raises:
         ValueError: an attribute is out of range.
@@ -98,16 +104,40 @@ class TrainingRun:
         return eps
 
 
-def noise_multiplier_for(run: TrainingRun, *, epsilon: float, delta: float) -> TrainingRun:
+def noise_multiplier_for(
+    run: TrainingRun, *, epsilon: float, delta: float, dimensions: int | None = None
+) -> TrainingRun:
     """Return the run with the smallest noise multiplier whose bracket at delta ends at most at epsilon.
 
     The noise multiplier of the given run is where the search begins.
 
+    Args:
+        run: the run, with all slack except the distance of the table of noise.
+        epsilon: epsilon of the run, positive.
+        delta: delta of the run, in (0, 1).
+        dimensions: the number of parameters that are trained with ``private_aggregate``. The slack of the returned run
+            then includes the distance of its table, and its noise multiplier is at least 0.25. Give it unless the noise
+            is Gaussian noise of real numbers.
+
     Raises:
-        ValueError: the budget is out of range, or no noise multiplier up to 2^20 meets it.
+        ValueError: the budget is out of range, or no noise multiplier up to 2^20 meets it; or ``private_aggregate`` has
+            no such noise for so many parameters.
     """
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    calibrated = _calibrated(run, epsilon, delta)
+    if dimensions is None:
+        return calibrated
+    while True:
+        calibrated = replace(calibrated, noise_multiplier=max(calibrated.noise_multiplier, MULTIPLIERS[0]))
+        distance = PrivateNoise.certified(1.0, calibrated.noise_multiplier, dimensions).total_variation
+        if run.slack + distance <= calibrated.slack:
+            return calibrated
+        calibrated = _calibrated(replace(calibrated, slack=run.slack + distance * _ROOM), epsilon, delta)
+
+
+def _calibrated(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:
+    """Return ``noise_multiplier_for`` the run's own slack."""
 
     def private(multiplier: float) -> bool:
         made = replace(run, noise_multiplier=multiplier)
@@ -137,12 +167,13 @@ def best_training_run(
     neighbours: str = "add_remove",
     slack: float = 0.0,
     error: Callable[[TrainingRun], Any] | None = None,
+    dimensions: int | None = None,
 ) -> TrainingRun:
     """Return the run of the smallest error that meets a budget, over all given sampling rates and numbers of steps.
 
     ``error`` is by default the standard deviation of the mean of all updates' noise, in units of the clipping norm over
     the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``. ``neighbours`` and ``slack`` are those
-    of ``TrainingRun``.
+    of ``TrainingRun``. With ``dimensions`` the noise multiplier of the best run is that of ``noise_multiplier_for``.
 
     Raises:
         ValueError: there are no sampling rates or no steps, or a budget is out of range.
@@ -154,4 +185,7 @@ def best_training_run(
     ]
     if not runs:
         raise ValueError("sampling_rates, steps: each must have at least one value")
-    return min(runs, key=measure)
+    best = min(runs, key=measure)
+    if dimensions is None:
+        return best
+    return noise_multiplier_for(best, epsilon=epsilon, delta=delta, dimensions=dimensions)

@@ -24,24 +24,33 @@ is narrower by the share ``PrivateNoise.rounding_cost``, because K units stand f
 
 **Keys.** Every step splits the state's key in two: a key for its noise, and a key for the steps to come. So no two
 steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
-be computed from a state. That of later steps can, so keep the state as secret as the data. If two runs continue from
-one checkpoint with different batches, both have the same noise, and their difference discloses the data. Give one of
-them a new key with ``renew_key``. The same holds if a step is repeated from one state with another batch. In one
-process every call of ``init`` begins a run with a key of its own, which is derived from the key and from the number of
-the call. ``init`` cannot be compiled, because a compiled one would begin every run with the same key. Another process
-needs another key.
+be computed from a state. That of later steps can, so keep the state as secret as the data. In one process every call of
+``init`` begins a run with a key of its own, which is derived from the key and from the number of the call. ``init``
+cannot be compiled, because a compiled one would begin every run with the same key. Another process needs another key.
+
+**States.** A state belongs to one transformation. It carries a hash of the transformation's key and one of its
+settings, neither of which discloses the key. ``update`` uses the transformation's own settings, and refuses a state of
+other settings or of another key. Inside ``jit`` the numbers of a state are unknown: if they are of another
+transformation, all updates are NaN. A restored checkpoint therefore needs the same key, or a new transformation with a
+new key, which ``renew_key`` puts into the state.
+
+A repeated step is not recognised. If two runs continue from one checkpoint with one key, or a step is repeated from one
+state with another batch, both have the same noise, and their difference discloses the data. Continue every run from a
+checkpoint with a new key.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from scipy.special import ndtr
@@ -49,14 +58,20 @@ from scipy.stats import binom
 
 import dpkernels as dpk
 from dpkernels import checks
+from dpkernels.random.keys import check_release_key, release_key_bytes
+from dpkernels.release.traced import device_axes, release_replicated, varying_axes
 
 # Standard deviations of the noise in units: the first at which rounding costs at most _CHEAP is taken.
 _SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-4, 0.25
-# Noise multipliers that tables can have.
-_MULTIPLIERS = (0.25, 1000.0)
+# The noise multipliers that tables can have.
+MULTIPLIERS = (0.25, 1000.0)
 _MARGIN, _LARGEST_NORM = 1 - 2.0**-20, 1e30
 # Above the rounding error of the Gaussian profile in floats.
 _PROFILE_ERROR = 1e-15
+# Of states; one of another format is refused.
+_FORMAT = 2
+_HASH = jax.ShapeDtypeStruct((8,), jnp.uint32)
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,18 @@ class PrivateNoise:
     dimensions: int  #: d, the number of parameters
     sensitivity: float  #: K, in units
     certificate: Any = field(compare=False, repr=False)  #: of the table, for vectors of integers at most K apart
+
+    @classmethod
+    def certified(cls, l2_norm_clip: float, noise_multiplier: float, dimensions: int) -> PrivateNoise:
+        """Return the noise for gradients of so many parameters; its certificate takes some seconds the first time.
+
+        Raises:
+            ValueError: an argument is out of range, or there are too many parameters for the noise multiplier.
+        """
+        checks.within("l2_norm_clip", l2_norm_clip, 1e-20, 1e20)
+        checks.within("noise_multiplier", noise_multiplier, *MULTIPLIERS)
+        sampler, sensitivity = _exact_noise(noise_multiplier, dimensions)
+        return cls(l2_norm_clip, noise_multiplier, dimensions, sensitivity, sampler.certificate)
 
     @property
     def unit(self) -> float:
@@ -97,16 +124,28 @@ class PrivateNoise:
         return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["key", "step", "micro_step", "sums"], meta_fields=["noise"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["key", "owner", "settings", "step", "micro_step", "sums"],
+    meta_fields=["noise"],
+)
 @dataclass(frozen=True)
 class PrivateAggregateState:
     """The state of ``private_aggregate``: a pytree of arrays that can be checkpointed and restored."""
 
     key: Array  #: the words of the key of the steps to come, as secret as the data
+    owner: Array  #: the words of a hash of the transformation's key
+    settings: Array  #: the words of a hash of the transformation's settings
     step: Array  #: the number of releases so far
     micro_step: Array  #: the number of micro-batches since the last release
     sums: Any  #: the sums of these, integers in units; empty without micro-batches
     noise: PrivateNoise  #: the description of the noise with its certificate, which is static
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        """Refuse a pickle of another version, whose settings are unknown."""
+        if set(values) != {each.name for each in fields(self)}:
+            raise ValueError(f"state: was pickled by another version; it has the fields {', '.join(sorted(values))}")
+        self.__dict__.update(values)
 
 
 def private_aggregate(
@@ -120,11 +159,12 @@ def private_aggregate(
 ) -> optax.GradientTransformationExtraArgs:
     """Aggregate per-example gradients with certified Gaussian noise, as DP-SGD does, in a ``PrivateAggregateState``.
 
-    ``update`` takes gradients with the examples along the first axis, and ``mask``, of the examples that count, as the
-    padded batches of ``poisson_batch`` have. It returns the noisy sum over the expected batch size. It works in
-    ``jit``, on arrays that are sharded over devices, and in ``shard_map`` with ``axis_name``. See the module for the
-    proof, the cost and the care that the state needs. ``init`` certifies the noise, which takes some seconds once for a
-    noise multiplier and a number of parameters, and refuses to run inside ``jit``.
+    ``update`` takes gradients with the examples along the first axis, and ``mask``, which says of every row whether it
+    counts. The mask is required, because the padded rows of ``poisson_batch`` repeat one example: give the mask of the
+    batch, or ``mask=True`` if every row is an example of its own. ``update`` returns the noisy sum over the expected
+    batch size. It works in ``jit``, on arrays that are sharded over devices, and in ``shard_map`` with ``axis_name``.
+    See the module for the proof, the cost and the care that the state needs. ``init`` certifies the noise, which takes
+    some seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
 
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
@@ -137,93 +177,154 @@ def private_aggregate(
         axis_name: the axis of ``shard_map``, or a tuple of all axes, that the examples are split over.
 
     Raises:
-        ValueError: an argument is out of range, or the parameters are too many for the noise multiplier, or ``update``
-            runs in ``shard_map`` over an axis that ``axis_name`` does not name. There every device would add the same
-            noise to the sum of its own examples.
-        TypeError: key is not a ChaCha20 key.
+        ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``update``
+            raises it without a mask, and for a state of another transformation. It does so, too, in ``shard_map`` over
+            an axis that ``axis_name`` does not name, where every device would add the same noise to the sum of its own
+            examples, or over an axis along which the examples are the same, which would count each several times.
+        TypeError: key is not a ChaCha20 key, or is traced. ``update`` raises it for arrays of wrong types.
 
     Example:
         >>> import jax.numpy as jnp, dpkernels as dpk
         >>> from dpkernels.interop.optax import private_aggregate
         >>> aggregate = private_aggregate(1.0, 1.1, dpk.os_key())
         >>> state = aggregate.init({"w": jnp.zeros(3)})
-        >>> update, state = aggregate.update({"w": jnp.ones((8, 3))}, state)
+        >>> update, state = aggregate.update({"w": jnp.ones((8, 3))}, state, mask=True)
         >>> update["w"].shape
         (3,)
     """
     clip, multiplier = checks.number("l2_norm_clip", l2_norm_clip), checks.number("noise_multiplier", noise_multiplier)
     checks.within("l2_norm_clip", clip, 1e-20, 1e20)
-    checks.within("noise_multiplier", multiplier, *_MULTIPLIERS)
+    checks.within("noise_multiplier", multiplier, *MULTIPLIERS)
     checks.whole("micro_batches", micro_batches, 1, 1 << 20)
     if expected_batch_size is not None:
         checks.positive("expected_batch_size", expected_batch_size)
-    words, kind, runs = _key_words(key), jax.random.key_impl(key), itertools.count()
+    owner, kind, runs = _owner(key), jax.random.key_impl(key), itertools.count()
+
+    def described(dimensions: int) -> tuple[PrivateNoise, np.ndarray]:
+        """Return the noise, and the hash of the settings."""
+        noise = PrivateNoise.certified(clip, multiplier, dimensions)
+        return noise, _hash("settings", repr((_FORMAT, clip, multiplier, dimensions, micro_batches)).encode())
 
     def init(params: optax.Params) -> PrivateAggregateState:
         leaves = jax.tree.leaves(params)
-        size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
-        form, sensitivity = _exact_noise(multiplier, size)
+        noise, settings = described(sum(math.prod(jnp.shape(leaf)) for leaf in leaves))
         sums = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params) if micro_batches > 1 else ()
-        noise = PrivateNoise(clip, multiplier, size, sensitivity, form.certificate)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise ValueError("init: call it outside jit and other transformations; every run needs a key of its own")
-        own = jax.random.key_data(jax.random.fold_in(key, run)) if (run := next(runs)) else words
-        return PrivateAggregateState(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
+        words = jax.random.key_data(jax.random.fold_in(key, next(runs)))
+        zero = jnp.zeros((), jnp.int32)
+        return PrivateAggregateState(words, jnp.asarray(owner), jnp.asarray(settings), zero, zero, sums, noise)
 
     def update(
-        updates: Any, state: PrivateAggregateState, params: Any = None, *, mask: Array | None = None, **others: Any
+        updates: Any,
+        state: PrivateAggregateState,
+        params: Any = None,
+        *,
+        mask: Array | bool | None = None,
+        **others: Any,
     ) -> tuple[optax.Updates, PrivateAggregateState]:
         del params, others
-        _check_axes(axis_name)
         leaves = jax.tree.leaves(updates)
-        rows = _rows(leaves, state.noise) * micro_batches
-        rows *= 1 if axis_name is None else jax.lax.axis_size(axis_name)
-        if rows * state.noise.sensitivity >= 1 << 31:
+        _check_axes(axis_name)
+        if not isinstance(state, PrivateAggregateState):
+            raise TypeError(f"state: is a {type(state).__name__}; it must be a PrivateAggregateState, which init makes")
+        count, dimensions = _shape(leaves, state.noise)
+        counted = _mask(mask, count)
+        noise, settings = described(dimensions)
+        is_own = _is_own(state, noise, owner, settings, updates if micro_batches > 1 else ())
+        rows = count * micro_batches * (1 if axis_name is None else jax.lax.axis_size(axis_name))
+        if rows * noise.sensitivity >= 1 << 31:
             raise ValueError(
-                f"updates: {rows} examples of {state.noise.sensitivity:g} units each may overflow 32-bit integers"
+                f"updates: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers"
             )
-        sums = _clipped_sums(updates, mask, state.noise)
+        sums = _clipped_sums(updates, counted, noise)
         if axis_name is not None:
+            _check_parts(sums)
             sums = jax.lax.psum(sums, axis_name)
         types = [leaf.dtype for leaf in leaves]
         divided_by = rows if expected_batch_size is None else expected_batch_size
-        release = partial(_release, kind, state.noise, state.noise.unit / divided_by, types)
+        release = partial(_release, kind, noise, noise.unit / divided_by, types)
+        micro_step = state.micro_step + 1
+        is_last = micro_step == micro_batches
         if micro_batches == 1:
-            made, following = release(state.key, sums)
-            return made, PrivateAggregateState(following, state.step + 1, state.micro_step, (), state.noise)
-        sums, at = jax.tree.map(jnp.add, state.sums, sums), state.micro_step + 1
-        last = at == micro_batches
-        made, following = jax.lax.cond(last, release, partial(_nothing, types), state.key, sums)
-        sums = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), sums)
-        return made, PrivateAggregateState(following, state.step + last, jnp.where(last, 0, at), sums, state.noise)
+            released, following = release(state.key, sums)
+            sums = ()
+        else:
+            sums = jax.tree.map(jnp.add, state.sums, sums)
+            released, following = jax.lax.cond(is_last, release, partial(_nothing, types), state.key, sums)
+            sums = jax.tree.map(lambda leaf: jnp.where(is_last, 0, leaf), sums)
+        released = jax.tree.map(lambda leaf: jnp.where(is_own, leaf, jnp.nan), released)
+        step, micro_step = state.step + is_last, jnp.where(is_last, 0, micro_step)
+        return released, PrivateAggregateState(following, state.owner, state.settings, step, micro_step, sums, noise)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState:
-    """Return the state with another key for the steps to come.
+    """Return the state for a transformation with another key and the same settings, to go on from a checkpoint.
 
-    Use it when a run goes on from a checkpoint that another run has gone on from, and before a checkpoint is shared.
+    The noise of the steps to come is that of the new key. Use every key once: for one transformation, one process, and
+    one state.
     """
-    return replace(state, key=_key_words(key))
+    owner = _owner(key)
+    return replace(state, key=jax.random.key_data(key), owner=jnp.asarray(owner))
 
 
 def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
     """Refuse to run in ``shard_map`` or ``pmap`` over an axis that is not named."""
-    mesh, named = jax.sharding.get_abstract_mesh(), (axis_name,) if isinstance(axis_name, str) else axis_name or ()
-    if missing := [name for name in mesh.manual_axes if mesh.shape[name] > 1 and name not in named]:
+    named = (axis_name,) if isinstance(axis_name, str) else axis_name or ()
+    if missing := [name for name in device_axes() if name not in named]:
         raise ValueError(
             f"axis_name: {axis_name!r} leaves out {missing[0]!r}, an axis of the shard_map that this update runs in. "
             "The devices along it would add the same noise to different sums. Name all axes or update outside shard_map"
         )
 
 
-def _key_words(key: Array) -> Array:
-    """Return the words of one ChaCha20 key; any other key is an error."""
-    secure = dpk.key_from_bytes(bytes(32))
-    if getattr(key, "dtype", None) != secure.dtype or key.shape:
-        raise TypeError("key: must be one ChaCha20 key, such as dpkernels.os_key()")
-    return jax.random.key_data(key)
+def _check_parts(sums: Any) -> None:
+    """Refuse sums that are known to be the same along an axis of devices, whose sum has every example several times."""
+    axes = device_axes()
+    for leaf in jax.tree.leaves(sums) if axes else ():
+        varying = varying_axes(leaf, axes)
+        if varying is not None and (repeated := set(axes) - set(varying)):
+            raise ValueError(
+                f"updates: are the same along {min(repeated)!r}, so that the sum over its devices would count every "
+                "example several times; split the examples over all named axes"
+            )
+
+
+def _owner(key: Array) -> np.ndarray:
+    """Return the hash of a key, which identifies its transformation; no ChaCha20 key, or a traced one, is an error."""
+    checks.not_traced("key", "Give a key outside of transformations; states carry their own.", key)
+    return _hash("key", release_key_bytes(key))
+
+
+def _hash(kind: str, content: bytes) -> np.ndarray:
+    """Return the words of the SHA-256 hash of a content of a kind."""
+    return np.frombuffer(hashlib.sha256(f"dpkernels private_aggregate {kind}\0".encode() + content).digest(), "<u4")
+
+
+def _is_own(
+    state: PrivateAggregateState, noise: PrivateNoise, owner: np.ndarray, settings: np.ndarray, summed: Any
+) -> Array:
+    """Return whether the state is this transformation's; raise an error if it is known that it is not."""
+    for name in ("l2_norm_clip", "noise_multiplier", "sensitivity"):
+        if (theirs := getattr(state.noise, name)) != (ours := getattr(noise, name)):
+            raise ValueError(f"state: is for {name} {theirs!r}, but this update for {ours!r}; begin with a new state")
+    expected = {"key": _HASH, "owner": _HASH, "settings": _HASH, "step": _NUMBER, "micro_step": _NUMBER}
+    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.int32), summed)
+    for name, form in (*expected.items(), ("sums", sums)):
+        if (found := jax.tree.map(_form, getattr(state, name))) != jax.tree.map(_form, form):
+            raise TypeError(f"state: {name} has the form {found}; it must be {jax.tree.map(_form, form)}")
+    is_owner, has_settings = (state.owner == owner).all(), (state.settings == settings).all()
+    if not isinstance(is_owner, jax.core.Tracer) and not is_owner:
+        raise ValueError("state: belongs to a transformation with another key; renew_key gives it the key of this one")
+    if not isinstance(has_settings, jax.core.Tracer) and not has_settings:
+        raise ValueError("state: belongs to a transformation with other settings; begin with a new state")
+    return is_owner & has_settings
+
+
+def _form(leaf: Any) -> str:
+    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
@@ -246,7 +347,8 @@ def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
     return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
 
 
-def _rows(leaves: list[Any], noise: PrivateNoise) -> int:
+def _shape(leaves: list[Any], noise: PrivateNoise) -> tuple[int, int]:
+    """Return the number of examples, and of values an example, which must be those of the state's noise."""
     shapes = [jnp.shape(leaf) for leaf in leaves]
     if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes) or not shapes[0][0]:
         raise ValueError(f"updates: have shapes {shapes}; the first axis of every leaf must hold the same examples")
@@ -257,16 +359,28 @@ def _rows(leaves: list[Any], noise: PrivateNoise) -> int:
         )
     if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         raise TypeError(f"updates: have types {[str(leaf.dtype) for leaf in leaves]}; all must be floats")
-    return int(shapes[0][0])
+    return int(shapes[0][0]), size
 
 
-def _clipped_sums(updates: optax.Updates, mask: Array | None, noise: PrivateNoise) -> Any:
+def _mask(mask: Any, count: int) -> Array:
+    """Return which rows count; the user has to say so, because padded rows repeat an example."""
+    if mask is None:
+        raise ValueError(
+            "mask: is missing; give the mask of poisson_batch, whose padded rows repeat an example, or True if every "
+            "row is an example of its own"
+        )
+    if mask is True:
+        return jnp.ones(count, bool)
+    counted = jnp.asarray(mask)
+    if counted.dtype != jnp.bool_ or counted.shape != (count,):
+        raise ValueError(f"mask: is {_form(counted)}; it must be bool[{count}], one entry an example, or True")
+    return counted
+
+
+def _clipped_sums(updates: optax.Updates, counted: Array, noise: PrivateNoise) -> Any:
     """Return the sums over examples of clipped and rounded gradients, in units; see the module for the proof."""
     leaves, tree = jax.tree.flatten(updates)
     count = leaves[0].shape[0]
-    counted = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
-    if counted.shape != (count,):
-        raise ValueError(f"mask: has shape {counted.shape}; it must be ({count},), one entry an example")
     most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     with jax.enable_x64(True):
         # One example at a time stays in the cache: XLA's sums over all of them at once take twice as long on a CPU.
@@ -289,7 +403,7 @@ def _release(kind: Any, noise: PrivateNoise, factor: float, types: list[Any], wo
     now, following = jax.random.split(jax.random.wrap_key_data(words, impl=kind))
     leaves, tree = jax.tree.flatten(sums)
     with jax.enable_x64(True):
-        noisy = dpk.perturb_traced(now, form, jnp.concatenate([leaf.reshape(-1) for leaf in leaves])) * factor
+        noisy = release_replicated(now, form, jnp.concatenate([leaf.reshape(-1) for leaf in leaves])) * factor
         made, at = [], 0
         for leaf, kept in zip(leaves, types, strict=True):
             made.append(noisy[at : at + leaf.size].reshape(leaf.shape).astype(kept))
@@ -304,7 +418,7 @@ def _nothing(types: list[Any], words: Array, sums: Any) -> Any:
 
 
 class PoissonBatch(NamedTuple):
-    """A Poisson sample with a static shape: its rows, then zeros up to the capacity; ``mask`` says which count."""
+    """A Poisson sample with a static shape: its rows, then row 0 up to the capacity; ``mask`` says which count."""
 
     indices: Array
     mask: Array
@@ -314,12 +428,21 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
     """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
 
     Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
-    the capacity, the batch is empty. ``poisson_overflow`` returns the probability of that; account for it. The key is a
+    the capacity, the batch is empty. ``poisson_overflow`` bounds the probability of that; account for it. The key is a
     ChaCha20 key of this step alone, different from the key of the noise. ``poisson_capacity`` proposes a capacity.
+
+    Raises:
+        TypeError: key is not a ChaCha20 key.
+        ValueError: an argument is out of range, or several devices run the program, in ``shard_map`` or ``pmap``. All
+            would draw the same rows. Draw the batch outside, and split it over the devices.
     """
-    _key_words(key)
+    check_release_key(key)
     checks.within("rate", rate, 2.0**-32, 1.0)
     checks.whole("capacity", capacity, 1, 1 << 31)
+    if axes := device_axes():
+        raise ValueError(
+            f"key: all devices along {axes[0]!r} would draw the same rows; draw the batch outside shard_map"
+        )
     below = int(rate * 2.0**32)
     hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
     count = hits.sum()
@@ -328,13 +451,17 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
 
 
 def poisson_overflow(examples: int, rate: float, capacity: int) -> float:
-    """Return the probability that a Poisson sample has more rows than the capacity."""
-    return float(binom.sf(capacity, examples, rate)) * (1 + 1e-6)
+    """Return a bound on the probability that a Poisson sample has more rows than the capacity.
+
+    It holds for a data set of ``examples`` rows and for its neighbours, which may have one row more.
+    """
+    return float(binom.sf(capacity, examples + 1, rate)) * (1 + 1e-6)
 
 
 def poisson_capacity(examples: int, rate: float, overflow: float = 1e-15) -> int:
-    """Return the smallest capacity that a Poisson sample exceeds with at most this probability."""
-    at = int(binom.isf(overflow, examples, rate))
+    """Return the smallest capacity whose ``poisson_overflow`` is at most ``overflow``: at most ``examples + 1``."""
+    checks.within("overflow", overflow, 0.0, 1.0)
+    at = max(1, int(binom.isf(overflow, examples + 1, rate)))
     while poisson_overflow(examples, rate, at) > overflow:
         at += 1
-    return min(at, examples)
+    return at

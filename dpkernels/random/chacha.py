@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.random import define_prng_impl
 
-BITS_STREAM, SPLIT_STREAM, FOLD_STREAM = 0, 1, 2
+BITS_STREAM, SPLIT_STREAM, FOLD_STREAM, DEVICE_STREAM = 0, 1, 2, 3
 
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))

@@ -30,6 +30,10 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
     secret as the data. In a loop, fold the step number into the key. Under ``vmap``, map over keys too; one key for
     several rows is refused, since the rows would have the same noise.
 
+    In ``shard_map``, devices that hold different values release them with noise of their own: the key of a device is
+    derived from ``key`` and the device's index. Devices that hold the same values make the same reports. JAX knows
+    which is the case. It does not in ``pmap`` and with ``check_vma=False``, where more than one device is refused.
+
     Args:
         key: a ChaCha20 key, such as one that ``os_key()`` made outside of the program.
         sampler: an exact sampler that ``exact_sampler`` made outside of the program.
@@ -43,7 +47,8 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
         TypeError: not an exact sampler, or not a ChaCha20 key.
         ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses. The type is too
             coarse for the mechanism, or vectors have another length, or ``vmap`` maps over x with one key. Values on a
-            lattice are not of int32 or a narrower integer type, all of whose values must be on the lattice.
+            lattice are not of int32 or a narrower integer type, all of whose values must be on the lattice. The program
+            runs on several devices, and JAX does not know which of them hold the same values.
         RuntimeError: the device's ChaCha20 words are wrong.
 
     Example:
@@ -58,10 +63,15 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
             f"sampler: {type(sampler).__name__} is not an exact sampler of single values, as exact_sampler(m) returns"
         )
     check_release_key(key)
+    values = jnp.asarray(x)
+    return release_replicated(_device_key(key, values), sampler, values)
+
+
+def release_replicated(key: Array, sampler: ExactSampler, values: Array) -> Array:
+    """Return ``perturb_traced`` of values that are the same on all devices, which make the same reports of them."""
     for device in jax.local_devices()[:1]:
         if device.platform != "cpu":
             check_words(device)
-    values = jnp.asarray(x)
     if values.size == 0:
         raise ValueError("x: is empty; at least one value is needed")
     if isinstance(sampler.mechanism, AdditiveVector):
@@ -76,6 +86,34 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
         clipped = jnp.where(jnp.isnan(typed), low, jnp.clip(typed, low, high))
         reports = _with_keys_of_their_own(partial(_reports, sampler))
         return reports(jax.random.key_data(key), clipped.reshape(-1)).reshape(values.shape)
+
+
+def device_axes() -> tuple[str, ...]:
+    """Return the axes of ``shard_map`` or ``pmap`` along which several devices run the program that is traced."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(name for name in mesh.manual_axes if mesh.shape[name] > 1)
+
+
+def varying_axes(value: Array, axes: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return those of the axes along which the value differs between devices; None if JAX does not keep track."""
+    if not jax.typeof(jax.lax.axis_index(axes)).manual_axis_type.varying:
+        return None
+    return tuple(name for name in axes if name in jax.typeof(value).manual_axis_type.varying)
+
+
+def _device_key(key: Array, values: Array) -> Array:
+    """Return the key of this device's values, which is the given key where every device has the same values."""
+    if not (axes := device_axes()):
+        return key
+    if (axes_of_values := varying_axes(values, axes)) is None:
+        raise ValueError(
+            f"x: in pmap, or in shard_map with check_vma=False, it is unknown which devices along {axes[0]!r} hold the "
+            "same values, and these must have the same noise; use shard_map with check_vma=True, the default"
+        )
+    if not axes_of_values:
+        return key
+    index = jax.lax.axis_index(axes_of_values)
+    return chacha.wrap(chacha.stream_words(jax.random.key_data(key), chacha.DEVICE_STREAM, (index, 0), 8, 32))
 
 
 def _check_lattice(lattice: Any, values: Array) -> None:
