@@ -37,7 +37,7 @@ def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def step(aggregate: Any, params: Any, x: jax.Array, y: jax.Array) -> Callable[[], Any]:
+def step(aggregate: Any, params: Any, x: jax.Array, y: jax.Array, **arguments: Any) -> Callable[[], Any]:
     """Return a compiled training step, which starts from the same state every time."""
     optimiser = optax.chain(aggregate, optax.sgd(0.1))
     state = optimiser.init(params)
@@ -45,7 +45,7 @@ def step(aggregate: Any, params: Any, x: jax.Array, y: jax.Array) -> Callable[[]
     @jax.jit
     def run(params: Any, state: Any) -> Any:
         gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y)
-        updates, following = optimiser.update(gradients, state, params)
+        updates, following = optimiser.update(gradients, state, params, **arguments)
         return optax.apply_updates(params, updates), following
 
     return lambda: jax.block_until_ready(run(params, state))
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     theirs = optax.contrib.differentially_private_aggregate(1.0, 1.0, jax.random.key(2))
     steps = {
-        "private_aggregate": step(private_aggregate(1.0, 1.0, dpk.os_key()), params, x, y),
+        "private_aggregate": step(private_aggregate(1.0, 1.0, dpk.os_key()), params, x, y, mask=True),
         "optax.contrib": step(theirs, params, x, y),
     }
     least = least_seconds(steps, given.times)

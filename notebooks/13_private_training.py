@@ -48,13 +48,17 @@ examples = 1500
 # ## The noise for a budget
 #
 # 150 steps, each on a Poisson sample in which every digit is with probability 0.1, for epsilon 4 at delta 1e-5. A batch
-# has a static shape: more rows than its capacity are so improbable that the probability goes into the accounting.
+# has a static shape: more rows than its capacity are so improbable that the probability goes into the accounting. So
+# does the distance of the table of noise from a Gaussian, which depends on the number of parameters.
 
 # %%
 rate, steps, delta, clip = 0.1, 150, 1e-5, 1.0
 capacity = poisson_capacity(examples, rate)
 overflow = poisson_overflow(examples, rate, capacity)
-run = noise_multiplier_for(TrainingRun(1.0, rate, steps, slack=overflow), epsilon=4.0, delta=delta)
+parameters = 64 * 32 + 32 * 10
+run = noise_multiplier_for(
+    TrainingRun(1.0, rate, steps, slack=overflow), epsilon=4.0, delta=delta, dimensions=parameters
+)
 print(f"noise multiplier {run.noise_multiplier:.4f}, epsilon {run.bracket(delta=delta)}, capacity {capacity}")
 
 # %% [markdown]
@@ -131,17 +135,18 @@ print(f"total variation distance of a step to Gaussian noise: at most {noise.tot
 # %% [markdown]
 # ## Epsilon of the run
 #
-# The distance of the table goes into the slack. dp_accounting's own accountants know neither it nor the overflow.
+# The slack of the run has the overflow and the distance of the table, and epsilon is within the budget.
+# dp_accounting's own accountants know neither.
 
 # %%
-whole = TrainingRun(z, rate, steps, slack=overflow + noise.total_variation)
+assert run.slack >= overflow + noise.total_variation
 event = dp_accounting.SelfComposedDpEvent(
     dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z)), steps
 )
-low, high = whole.bracket(delta=delta)
+low, high = run.bracket(delta=delta)
 pd.DataFrame(
     {
-        "this package, with all slack": [f"{whole.epsilon(delta):.6f}", f"[{low:.6f}, {high:.6f}]"],
+        "this package, with all slack": [f"{run.epsilon(delta):.6f}", f"[{low:.6f}, {high:.6f}]"],
         "this package's Accountant": [f"{Accountant().compose(event).get_epsilon(delta):.6f}", ""],
         "dp_accounting's PLDAccountant": [f"{pld.PLDAccountant().compose(event).get_epsilon(delta):.6f}", ""],
     },

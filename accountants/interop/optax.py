@@ -25,6 +25,8 @@ from dpkernels.interop.optax import MULTIPLIERS, PrivateNoise
 
 # The distance of the answer above a solution of the equation for epsilon.
 _ABOVE = 1e-9
+# Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
+_MOST_STEPS = 24
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _PRECISION = 1e-6
 # Above the distance of a table, since a slightly different noise multiplier has another table.
@@ -95,13 +97,15 @@ class TrainingRun:
     def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
         """Return an eps, found from below, with delta(eps) + slack(eps) <= delta, next to the smallest one."""
         eps = epsilon_at(delta)
-        while self.slack and eps < math.inf:
+        if not self.slack:
+            return eps
+        for _ in range(_MOST_STEPS):
             rest = delta - self._slack(eps + _ABOVE)
             following = epsilon_at(rest) if rest > 0 else math.inf
             if following <= eps + _ABOVE:
                 return eps + _ABOVE
             eps = following
-        return eps
+        return math.inf
 
 
 def noise_multiplier_for(

@@ -58,6 +58,7 @@ from scipy.stats import binom
 
 import dpkernels as dpk
 from dpkernels import checks
+from dpkernels.random.chacha import varying_like
 from dpkernels.random.keys import check_release_key, release_key_bytes
 from dpkernels.release.traced import device_axes, release_replicated, varying_axes
 
@@ -295,7 +296,8 @@ def _check_parts(sums: Any) -> None:
 def _owner(key: Array) -> np.ndarray:
     """Return the hash of a key, which identifies its transformation; no ChaCha20 key, or a traced one, is an error."""
     checks.not_traced("key", "Give a key outside of transformations; states carry their own.", key)
-    return _hash("key", release_key_bytes(key))
+    with jax.ensure_compile_time_eval():  # A key that is a constant of a program that is traced.
+        return _hash("key", release_key_bytes(key))
 
 
 def _hash(kind: str, content: bytes) -> np.ndarray:
@@ -393,7 +395,8 @@ def _clipped_sums(updates: optax.Updates, counted: Array, noise: PrivateNoise) -
             parts = [jnp.where(kept, row, 0.0).astype(jnp.int32) for row in scaled]
             return [total + part for total, part in zip(sums, parts, strict=True)]
 
-        sums = jax.lax.fori_loop(0, count, add, [jnp.zeros(leaf.shape[1:], jnp.int32) for leaf in leaves])
+        zeros = [varying_like(jnp.zeros(leaf.shape[1:], jnp.int32), counted, *leaves) for leaf in leaves]
+        sums = jax.lax.fori_loop(0, count, add, zeros)
     return jax.tree.unflatten(tree, sums)
 
 

@@ -48,10 +48,18 @@ def blocks(head: Array, count: int) -> Array:
     """Return consecutive blocks, RFC 8439 section 2.3, uint32 of shape (count, 16), from a state's words 4 to 15 on."""
     low = head[8] + lax.iota(jnp.uint32, count)
     high = head[9] + (low < head[8]).astype(jnp.uint32)
-    fixed = (jnp.broadcast_to(words[:, None], (4, count)) for words in (jnp.asarray(_CONSTANTS), head[:4], head[4:8]))
+    constants = varying_like(jnp.asarray(_CONSTANTS), head)
+    fixed = (jnp.broadcast_to(words[:, None], (4, count)) for words in (constants, head[:4], head[4:8]))
     start = (*fixed, jnp.stack([low, high, *(jnp.broadcast_to(word, (count,)) for word in head[10:])]))
     end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
+
+
+def varying_like(value: Array, *others: Array) -> Array:
+    """Return the value typed as different on the devices of a shard_map on which others are: loops need one type."""
+    axes = frozenset[str]().union(*(jax.typeof(other).manual_axis_type.varying for other in others))
+    missing = axes - jax.typeof(value).manual_axis_type.varying
+    return lax.pcast(value, tuple(missing), to="varying") if missing else value
 
 
 def _double_round(state: tuple[Array, ...]) -> tuple[Array, ...]:
