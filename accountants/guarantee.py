@@ -43,6 +43,7 @@ from accountants.dominating_pairs.base import DominatingPair, as_float64
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import UNKNOWN, from_json_form, to_json_form
+from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
@@ -164,6 +165,7 @@ class Guarantee(ComposableGuarantee):
         sampled = {term.neighbours for term in self.terms if term.sampling_rate is not None}
         return NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
+    @in_64_bits
     def delta(self, epsilon: Real) -> Any:
         """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP, for eps >= 0 of any shape.
 
@@ -175,14 +177,15 @@ class Guarantee(ComposableGuarantee):
             A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
                 eps, the count, the sampling rate and every parameter of the mechanism. One case is excluded: several
                 reports have no valid derivative in an ``outside`` weight of 0, because losses are unbounded next to it.
-                Use 64-bit JAX numbers; the tails of sums are lost in 32 bits.
+                JAX numbers of 32 bits are computed in 64 bits where they are concrete; traced ones are an error.
 
         Raises:
-            ValueError: epsilon is negative.
+            ValueError: epsilon is negative, or JAX traces numbers of 32 bits, which lose the tails of sums.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, self._delta_bracket)
 
+    @in_64_bits
     def epsilon(self, delta: Real) -> Any:
         """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
 
@@ -258,6 +261,7 @@ class Guarantee(ComposableGuarantee):
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
         return self._bracket.epsilon(delta)
 
+    @in_64_bits
     def renyi(self, order: Any) -> Any:
         """Return the Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""
         checks.within("order", order, np.nextafter(1.0, 2.0), np.inf)

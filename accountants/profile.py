@@ -10,6 +10,7 @@ import numpy as np
 
 from accountants.dominating_pairs.base import DominatingPair, as_float64, cap, curve, profile
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon, reject_sensitivity
+from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, floating, namespace, plain
@@ -47,6 +48,7 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
     return plain(profile(dominating_pairs(mechanism, sensitivity), epsilon))
 
 
+@in_64_bits
 def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     """Return the smallest eps >= 0 for which the mechanism is (eps, delta)-DP; inf where no eps is sufficient.
 

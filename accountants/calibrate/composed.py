@@ -24,6 +24,7 @@ import numpy as np
 from accountants.composition.bounds import Bracket
 from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee, guarantee
+from accountants.precision import in_64_bits
 from accountants.profile import epsilon as realised_epsilon
 from accountants.scale import check_target, rescaled
 from accountants.shuffle import shuffled as account
@@ -50,6 +51,7 @@ _FEWEST = 1e-2
 _RTOL, _LEAST_LOG = 1e-12, 700.0
 
 
+@in_64_bits
 def composed_scale(
     noise: Distribution,
     *,
@@ -83,6 +85,7 @@ def composed_scale(
     return start * noise_scale_factor(made, epsilon=epsilon, delta=delta)
 
 
+@in_64_bits
 def composed(
     noise: Distribution,
     *,
@@ -121,6 +124,7 @@ def with_own_claim(made: Additive, delta: Real) -> Additive:
     return made.claim(sensitivity=made.sensitivity, epsilon=max(own, least), delta=delta)
 
 
+@in_64_bits
 def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
     """Return the factor by which all noise must be scaled so that all releases together are (eps, delta)-DP.
 
@@ -173,6 +177,7 @@ def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
     return Guarantee(tuple(map(scaled, made.terms)))
 
 
+@in_64_bits
 def composed_budget(
     constructor: Callable[..., Any],
     *,
@@ -368,6 +373,7 @@ def conservative_parameter(
 # Shuffled reports
 
 
+@in_64_bits
 def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: int, **arguments: Any) -> Any:
     """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports are (eps, delta)-DP.
 

@@ -23,6 +23,7 @@ from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms, of_dots
 from accountants.dominating_pairs.registry import bounded_pair
 from accountants.guarantee import ComposableGuarantee, Guarantee, check_one_given
+from accountants.precision import in_64_bits
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
@@ -51,6 +52,7 @@ class Shuffled(ComposableGuarantee):
         """Describe which inputs are neighbours, who is trusted, and which reports count."""
         return NEIGHBOURING
 
+    @in_64_bits
     def delta(self, epsilon: Any) -> Any:
         """Return the least delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
@@ -74,18 +76,19 @@ class Shuffled(ComposableGuarantee):
                 windows, eps0 2: 1e-2 at n = 100, 1e-5 at 1,000, 1e-8 at 10,000).
 
         Raises:
-            ValueError: epsilon is out of range, or JAX values have 32 bits.
+            ValueError: epsilon is out of range, or JAX traces values of 32 bits.
         """
         if not self._is_bounded(epsilon):
             return self._evaluate(self._upper, epsilon)
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return _each(self._upper_delta, epsilon)
 
+    @in_64_bits
     def epsilon(self, delta: Any) -> Any:
         """Return the least eps >= 0 at delta, as accurate as ``delta``. Derivatives are implicit.
 
         Raises:
-            ValueError: delta is not in (0, 1), or JAX values have 32 bits.
+            ValueError: delta is not in (0, 1), or JAX traces values of 32 bits.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):

@@ -259,8 +259,12 @@ def test_vectorised_and_traced_values_are_the_integral():
         eps = jnp.array([[0.02, 0.05], [0.1, 0.2]])
         found = shuffled(made, jnp.float64(10**6)).delta(eps)
     assert np.asarray(found) == pytest.approx(shuffled(made, 10**6).delta(np.asarray(eps)), rel=1e-9)
-    with pytest.raises(ValueError, match="64-bit"):
-        shuffled(made, 10**6).delta(jnp.float32(0.1))
+    for bad in (
+        shuffled(made, 10**6).delta,
+        lambda eps: shuffled(dpk.piecewise(epsilon=20 * eps, lower=0.0, upper=1.0), 10**6).delta(0.1),
+    ):
+        with pytest.raises(ValueError, match="64"):
+            jax.jit(bad)(jnp.float32(0.1))
 
 
 @pytest.mark.thorough

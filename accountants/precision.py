@@ -1,0 +1,49 @@
+"""The precision of JAX numbers: accounting needs 64 bits, whatever the user's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_64_bits(function: F) -> F:
+    """Return the function that computes JAX numbers of 32 bits in 64 bits, and gives results in the caller's type.
+
+    Numbers in 32 bits lose the tails of sums, so that an epsilon would be infinite. The user's settings do not change.
+    With JAX's 64-bit types off, traced numbers (jit, grad, vmap) are a ValueError: they cannot leave 32 bits.
+    """
+
+    @wraps(function)
+    def computed(*args: Any, **arguments: Any) -> Any:
+        given = args, arguments
+        types = [leaf.dtype for leaf in jax.tree.leaves(given) if _is_number(leaf)]
+        if not types:
+            return function(*args, **arguments)
+        own = jnp.result_type(*(kind for kind in types if jnp.issubdtype(kind, jnp.floating)), jnp.float32)
+        has_64_bits = jax.config.jax_enable_x64
+        if has_64_bits and own == jnp.float64:
+            return function(*args, **arguments)
+        if not has_64_bits and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given)):
+            raise ValueError(
+                f"{function.__qualname__}: traced by JAX (jit, grad or vmap) in 32 bits, which lose the tails of sums; "
+                "call it under jax.enable_x64(True), or set jax.config.update('jax_enable_x64', True)"
+            )
+        with jax.enable_x64(True):
+            args, arguments = jax.tree.map(partial(_cast, jnp.float64), given)
+            return jax.tree.map(partial(_cast, own), function(*args, **arguments))
+
+    return cast(F, computed)
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _cast(kind: Any, leaf: Any) -> Any:
+    return leaf.astype(kind) if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
