@@ -26,7 +26,7 @@ def in_64_bits(function: F) -> F:
         if not types:
             return function(*args, **arguments)
         own = jnp.result_type(*(kind for kind in types if jnp.issubdtype(kind, jnp.floating)), jnp.float32)
-        has_64_bits = jax.config.jax_enable_x64
+        has_64_bits = jax.dtypes.canonicalize_dtype(jnp.float64) == jnp.float64
         if has_64_bits and own == jnp.float64:
             return function(*args, **arguments)
         if not has_64_bits and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given)):
