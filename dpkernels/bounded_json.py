@@ -10,6 +10,9 @@ from typing import Any
 # The largest size of a file in bytes; a column of additive noise takes about a MiB.
 MOST_BYTES = 1 << 28
 _MOST_DIGITS = 32  # The largest length of an integer; 64-bit integers have 20 digits.
+# The most values of each kind, since a small value takes up to 70 times its text in memory. A column of additive noise
+# has about 50,000 numbers, and a part of a dataset one object. Characters inside strings count, too.
+_MOST_VALUES = {"lists and objects": ("[{", 1 << 18), "members of objects": (":", 1 << 20), "values": (",", 1 << 23)}
 
 
 def read_text(path: Path) -> str:
@@ -22,11 +25,14 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text, in time and memory proportional to its length.
+    """Return the value of a JSON text, in time proportional to its length and at most about 0.5 GB of memory.
 
-    A ValueError says that it is not JSON, is nested too deeply, or has a duplicate key, a number that is not finite, or
-    an integer with too many digits.
+    A ValueError says that it is not JSON, is nested too deeply, or has too many values, a duplicate key, a number that
+    is not finite, or an integer with too many digits.
     """
+    for kind, (marks, most) in _MOST_VALUES.items():
+        if (count := sum(map(text.count, marks))) > most:
+            raise ValueError(f"JSON: has about {count} {kind}; at most {most} are read")
 
     def number(text: str) -> float:
         return real("JSON", float(text))

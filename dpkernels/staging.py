@@ -7,6 +7,7 @@ be predicted. The file is created exclusively, never through a link, and only fo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -212,6 +213,14 @@ def naming(place: object) -> Iterator[None]:
         if error.filename or not error.strerror:
             raise
         raise OSError(error.errno, error.strerror, str(place)) from error
+
+
+def check_space(folder: Path, size: int) -> None:
+    """Raise the OSError of a full disk if files of this size do not fit into a folder's file system."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        problem = f"the disk has {free} bytes left, and about {size} are needed"
+        raise OSError(errno.ENOSPC, problem, str(folder))
 
 
 def write_png(figure: Any, target: Path) -> None:

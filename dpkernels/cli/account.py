@@ -18,6 +18,7 @@ from accountants.composition.self_composed import ConvergenceError
 from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.options import single, usage_errors
 from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
@@ -122,7 +123,7 @@ class Account:
         try:
             own = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
-            return f"no release: {error}"
+            return f"no release: {text_of(error)}"
         return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"
 
     @property

@@ -14,6 +14,7 @@ import dpkernels as package
 from dpkernels.cli import options as opts
 from dpkernels.cli.files.layout import DASH
 from dpkernels.cli.interrupts import importing
+from dpkernels.cli.terminal import show
 
 _OVERVIEW = """\b
 Examples:
@@ -27,10 +28,15 @@ Examples:
 
 \b
 Exit codes:
-  0  success; for perturb, OUT and OUT.json are complete, even if a summary could not be printed
-  1  failure or interruption; one line says why, and nothing was written. A charge to a ledger is voided
+  0  done; for perturb, OUT and OUT.json are complete, even if a summary could not be printed
+  1  failed or interrupted; one line says why, and nothing was written. A charge to a ledger is voided
      if nothing of the release can have been read; otherwise it is kept, and the line says so
   2  a wrong option or argument; nothing was charged or written
+  3  the budget is exhausted; nothing was charged or written
+  4  verification failed: a release, its sidecar, a certificate or a ledger is not what it says
+  5  try again: the disk is full, another process holds a file, or too many files are open
+
+An error names rows and lines of a file. It shows their values only if standard error is a terminal.
 """
 
 
@@ -43,7 +49,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def dpkernels(context: click.Context) -> None:
     """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+        show(context.get_help())
 
 
 dpkernels.command_class = opts.Command
@@ -52,7 +58,7 @@ dpkernels.command_class = opts.Command
 def _print(found: Any, as_json: bool, plot: Path | None = None) -> None:
     if plot is not None:
         found.plot(plot)
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    show(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
 
 
 _MORE_ACCOUNT = """\b
@@ -168,6 +174,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 @click.option("--assume", type=click.Choice(["nothing", "smooth"]), default="nothing", help=_ASSUME)
 @opts.plot_option("Also draw the histogram and the cdf into this .png, of every group.")
 @opts.engine_options
+@opts.redact_option()
 @opts.json_option()
 def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Estimate from the reports in a released file the values behind them, with intervals.
@@ -277,6 +284,7 @@ _COMPARED: opts.Options = {
 @opts.engine_options
 @_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
 @_run_option("--progress/--no-progress", default=None, help="Show a progress bar. Default: for long work only.")
+@opts.redact_option(_run_option)
 @_run_option("--quiet", is_flag=True, help="Print no summary.")
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
@@ -306,8 +314,8 @@ def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, 
     done, left = release.check(progress) if check else (release.release(progress, check_first), "")
     if not quiet:
         about = done, None if check else (target, release.sidecar)
-        lines = [json.dumps(summary.summary_dict(*about), indent=2)] if as_json else summary.summary_lines(*about, left)
-        click.echo("\n".join(lines), err=target == DASH)
+        result = json.dumps(summary.summary_dict(*about), indent=2) if as_json else summary.summary_lines(*about, left)
+        show(result, error=target == DASH)
 
 
 @dpkernels.command(epilog=_MORE_COMPARE)
@@ -330,22 +338,27 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
 @dpkernels.command()
 @click.option("--mechanism", metavar="NAME", multiple=True, help="A mechanism; `dpkernels mechanisms` lists them.")
 @opts.mechanism_options
+@opts.redact_option()
 @opts.json_option("Print JSON, the integer table included.")
 @click.option("--verify", type=opts.INPUT, help="Instead, verify every certificate of this OUT.json.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
     """Print the certificate of a mechanism's integer table, or verify every column of a finished release (--verify).
 
-    --verify checks the output as well. For a dataset it checks every part, and refuses a folder in which a part is
-    missing or altered, or that has a file which the release does not have.
+    --verify also checks the output, which must be beside the sidecar. For a dataset it checks every part, and refuses
+    a folder in which a part is missing or altered, or that has a file which the release does not have.
     """
     wanted = opts.single({"mechanism": mechanism, **options})
     if verify is not None:
         if wanted or as_json:
             raise click.UsageError("--verify: takes no other option")
         with importing():
+            from dpkernels.cli.release.verify import CertificateError
             from dpkernels.cli.release.verify import verify as verified
 
-        click.echo("\n".join(verified(verify)))
+        lines, problem = verified(verify)
+        show(lines)
+        if problem:
+            raise CertificateError(problem)
         return
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
@@ -370,7 +383,7 @@ def mechanisms() -> None:
     """List every mechanism and its options."""
     from dpkernels.cli.mechanisms import listing
 
-    click.echo("\n".join(listing()))
+    show(listing())
 
 
 @dpkernels.command()
@@ -392,11 +405,11 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
         if not output.parent.is_dir():
             raise click.UsageError(f"--output: the folder {output.parent} does not exist")
         page.write(output)
-        click.echo(output)
+        show([str(output)])
         return
     place, is_open = page.kept().as_uri(), only_print
     with suppress(webbrowser.Error):
         is_open = is_open or webbrowser.open(place)
     if not is_open:
         raise click.ClickException(f"no browser opened {place}; --output FILE writes the page to a file")
-    click.echo(place)
+    show([place])

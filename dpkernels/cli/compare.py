@@ -12,6 +12,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.options import usage_errors
+from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import shown as rounded
@@ -68,7 +69,7 @@ class Comparison:
         """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
         if self.lower is None or self.upper is None:
             raise click.UsageError("--plot: draws bounded mechanisms; give --lower and --upper")
-        click.echo("drawing: computes every mechanism at up to 25 budgets, half a minute", err=True)
+        show("drawing: computes every mechanism at up to 25 budgets, half a minute", error=True)
         breadth = 1.0 if self.sensitivity is None else (self.upper - self.lower) / self.sensitivity
         names = [*MECHANISMS, *(() if self.sensitivity is None else CENTRAL)]
         names = [name for name in names if _covers(name, 2 * _LEAST, breadth)]
@@ -136,7 +137,7 @@ def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, M
         wanted["optimal-central"] = {**options, "sensitivity": sensitivity}
     for name, own in wanted.items():
         if not is_solved(**own):
-            click.echo(f"solving the linear program of {name}", err=True)
+            show(f"solving the linear program of {name}", error=True)
     return {name: mechanism(name, own) for name, own in wanted.items()}
 
 

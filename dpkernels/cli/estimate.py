@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels import checks
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
@@ -26,6 +27,7 @@ from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.release.output import digest, sidecar_path
 from dpkernels.cli.release.sidecar import label, read_sidecar, title
+from dpkernels.cli.terminal import private, public
 from dpkernels.cli.text import aligned, shown
 from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel, channel_of
@@ -121,7 +123,7 @@ class Wanted:
         except CertificateError:
             raise
         except ValueError as error:
-            message = str(error).replace("bounds:", "--lower, --upper:")
+            message = text_of(error).replace("bounds:", "--lower, --upper:")
             if message.startswith("--lower, --upper: None"):
                 message = (
                     "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
@@ -167,11 +169,11 @@ def read(
     try:
         written = Layout.from_dict(form["layout"])
     except ValueError as error:
-        raise ValueError(f"{place}: is not the sidecar of a release; {error}") from error
+        raise CertificateError(f"{place}: is not the sidecar of a release; {text_of(error)}") from error
     if sidecar is None and "parts" in form["output"]:
         raise ValueError(f"{place}: is the sidecar of a release of many files; REPORTS is then their folder")
     if sidecar is None and form["output"]["sha256"] != digest(path):
-        raise ValueError(
+        raise CertificateError(
             f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
         )
     if sidecar is not None:  # of another file with the same reports, of the format that its suffix says
@@ -243,9 +245,10 @@ def _reports(source: Source, piece: Any, name: str | None, start: int, channel: 
         return places
     except ReportError as error:
         row = int(np.flatnonzero(there)[error.row])
-        raise ValueError(f"{label(name)}{source.place(piece, start + row, start)} {error.reason}") from error
+        reason = private(error.reason, "is no report of this release")
+        raise ValueError(f"{label(name)}{source.place(piece, start + row, start)} {reason}") from error
     except ValueError as error:
-        raise ValueError(label(name) + str(error)) from error
+        raise ValueError(label(name) + text_of(error)) from error
 
 
 _QUANTILES = (0.1, 0.5, 0.9)
@@ -369,8 +372,9 @@ def estimates(found: Read, asked: EstimateOptions) -> Estimates:
     """Estimate from counted reports; it is an error if no group has enough of them for the options."""
     rows = [_row(group, counts, asked) for group, counts in found.groups.items()]
     if all(row.error is not None for row in rows):
-        by, message = found.wanted.by, str(rows[0].error)
-        where = "" if by is None else f"--by: no group can answer; {by} {_group_title(rows[0].form['group'])}: "
+        by, message = found.wanted.by, next(text_of(row.error) for row in rows if row.error is not None)
+        group = private(_group_title(rows[0].form["group"]), "of the first group")
+        where = "" if by is None else f"--by: no group can answer; {by} {group}: "
         raise ValueError(where + ("--quantiles: " if message.startswith("p: ") else "") + message.removeprefix("p: "))
     return Estimates(found, asked, rows)
 
@@ -406,7 +410,8 @@ def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateR
                 ends = [float(end) for end in found.interval(asked.confidence)]
                 form[name] = {"value": float(found.value), "interval": ends}
         except ValueError as error:
-            form[name] = {"value": None, "why": str(error).partition(": ")[2]}  # without the library's argument
+            why = public(text_of(error)).partition(": ")[2]  # without the library's argument
+            form[name] = {"value": None, "why": why}
             if name not in optional:
                 first = first or error
     return EstimateRow(form, made, first)

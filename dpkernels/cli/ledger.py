@@ -14,6 +14,7 @@ import click
 
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, budgeted, check, minus, printed
 from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement, check_makeable
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned, shown
@@ -128,7 +129,7 @@ class LedgerCharge:
             try:
                 self.ledger.void(self.entry.id, _VOID_LABEL)
             except (OSError, LedgerError) as failed:
-                why = f"it could not be voided: {failed}"
+                why = f"it could not be voided: {text_of(failed)}"
         if why:
             return f"({charge} stays in {self.path}: {why})"
         return f"({charge} in {self.path} is voided: nothing was released)"
@@ -186,14 +187,14 @@ class Report:
 
     def __str__(self) -> str:
         own = self.statement
-        lines = [f"ledger  {self.path}, {own.ledger}, made {own.created}"]
+        lines = [f"ledger  {shown(str(self.path))}, {shown(own.ledger)}, made {shown(own.created)}"]
         lines += [f"{name:<7} {getattr(own, name)}" for name in ("budget", "spent", "left")]
         rows = [["charge", "time", "epsilon", "delta", "label"]]
         for entry in own.entries:
             notes = [f"voids charge {entry.voids}"] if entry.voids else []
             notes += [f"voided by {own.voided[entry.id]}"] if entry.id in own.voided else []
             label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
-            rows.append([str(entry.id), entry.time, *_signed(entry).values(), label])
+            rows.append([str(entry.id), shown(entry.time), *_signed(entry).values(), label])
         return "\n".join(lines + (["", *aligned(rows)] if own.entries else []))
 
 

@@ -21,6 +21,7 @@ import click
 
 import dpkernels
 from dpkernels import checks, mechanisms
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -115,7 +116,7 @@ def _truncated_laplace(
     try:
         return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
     except ValueError as error:
-        name, colon, text = str(error).partition(":")
+        name, colon, text = text_of(error).partition(":")
         raise ValueError(("noise-upper" if name == "upper" else name) + colon + text) from error
 
 
@@ -279,14 +280,14 @@ def build_exact_sampler(
         return own, exact_sampler(made), given
     except CertificateError as error:
         instead = ""
-        if str(error).startswith("delta:"):
+        if text_of(error).startswith("delta:"):
             from accountants import epsilon
 
             with suppress(TypeError, ValueError):  # The epsilon that the noise has at its delta, where that is known.
                 found = epsilon(made, made.delta)
                 if found > made.epsilon * (1 + 1e-9):  # Else the noise has its claim; it is the table that does not.
                     instead = f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
-        raise CertificateError(f"{where}{error}{instead}") from error
+        raise CertificateError(f"{where}{text_of(error)}{instead}") from error
 
 
 def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

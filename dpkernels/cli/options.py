@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.layout import FORMATS
+from dpkernels.cli.terminal import redact, show
 
 
 def is_dataset(text: str) -> bool:
@@ -68,9 +70,9 @@ class Command(click.Command):
         super().__init__(*args, **settings)
         self.details = details
         if details or any(isinstance(one, _Rare) for one in self.params):
-            show = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all)
-            show.help = "Show all options" + (" and details." if details else ".")
-            self.params.append(show)
+            more = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all)
+            more.help = "Show all options" + (" and details." if details else ".")
+            self.params.append(more)
 
     def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(context, formatter)
@@ -99,7 +101,7 @@ _ALL = "dpkernels.help_all"
 def _show_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if wanted:
         context.meta[_ALL] = True
-        click.echo(context.get_help())
+        show(context.get_help())
         context.exit()
 
 
@@ -228,6 +230,19 @@ def _check_picture(context: click.Context, option: click.Parameter, target: Path
     return target
 
 
+def redact_option(option: Callable[..., Decorator] = click.option) -> Decorator:
+    """Give a command ``--redact``."""
+    return option("--redact", is_flag=True, expose_value=False, help=_REDACT, is_eager=True, callback=_redact)
+
+
+_REDACT = "Never show values in errors, only rows and lines. Values are shown on a terminal only."
+
+
+def _redact(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        redact()
+
+
 def json_option(text: str = "Print JSON.") -> Decorator:
     """Give a command ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help=text)
@@ -249,4 +264,4 @@ def usage_errors(where: str = "", errors: Any = ValueError) -> Iterator[None]:
     except click.UsageError as error:
         raise click.UsageError(where + error.message) from error
     except errors as error:
-        raise click.UsageError(where + str(error)) from error
+        raise click.UsageError(where + text_of(error)) from error

@@ -15,7 +15,9 @@ from accountants import tune
 from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
 from accountants.tune.families import constructed, noise
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.options import flag, flags, usage_errors
+from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import shown as rounded
@@ -126,11 +128,11 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
     asked = ", ".join(f"{name} {text[name]}" for name in dict.fromkeys((*_SHUFFLED, *_ADDITIVE)) if name in given)
     results, refused = list[Result](), list[tuple[str, str]]()
     for family in families:
-        click.echo(f"tuning {family.name}", err=True)
+        show(f"tuning {family.name}", error=True)
         try:
             results.append(tune.best(family, aim))
         except ValueError as error:
-            refused.append((family.name, str(error)))
+            refused.append((family.name, text_of(error)))
     if not results:
         raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
     results.sort(key=lambda one: aim.sign * one.value)

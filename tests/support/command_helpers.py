@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpkernels.cli import main
+from dpkernels import cli
+from dpkernels.cli import main, terminal
 
 SECRET = bytes(range(32))
 
@@ -32,14 +33,16 @@ Run = Callable[..., Result]
 
 
 def command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process, in an empty folder."""
+    """The command in this process, in an empty folder, as a user at a terminal sees it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(terminal, "is_redacted", lambda: False)
+    monkeypatch.setattr(cli, "is_redacted", lambda: False)
 
-    def call(*arguments: Any) -> Result:
+    def call(*arguments: Any, traceback: bool = False) -> Result:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
+        assert ("Traceback" in captured.err) == traceback
         return Result(code, captured.out, captured.err)
 
     return call

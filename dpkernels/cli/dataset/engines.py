@@ -27,6 +27,7 @@ import jax
 
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.release import Part, Secret, Task, TaskError, run_task
+from dpkernels.cli.errors import text_of
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import understood
 
@@ -99,7 +100,7 @@ class RayEngine:
                         except ray.exceptions.RayError as error:
                             problem = getattr(error, "cause", None) or error
                             # Ray's own messages have many lines; the first one has the problem.
-                            text = str(problem).strip().partition("\n")[0]
+                            text = text_of(problem).strip().partition("\n")[0]
                             named = f"{part.file}, part {part.number}: {type(problem).__name__}"
                             raise OSError(f"{named}: {text}") from None
                         yield answer
@@ -126,7 +127,7 @@ class RayEngine:
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
         except ConnectionError as error:
-            raise OSError(f"--address: {self.address}: {error}") from error
+            raise OSError(f"--address: {self.address}: {text_of(error)}") from error
         _restore(stop)
         with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
             try:
@@ -173,7 +174,7 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
     except OSError:
         raise  # to be tried again; its words are of the system
     except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
-        return TaskError(f"{part.file}: {type(error).__name__}: {error}")
+        return TaskError(f"{part.file}: {type(error).__name__}: {text_of(error)}")
 
 
 def engine(given: Mapping[str, Any]) -> Engine:

@@ -10,10 +10,12 @@ from typing import Any
 from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.release import Part, Secret, planned, results
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.estimate import Read, Tallied, Wanted, tallied
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import parsed, versions
+from dpkernels.exact.certificate import CertificateError
 
 
 def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
@@ -22,13 +24,15 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     form, layout = _sidecar(place)
     for one in form["output"]["parts"]:
         if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
-            raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
+            raise CertificateError(
+                f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released"
+            )
     hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
     if not hashes:
-        raise ValueError(f"{place}: its files have no row, the release {form['rows']}")
+        raise CertificateError(f"{place}: its files have no row, the release {form['rows']}")
     parts = planned(list(hashes), layout)
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
-        raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
+        raise CertificateError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
     with closing(results(engine, tally_part, Count(wanted, layout, hashes), None, parts)) as found:
@@ -56,7 +60,7 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
             while block := file.read(1 << 22):
                 sha256.update(block)
         if sha256.hexdigest() != job.hashes[part.file]:
-            raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
+            raise CertificateError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
     return found
 
@@ -70,6 +74,6 @@ def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
             raise ValueError("output.parts: is missing")
         return form, Layout.from_dict(form["layout"])
     except FileNotFoundError:
-        raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
+        raise CertificateError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
     except ValueError as error:
-        raise ValueError(f"{sidecar}: is not the sidecar of a release of many files; {error}") from error
+        raise CertificateError(f"{sidecar}: is not the sidecar of a release of many files; {text_of(error)}") from error

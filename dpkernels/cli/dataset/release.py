@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.arrays import ArrayFile
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import DASH, Layout, layout_of
@@ -28,7 +29,9 @@ from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.release.plan import Done, Plan, Request, released
 from dpkernels.cli.release.sidecar import ReleaseSpec, versions
+from dpkernels.cli.terminal import private, say
 from dpkernels.cli.text import listed, shown
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.progress import bar
 from dpkernels.staging import naming
 
@@ -49,6 +52,7 @@ class Part:
     row: int  # the first row, counted in the file
     first: int  # the same row, counted in the whole release; its noise has this index
     rows: int
+    output_bytes: int  # an estimate for the whole file, or 0 for parts after its first one
 
     @contextmanager
     def opened(self, layout: Layout) -> Iterator[Source]:
@@ -83,9 +87,10 @@ class _PlannedFile:
     values_per_row: int
     # Of each part the range of row groups, None for a file without any, and the number of rows.
     pieces: list[tuple[tuple[int, int] | None, int]]
+    output_bytes: int  # an estimate
 
     @classmethod
-    def of(cls, file: Place, layout: Layout) -> _PlannedFile:
+    def of(cls, file: Place, layout: Layout, columns: Sequence[str | None]) -> _PlannedFile:
         """Read a footer or header, or all rows of a delimited file to count them."""
         stamp, pieces = file.stamp(), list[tuple[tuple[int, int] | None, int]]()
         with _source(file, layout) as source:
@@ -103,9 +108,10 @@ class _PlannedFile:
             else:
                 schema = tuple(source.names)
                 pieces = [(None, sum(len(piece) for piece in source.pieces(source.names[:1])))]
+            output_bytes, values_per_row = source.output_bytes(columns), source.values_per_row
         if file.stamp() != stamp:
             raise ValueError(f"{file}: changed while it was planned")
-        return cls(file, stamp, schema, source.values_per_row, [piece for piece in pieces if piece[1]])
+        return cls(file, stamp, schema, values_per_row, [piece for piece in pieces if piece[1]], output_bytes)
 
     def check_like(self, first: _PlannedFile) -> None:
         both = f"{first.file} and {self.file}"
@@ -115,7 +121,8 @@ class _PlannedFile:
         if first.schema != self.schema:
             what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
             columns = [[f"{c.name} {c.type}" if hasattr(c, "type") else c for c in one.schema] for one in (first, self)]
-            raise ValueError(f"{both}: {what}, {' and '.join(map(', '.join, columns))}")
+            counts = f"{len(columns[0])} and {len(columns[1])} of them"
+            raise ValueError(f"{both}: {what}, {private(' and '.join(map(', '.join, columns)), counts)}")
 
 
 def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
@@ -130,16 +137,20 @@ def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | Non
     return next(iter(layouts))
 
 
-def planned(files: Sequence[Place], layout: Layout) -> tuple[Part, ...]:
-    """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows."""
+def planned(files: Sequence[Place], layout: Layout, columns: Sequence[str | None] = ()) -> tuple[Part, ...]:
+    """Return the parts of a dataset, in the order of its rows, in which these columns will be replaced.
+
+    Only delimited files are read, to count their rows.
+    """
     with ThreadPoolExecutor(_OPENED) as pool:
-        found = list(pool.map(lambda file: _PlannedFile.of(file, layout), files))
+        found = list(pool.map(lambda file: _PlannedFile.of(file, layout, columns), files))
     parts, first = list[Part](), 0
     for one in found:
         one.check_like(found[0])
         row = 0
         for groups, rows in one.pieces:
-            parts.append(Part(len(parts), one.file, one.stamp, groups, row, first + row, rows))
+            size = 0 if row else one.output_bytes
+            parts.append(Part(len(parts), one.file, one.stamp, groups, row, first + row, rows, size))
             row += rows
         first += row
     if not parts:
@@ -179,6 +190,7 @@ class TaskError:
 
     message: str
     usage: bool = False  # whether the options are wrong
+    unsound: bool = False  # whether the release is not what its sidecar says
     independent: bool = False  # whether the failure does not depend on the reports
 
 
@@ -197,8 +209,9 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
         return TaskError(error.message, usage=True)
     except ValueError as error:
         name = str(part.file)
-        message = str(error) if name in str(error) else f"{name}: {error}"
-        return TaskError(message, independent=is_independent(error))
+        text = text_of(error)
+        message = text if name in text else f"{name}: {text}"
+        return TaskError(message, unsound=isinstance(error, CertificateError), independent=is_independent(error))
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -224,7 +237,8 @@ def results(
     with bar(len(parts), progress, long) as moved, closing(engine.each(task, job, secret, parts)) as found:
         for one in found:
             if isinstance(one, TaskError):
-                error = click.UsageError(one.message) if one.usage else ValueError(one.message)
+                kind = click.UsageError if one.usage else CertificateError if one.unsound else ValueError
+                error = kind(one.message)
                 if one.independent:
                     mark_independent(error)
                 raise error
@@ -244,6 +258,9 @@ class DatasetPlan(Plan):
     def output(self) -> Iterator[Folder]:
         with self.folder.run() as made, self.engine.ready():
             yield made
+
+    def output_bytes(self) -> int:
+        return sum(part.output_bytes for part in self.parts)
 
     def write(self, output: Folder | None, progress: bool | None) -> list[Done]:
         # The only copy of the key outside of the engine: it is gone when the parts are made.
@@ -284,14 +301,14 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     found = find(source)
     if found.skipped:
         why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
-        click.echo(f"dpkernels: IN: of {source} these are not read ({why}): {listed(found.skipped)}", err=True)
+        say(f"IN: of {source} these are not read ({why}): {listed(found.skipped)}")
     like, place = found.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
     ledger_account = request.account([file.local for file in found.files if file.local], folders)
     layout = common_layout(found.files, request.kind, request.delimiter, request.multiline)
-    parts = planned(found.files, layout)
+    parts = planned(found.files, layout, request.columns or [None])
     with parts[0].opened(layout) as first:
         spec = request.spec(first, layout, shuffleable=False)
     name = f"perturb {shown(parts[0].file.name)} and on to {shown(target)}"

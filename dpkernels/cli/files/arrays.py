@@ -75,6 +75,9 @@ class ArrayFile(Source):
     def size(self, replaced: np.ndarray) -> int:
         return replaced.nbytes
 
+    def output_bytes(self, columns: Sequence[str | None]) -> int:
+        return self._offset + self.values * report_type(self.dtype).itemsize
+
     def place(self, piece: np.ndarray, row: int, start: int) -> str:
         if len(self.shape) < 2:
             return f"row {row}"

@@ -23,12 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
+from dpkernels.cli.terminal import private
 
 QUOTE, LF, CR = b'"\n\r'
 BLOCK_BYTES = 1 << 20  # read at once
+_REPORT_BYTES, _PACKED_REPORT_BYTES = 18, 9  # of the text of a report, on average
 LONGEST = 1 << 22  # bytes of a record
 _WHOLE = 2.0**53  # Floats hold every whole number below.
 # Texts of cells without a value, as pandas, R and databases write them.
@@ -236,6 +239,7 @@ class DelimitedFile(Source):
         self.path = path
         self._layout = layout
         self._head, self._ended = b"", True  # the bytes up to the records; whether the last one has a line end
+        self._unpacked, self._lines = 1.0, 0.0  # bytes and lines for each byte of the file, in its first block
         with self._named():
             regions = self._regions()
             header = next(regions, None)
@@ -334,7 +338,8 @@ class DelimitedFile(Source):
             if values is None:
                 row = bisect(range(len(filled)), False, key=lambda row: _floats(filled[: row + 1]) is None)
                 place, cell = self.place(piece, start + row, start), piece.cells[name][row].as_py()
-                raise ValueError(f"{place} is {cell.decode(errors='replace')!r}; every row needs a number")
+                text = private(repr(cell.decode(errors="replace")), "not a number")
+                raise ValueError(f"{place} is {text}; every row needs a number")
         # Floats may not hold whole numbers from 2^53 on.
         rounded = np.abs(values) >= _WHOLE
         if rounded.any():
@@ -372,6 +377,15 @@ class DelimitedFile(Source):
     def size(self, replaced: Lines) -> int:
         return replaced.text.size + replaced.first.nbytes + replaced.last.nbytes
 
+    def output_bytes(self, columns: Sequence[str | None]) -> int:
+        if self.path == STANDARD_INPUT:
+            return 0  # whose size is not known
+        size, pack = self.path.stat().st_size, self._layout.pack
+        reports = size * self._lines * len(columns) * (_PACKED_REPORT_BYTES if pack else _REPORT_BYTES)
+        # How far a plain text can be compressed is not known.
+        copied = (size if self._layout.unpack else 0) if pack else size * self._unpacked
+        return int(copied + reports)
+
     def place(self, piece: Records, row: int, start: int) -> str:
         return f"row {row} (line {piece.region.line_of(int(piece.first[row - start]))})"
 
@@ -408,6 +422,8 @@ class DelimitedFile(Source):
                     raise ValueError(
                         f"has a NUL at byte {done + block.index(0)}; is it UTF-16? A text in UTF-8 is needed"
                     )
+                if not done and not stream:
+                    self._unpacked, self._lines = len(block) / raw.tell(), block.count(LF) / raw.tell()
                 done += len(block)
                 self.fraction = 0.0 if stream else min(1.0, raw.tell() / size)
                 yield block
@@ -418,6 +434,6 @@ class DelimitedFile(Source):
         try:
             yield
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{name}: is not a whole gzip file: {error}") from error
+            raise ValueError(f"{name}: is not a whole gzip file: {text_of(error)}") from error
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{name}: {text_of(error)}") from error

@@ -71,6 +71,10 @@ class Source(abc.ABC):
         """Return the bytes that holding a replaced piece takes."""
 
     @abc.abstractmethod
+    def output_bytes(self, columns: Sequence[str | None]) -> int:
+        """Estimate the size of a file with these columns replaced, without a look at any value."""
+
+    @abc.abstractmethod
     def sink(self, path: Path) -> AbstractContextManager[Callable[[Any], object]]:
         """Open a new file of this format, and yield a function that appends a replaced piece."""
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.parquet import FileMetaData
 
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.layout import Layout
@@ -182,6 +183,11 @@ class ParquetFile(Source):
     def size(self, replaced: GroupPart) -> int:
         return replaced.table.nbytes
 
+    def output_bytes(self, columns: Sequence[str | None]) -> int:
+        chunks = _chunks(self._footer) if self._rows else ()
+        copied = sum(one.total_compressed_size for one in chunks if one.path_in_schema not in columns)
+        return copied + 8 * len(columns) * self._rows  # Reports are hardly compressed.
+
     def place(self, piece: GroupPart, row: int, start: int) -> str:
         return f"row {row}"
 
@@ -212,7 +218,7 @@ class ParquetFile(Source):
                 yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
             except (pa.ArrowException, OSError) as error:
                 kind = OSError if self._remote and isinstance(error, OSError) else ValueError
-                raise kind(f"{self.path}: is not a readable Parquet file: {error}") from error
+                raise kind(f"{self.path}: is not a readable Parquet file: {text_of(error)}") from error
 
 
 class _ParquetSink:

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import click
 from pyarrow import fs
 
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.text import shown
 
 FILE, FOLDER, GONE = "is a file", "is a folder", "is gone"
@@ -102,7 +103,7 @@ class Place:
         try:
             system, path = fs.FileSystem.from_uri(text)
         except (ValueError, OSError, NotImplementedError) as error:
-            raise click.UsageError(f"{text}: {error}") from error
+            raise click.UsageError(f"{text}: {text_of(error)}") from error
         return cls(path, "" if isinstance(system, fs.LocalFileSystem) else text)
 
     def __str__(self) -> str:

@@ -34,8 +34,10 @@ from typing import Self
 import click
 
 from dpkernels.bounded_json import parse_json
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.staging import Staged, Swept, claimed, naming, sha256_and_size, staged, sweep, to_disk
+from dpkernels.cli.terminal import say
+from dpkernels.staging import Staged, Swept, check_space, claimed, naming, sha256_and_size, staged, sweep, to_disk
 
 # A double sidecar begins with this, and no other does.
 _REPLACING = '{"replacing": '
@@ -113,6 +115,10 @@ class ClaimedOutput(abc.ABC):
     def _make(self, held: ExitStack) -> None:
         """Make the new files, which go when the stack is closed."""
 
+    def check_space(self, size: int) -> None:
+        """Raise the OSError of a full disk if a file of about this size does not fit; nothing is charged yet."""
+        check_space(self.target.parent, size)
+
     @abc.abstractmethod
     def withdraw(self) -> bool:
         """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
@@ -183,6 +189,9 @@ class StandardOutput(ClaimedOutput):
         with naming(self.place):
             self.file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))  # noqa: SIM115
 
+    def check_space(self, size: int) -> None:
+        check_space(Path(tempfile.gettempdir()), size)
+
     def withdraw(self) -> bool:
         if not self.visible:
             self.file.close()
@@ -216,7 +225,7 @@ def settle(target: Path) -> None:
     try:
         text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {error}") from error
+        raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {text_of(error)}") from error
     if text is None:
         sidecar.unlink()
         return
@@ -268,4 +277,4 @@ def say_swept(swept: Sequence[Swept], target: Path) -> None:
     for kind in ("file", "folder"):
         if sizes := [one.size for one in swept if one.is_folder == (kind == "folder")]:
             many = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
-            click.echo(f"dpkernels: removed {many} that a killed run to {target} had left", err=True)
+            say(f"removed {many} that a killed run to {target} had left")

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
 from dpkernels.cli.files.opening import open_source
@@ -25,6 +26,7 @@ from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, 
 from dpkernels.cli.options import single
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, label, to_json
+from dpkernels.cli.terminal import private, say
 from dpkernels.cli.text import listed, shown
 from dpkernels.decimals import shortest
 from dpkernels.progress import bar
@@ -179,9 +181,15 @@ def _used(
         limits = column.guarantee.limits if error.clips else ""
         where = source.place(piece, max(error.row, start + first), start)
         reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
-        raise ValueError(f"{label(column.name)}{where} is {shortest(error.value)}{reason}{limits}{clips}") from error
+        value = private(shortest(error.value), "a value")
+        raise ValueError(f"{label(column.name)}{where} is {value}{reason}{limits}{clips}") from error
     except ValueError as error:
-        raise ValueError(label(column.name) + str(error)) from error
+        raise ValueError(label(column.name) + text_of(error)) from error
+
+
+def columns_of(source: Source) -> str:
+    """Return the columns in words; their names may be cells of the first row, of a file without a header."""
+    return private(listed(source.names), f"{len(source.names)} columns")
 
 
 @dataclass(frozen=True)
@@ -229,10 +237,10 @@ class Request:
                 raise click.UsageError(f"--column: {self.columns[0]!r}; {source.path} is one array and has no columns")
             return [None]
         if not self.columns:
-            raise click.UsageError(f"--column: missing; {source.path} has {listed(source.names)}")
+            raise click.UsageError(f"--column: missing; {source.path} has {columns_of(source)}")
         for name in self.columns:
             if (found := list(source.names).count(name)) != 1:
-                problem = f"{found} columns of this name" if found else f"no such column; it has {listed(source.names)}"
+                problem = f"{found} columns of this name" if found else f"no such column; it has {columns_of(source)}"
                 raise click.UsageError(f"--column: {name!r}; {source.path} has {problem}")
             if self.columns.count(name) > 1:
                 raise click.UsageError(f"--column: {name!r} is given twice")
@@ -253,6 +261,10 @@ class Plan(abc.ABC):
         """Return the output, ready to be written, which is withdrawn unless it is committed."""
 
     @abc.abstractmethod
+    def output_bytes(self) -> int:
+        """Estimate the size of the output."""
+
+    @abc.abstractmethod
     def write(self, output: Any, progress: bool | None) -> list[Done]:
         """Perturb every value, or without an output check it; return the result of every part in order."""
 
@@ -270,6 +282,7 @@ class Plan(abc.ABC):
         with self.output() as output:
             if check_first:
                 self.write(None, progress)
+            output.check_space(self.output_bytes())
             with charged(self.ledger_account, self.spec.totals(), self.label, output) as ledger_charge:
                 done = self.write(output, progress)
                 release, written = self._release(done, ledger_charge), [one.written for one in done if one.written]
@@ -294,10 +307,20 @@ class FilePlan(Plan):
             return StandardOutput(Path(self.sidecar), self.force).run()
         return Output(self.source.path, self.target, self.force).run()
 
+    def output_bytes(self) -> int:
+        return self.source.output_bytes([column.name for column in self.spec.columns])
+
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         if check_first and self.source.path == STANDARD_INPUT:
             raise click.UsageError("--check-first: standard input can be read only once")
-        return super().release(progress, check_first)
+        is_second = self.ledger_account is None and self.target != DASH and Path(self.sidecar).exists()
+        release = super().release(progress, check_first)
+        if is_second:
+            say(
+                f"warning: {shown(str(self.target))} was a release before. If it is about the same people, the privacy "
+                "losses of both releases add up, even though the first one is replaced; --ledger keeps the sum"
+            )
+        return release
 
     def write(self, output: Output | StandardOutput | None, progress: bool | None) -> list[Done]:
         source = self.source

@@ -17,6 +17,7 @@ import numpy as np
 
 import dpkernels
 from dpkernels.bounded_json import brief, parse_json, read_text
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.release.output import own_sidecar
 from dpkernels.cli.text import shown
@@ -294,8 +295,8 @@ _PART: dict[str, Rule] = {"name": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes
 def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
     """Return the JSON of the release beside a sidecar, and whether a run that was to replace it was killed.
 
-    It is shaped as that of a release; else there is a ValueError. ``verify`` checks whether it is true. A
-    CertificateError says that the run was killed before there was any release.
+    A CertificateError says that it is not shaped as one, or that the run was killed before there was any release.
+    ``verify`` checks whether it is true.
     """
     target = path.with_name(path.name.removesuffix(".json"))
     try:
@@ -304,7 +305,7 @@ def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
         if own is not None:
             return parsed(own), own != text
     except ValueError as error:
-        raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
+        raise CertificateError(f"{path}: is not the sidecar of a release; {text_of(error)}") from error
     raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
 
 

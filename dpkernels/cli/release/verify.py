@@ -23,6 +23,7 @@ import numpy as np
 
 from dpkernels.bounded_json import brief, integer
 from dpkernels.budgets.filters import printed
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
@@ -151,7 +152,7 @@ def _verified_output(
         try:
             coarse |= _check_file(form, columns, target, written)
         except CertificateError as error:
-            problems.append(str(error))
+            problems.append(text_of(error))
     if problems:
         more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
         raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
@@ -177,7 +178,7 @@ def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Pat
         rows, coarse = _check_reports(form, columns, source)
         _check_same("rows", written["rows"], rows, f"{target} has")
     except (click.UsageError, ValueError) as error:
-        raise CertificateError(f"{target}: {error}") from error
+        raise CertificateError(f"{target}: {text_of(error)}") from error
     return coarse
 
 
@@ -204,10 +205,11 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
     return start // source.values_per_row, coarse
 
 
-def verify(path: Path) -> list[str]:
-    """Verify a sidecar, and its output if that is there; return what was verified and what is only declared, as lines.
+def verify(path: Path) -> tuple[list[str], str]:
+    """Verify a sidecar and its output; return lines of what is verified or only declared, and why the output is not.
 
-    A CertificateError says that a table does not have its guarantee, or that the file claims anything that is not so.
+    That reason is empty if the output is there. A CertificateError says that a table does not have its guarantee, or
+    that the file is no sidecar, or claims anything that is not so.
     """
     form, was_killed = read_sidecar(path)
     target = path.with_name(path.name.removesuffix(".json"))
@@ -227,10 +229,15 @@ def verify(path: Path) -> list[str]:
             total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
         output_line = _verified_output(form, columns, files, path)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{path}: is not the sidecar of a release") from error
-    rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
+        raise CertificateError(f"{path}: is not the sidecar of a release") from error
+    except CertificateError:
+        raise
+    except ValueError as error:
+        raise CertificateError(f"{path}: {text_of(error)}") from error
+    rest = [f"{shown(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     declared = [f"declared, not verified: {one}" for one in rest]
-    return [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
+    lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
+    return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
 
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
@@ -250,7 +257,7 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
             raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
         return VerifiedColumn(form, certificate, own, not differs)
     except CertificateError as error:
-        raise CertificateError(f"column {title(form['column'])}: {error}") from error
+        raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
 
 
 def _difference(form: dict[str, Any], certificate: Certificate) -> str:
@@ -259,7 +266,7 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
     try:
         sampler = build_exact_sampler(form["mechanism"], options)[1]
     except (click.UsageError, CertificateError) as error:
-        return f" cannot be made: {error}"
+        return f" cannot be made: {text_of(error)}"
     stated, again = form["parameters"], parameters(sampler.mechanism)
     if stated.keys() != again.keys() or not all(_is_same(stated[name], again[name]) for name in again):
         return f" has the parameters {again}, not {stated}"

@@ -235,7 +235,7 @@ def test_changed_sidecars_fail(run: Run, tampering: str) -> None:
     form = json.loads(Path("out.parquet.json").read_text())
     TAMPERINGS[tampering](form)
     Path("out.parquet.json").write_text(json.dumps(form))
-    assert_refused(run("certify", "--verify", "out.parquet.json"), 1)
+    assert_refused(run("certify", "--verify", "out.parquet.json"), 4)
 
 
 # Refusals
@@ -402,17 +402,22 @@ def test_a_failure_with_force_keeps_the_old_files(run: Run) -> None:
     assert_nothing_but("in.csv", "out.csv", "out.csv.json")
 
 
-def test_unexpected_errors_are_one_line_unless_debugging(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_are_one_line_after_a_traceback_if_debugging(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("oh\nno")
+        raise RuntimeError("oh\nno\x1b[2J")
 
     np.save("in.npy", ages(3))
     monkeypatch.setattr("dpkernels.cli.release.plan.in_chunks", fail)
-    assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "RuntimeError: oh no", "DPKERNELS_DEBUG=1")
+    line = "error: unexpected RuntimeError: oh no\\x1b[2J (DPKERNELS_DEBUG=1 shows where)\n"
+    assert run("perturb", "in.npy", "out.npy", *AGE) == (1, "", f"dpkernels: {line}")
     assert_nothing_but("in.npy")
     monkeypatch.setenv("DPKERNELS_DEBUG", "1")
-    with pytest.raises(RuntimeError, match="oh"):
-        run("perturb", "in.npy", "out.npy", *AGE)
+    done = run("perturb", "in.npy", "out.npy", *AGE, traceback=True)
+    assert done.code == 1
+    assert done.err.startswith("Traceback (most recent call last):\n")
+    assert done.err.endswith(f"RuntimeError: oh\nno\\x1b[2J\ndpkernels: {line}")
 
 
 # Processes: full disks, signals, imports, memory
@@ -611,7 +616,7 @@ def test_certify_prints_the_certificate_and_its_cost(run: Run, name: str) -> Non
         (["--mechanism", "magic", "--epsilon", "1", "--lower", "0", "--upper", "1"], 2),
         (["--mechanism", "duchi", "--epsilon", "1", "--lower", "0"], 2),
         (["--verify", "no.json"], 2),
-        (["--verify", "list.json"], 1),
+        (["--verify", "list.json"], 4),
         (["--verify", "list.json", "--epsilon", "1"], 2),
         (["--mechanism", "duchi", "--epsilon", "1", "--lower", "0", "--upper", "1", "--epsilon", "2"], 2),
         (["--mechanism", "duchi", "--epsilon", "1", "--lower", "0", "--upper", "1", "--sensitivity", "2"], 2),
@@ -648,4 +653,4 @@ def test_a_sidecar_with_false_totals_is_refused(run: Run, change: dict[str, obje
     assert run("perturb", source, "out.csv", *column_options(source), *AGE).code == 0
     sidecar = Path("out.csv.json")
     sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
-    assert_refused(run("certify", "--verify", sidecar), 1)
+    assert_refused(run("certify", "--verify", sidecar), 4)

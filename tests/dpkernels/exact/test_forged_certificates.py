@@ -148,7 +148,7 @@ def test_no_changed_sidecar_is_accepted_with_a_claim_that_is_not_so(tmp_path, da
 def test_a_true_sidecar_is_verified(tmp_path):
     form = RECORDED["sidecar"]
     (tmp_path / "out.csv.json").write_text(json.dumps(form))
-    lines = verify(tmp_path / "out.csv.json")
+    lines, _ = verify(tmp_path / "out.csv.json")
     assert sum(line.startswith("ok: ") for line in lines) == 2
     assert "total epsilon a row" in lines[2]
     assert sidecar_lies(form) == []

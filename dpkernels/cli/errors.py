@@ -1,0 +1,105 @@
+"""Failures: the exit code of each, and the one text that is told of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dis import opmap
+from traceback import format_exception, format_tb
+
+from dpkernels.cli.terminal import private
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
+DONE, FAILED, USAGE, EXHAUSTED, UNVERIFIED, TRY_AGAIN = range(6)
+
+# By name, since the classes are in modules that a light command does not load.
+_CODES = {"BudgetExceeded": EXHAUSTED, "CertificateError": UNVERIFIED, "UnsoundError": UNVERIFIED}
+_CODES |= {"TakenError": TRY_AGAIN}
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EBUSY, errno.ENOLCK}
+_PASSING_IN_SQLITE = {5, 6, 13}  # SQLITE_BUSY, SQLITE_LOCKED and SQLITE_FULL
+_DAMAGED_IN_SQLITE = {11, 26}  # SQLITE_CORRUPT and SQLITE_NOTADB
+_EXTRAS = {"click": "cli", "matplotlib": "cli", "pyarrow": "cli", "ray": "ray", "rich": "cli"}
+_OURS = ("dpkernels", "accountants")
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a failure, from the error and what caused it."""
+    codes = [_code(cause) for cause in _causes(error)]
+    if EXHAUSTED in codes:
+        return EXHAUSTED
+    if (own := getattr(error, "exit_code", FAILED)) != FAILED:  # a usage error of click, whatever its cause
+        return int(own)
+    return next((code for code in codes if code is not None), FAILED)
+
+
+def _code(error: BaseException) -> int | None:
+    by_name = (_CODES[one.__name__] for one in type(error).__mro__ if one.__name__ in _CODES)
+    if (code := next(by_name, None)) is not None:
+        return code
+    in_sqlite = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if in_sqlite in _PASSING_IN_SQLITE or (isinstance(error, OSError) and error.errno in _PASSING):
+        return TRY_AGAIN
+    return UNVERIFIED if in_sqlite in _DAMAGED_IN_SQLITE else None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def message_of(error: BaseException) -> str:
+    """Return what is told of the failure of a command."""
+    if hasattr(error, "format_message"):  # click's own errors
+        return str(error.format_message())
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in _EXTRAS:
+            return f"{package} is not installed; pip install '.[{_EXTRAS[package]}]' in a clone of dpkernels"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return _too_many_files(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, (ValueError, OSError)) and str(error):
+        return text_of(error)
+    return f"unexpected {type(error).__name__}: {text_of(error)} (DPKERNELS_DEBUG=1 shows where)"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, to be part of a message.
+
+    The text of an error that another package raised may quote a cell of a file, so it is private.
+    """
+    is_of_system = isinstance(error, OSError) and bool(error.strerror)
+    return str(error) if is_of_system or _is_ours(error) else private(str(error), type(error).__name__)
+
+
+def _too_many_files(error: OSError) -> str:
+    """Return the cause, rather than the file that happened to be opened next."""
+    limit = "" if resource is None else f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    where = f" (at {error.filename})" if error.filename else ""
+    if error.errno == errno.ENFILE:
+        return f"too many files are open on this machine; try again later{where}"
+    return f"too many open files: this process reached its limit{limit}; raise it with ulimit -n{where}"
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether a statement of this project raised an error, rather than a function of another package."""
+    if (trace := error.__traceback__) is None:
+        return type(error).__module__.partition(".")[0] in _OURS
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+    return raised and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OURS
+
+
+def traceback_of(error: BaseException, *, with_texts: bool) -> str:
+    """Return where an error and its causes arose; without their texts, which may quote cells, only their kinds."""
+    if with_texts:
+        return "".join(format_exception(error)).rstrip()
+    causes = reversed(list(_causes(error)))
+    return "\n".join(line.rstrip() for one in causes for line in (*format_tb(one.__traceback__), type(one).__name__))

@@ -1,0 +1,72 @@
+"""Standard output and standard error, and what they may show: every line of the command is written here.
+
+Two things are decided here and nowhere else. Characters that move a cursor, change colours or reorder text are
+escaped, wherever a file, a name or an option contains them. And text that is marked ``private``, since it may quote a
+cell of a file, is shown on a terminal alone: the standard error of a scheduled job goes to a log that others read.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+# Noncharacters of Unicode, which no text contains. A marked text is a plain string: it can be part of any message.
+_OPEN, _OTHERWISE, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
+_MARKED = re.compile(f"{_OPEN}(.*?){_OTHERWISE}(.*?){_CLOSE}", re.DOTALL)
+_MARKS = re.compile(f"[{_OPEN}{_OTHERWISE}{_CLOSE}]")
+
+_redacted = False  # by --redact
+
+
+def redact(redacted: bool = True) -> None:
+    """Withhold private text on terminals too, or no longer."""
+    global _redacted
+    _redacted = redacted
+
+
+def is_redacted() -> bool:
+    """Return whether private text is withheld: standard error is not a terminal, or ``--redact`` is given."""
+    return _redacted or sys.stderr is None or not sys.stderr.isatty()
+
+
+def private(text: str, otherwise: str) -> str:
+    """Mark text that may quote a cell of a file; an error that is not shown on a terminal has the other text."""
+    return f"{_OPEN}{_settled(text, withheld=False)}{_OTHERWISE}{_settled(otherwise, withheld=True)}{_CLOSE}"
+
+
+def public(text: str) -> str:
+    """Return a text as a log may have it: without what is private."""
+    return _settled(text, withheld=True)
+
+
+def _settled(text: str, *, withheld: bool) -> str:
+    return _MARKS.sub("", _MARKED.sub(r"\2" if withheld else r"\1", text))
+
+
+def printable(text: str) -> str:
+    """Return one line in which every character that could disturb a terminal is escaped as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def show(text: str | Sequence[str], *, error: bool = False) -> None:
+    """Print a text of several lines, or lines, on standard output or error; OSError if it cannot be printed."""
+    stream = sys.stderr if error else sys.stdout
+    if stream is None:  # it is closed
+        return
+    lines = text.split("\n") if isinstance(text, str) else text
+    try:
+        stream.write("".join(f"{printable(_settled(line, withheld=is_redacted()))}\n" for line in lines))
+        stream.flush()
+    except OSError as failure:
+        failure.filename = f"standard {'error' if error else 'output'}"
+        raise
+
+
+def say(message: str) -> None:
+    """Print a message of one line on standard error, if it can be printed."""
+    with suppress(OSError):
+        show([f"dpkernels: {' '.join(message.split())}"], error=True)
