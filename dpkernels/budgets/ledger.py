@@ -395,7 +395,7 @@ def _transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHAR
     if not path.is_file():
         raise LedgerError(f"{path}: is not a file")
     if size == 0:
-        raise LedgerError(f"{path}: is damaged: it is empty, and a ledger never is")
+        raise LedgerError(f"{path}: is damaged: it is empty, and a ledger never is") from UnsoundError("is empty")
     with _explained(path, timeout, otherwise), closing(_connect(path, timeout)) as connection:
         connection.execute(f"BEGIN {kind}")
         yield connection

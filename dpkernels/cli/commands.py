@@ -34,7 +34,8 @@ Exit codes:
   2  a wrong option or argument; nothing was charged or written
   3  the budget is exhausted; nothing was charged or written
   4  verification failed: a release, its sidecar, a certificate or a ledger is not what it says
-  5  try again: the disk is full, another process holds a file, or too many files are open
+  5  try again: the disk is full, another process holds a file, or too many files are open;
+     no charge was made or is left, so trying again costs nothing more
 
 An error names rows and lines of a file. It shows their values only if standard error is a terminal.
 """

@@ -27,13 +27,14 @@ _OURS = ("dpkernels", "accountants")
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a failure, from the error and what caused it."""
-    codes = [_code(cause) for cause in _causes(error)]
-    if EXHAUSTED in codes:
-        return EXHAUSTED
+    """Return the exit code of a failure, from the error and what caused it.
+
+    A run whose charge stays is not to be tried again without a thought: the next one is charged, too.
+    """
     if (own := getattr(error, "exit_code", FAILED)) != FAILED:  # a usage error of click, whatever its cause
         return int(own)
-    return next((code for code in codes if code is not None), FAILED)
+    code = next((code for cause in _causes(error) if (code := _code(cause)) is not None), FAILED)
+    return FAILED if code == TRY_AGAIN and getattr(error, "keeps_charge", False) else code
 
 
 def _code(error: BaseException) -> int | None:

@@ -131,6 +131,7 @@ class LedgerCharge:
             except (OSError, LedgerError) as failed:
                 why = f"it could not be voided: {text_of(failed)}"
         if why:
+            error.keeps_charge = True  # type: ignore[attr-defined]
             return f"({charge} stays in {self.path}: {why})"
         return f"({charge} in {self.path} is voided: nothing was released)"
 

@@ -536,7 +536,7 @@ def test_releases_are_charged_until_the_budget_is_spent(run: Run) -> None:
     assert run("perturb", "in.csv", "2.csv", *SMALL, *LEDGER).code == 0
     refused = run("perturb", "in.csv", "3.csv", *SMALL, *LEDGER, "--budget", "2.5,1e-6")
     words = "people.ledger: the budget would be exceeded: asked for epsilon 1, delta 0; left epsilon 0.5, delta 1e-06"
-    assert_refused(refused, 1, words, "nothing was charged")
+    assert_refused(refused, 3, words, "nothing was charged")
     names = [f"{number}.csv{ending}" for number in (1, 2) for ending in ("", ".json")]
     assert_nothing_but("in.csv", "people.ledger", *names)
     form = json.loads(Path("2.csv.json").read_text())
@@ -560,7 +560,7 @@ def test_a_listing(run: Run) -> None:
     assert lines[5].split() == ["charge", "time", "epsilon", "delta", "label"]
     assert lines[6].split()[2:] == ["1", "0", "perturb", "in.csv", "to", "1.csv"]
     Path("people.ledger").write_text("text")
-    assert_refused(run("ledger", "people.ledger"), 1, "people.ledger: is damaged or not a ledger")
+    assert_refused(run("ledger", "people.ledger"), 4, "people.ledger: is damaged or not a ledger")
 
 
 @pytest.mark.thorough
@@ -588,7 +588,7 @@ def test_a_release_that_fails_over_its_input_voids_its_charge(run: Run) -> None:
     assert_nothing_but("in.csv", "people.ledger")
     assert [one["charge"] for one in shown(run)["charges"]] == [1, 2]
     assert run("perturb", "in.csv", "out.csv", *SMALL, *LEDGER, "--clip").code == 0
-    assert run("perturb", "in.csv", "more.csv", *SMALL, *LEDGER, "--clip").code == 1
+    assert run("perturb", "in.csv", "more.csv", *SMALL, *LEDGER, "--clip").code == 3
 
 
 def test_the_charge_comes_before_the_data(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,7 +620,7 @@ USAGE: dict[str, tuple[list[str], int, str]] = {
     "the output": (["--ledger", "./out.csv", "--budget", "1"], 2, "--ledger: out.csv is a file of the release"),
     "the sidecar": (["--ledger", "out.csv.json", "--budget", "1"], 2, "--ledger: out.csv.json is a file of"),
     "no folder": (["--ledger", "no/a", "--budget", "1"], 1, "no/a: cannot be made"),
-    "too small for this": ([*LEDGER, "--budget", "0.5"], 1, "asked for epsilon 1, delta 0; left epsilon 0.5, delta 0"),
+    "too small for this": ([*LEDGER, "--budget", "0.5"], 3, "asked for epsilon 1, delta 0; left epsilon 0.5, delta 0"),
 }
 
 

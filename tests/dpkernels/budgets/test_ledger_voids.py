@@ -189,7 +189,7 @@ def test_failures_of_the_input_cost_nothing(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     for number in range(5):
         assert run("perturb", "in.csv", f"{number}.csv", *SMALL, *LEDGER).code == 0
-    assert run("perturb", "in.csv", "more.csv", *SMALL, *LEDGER).code == 1
+    assert run("perturb", "in.csv", "more.csv", *SMALL, *LEDGER).code == 3
     found = ledger_shown(run)
     assert (found["spent_epsilon"], len(found["charges"])) == ("5", 2 * 5 + 5)
     assert sum(Fraction(one["epsilon"]) for one in found["charges"]) == 5

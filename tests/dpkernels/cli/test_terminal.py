@@ -100,13 +100,11 @@ BAD: dict[str, tuple[str, Callable[[], Any]]] = {
 def assert_tells_no_cell(done: Result) -> None:
     assert done.code in (1, 2, 4), done
     assert "error: " in done.err
-    for secret in SECRETS:
-        assert secret not in done.out + done.err
-        assert not any(secret.encode() in path.read_bytes() for path in Path().glob("out*") if path.is_file())
-        assert secret.encode() not in Path("people.ledger").read_bytes()
+    assert not any(secret in done.out + done.err for secret in SECRETS)
+    for path in [Path("people.ledger"), *Path().glob("out*")]:  # whose random hashes may have four such digits
+        assert not path.is_file() or not any(cell.encode() in path.read_bytes() for cell in (VALUE, NAME))
 
 
-@pytest.mark.lengthy
 @pytest.mark.quick("a text", "outside in a table", "no header")
 @pytest.mark.parametrize("case", BAD)
 def test_a_log_has_no_cell_of_a_bad_row(log: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
@@ -131,7 +129,6 @@ FOREIGN: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.lengthy
 @pytest.mark.quick("in.csv-of Arrow", "in.csv-of Python", "in-of Arrow")
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("name", ["in.csv", "in"])
