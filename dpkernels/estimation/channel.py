@@ -20,6 +20,7 @@ from scipy import signal
 from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.decimals import shortest
+from dpkernels.estimation.intervals import convex_below
 from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, RowTable, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
@@ -109,6 +110,25 @@ class Channel(abc.ABC):
         # Between these inputs both means are linear, so the variance exceeds its ends by at most (change of mean)^2/4.
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+
+    def noise(self, mean: float, weights: np.ndarray | None = None) -> tuple[float, float]:
+        """Return the variance of reports' values given an input, and the least mean one of inputs with this mean.
+
+        (m,) ``weights`` stand in for the values.
+        """
+        x, variance, least = self._value_noise if weights is None else self._noise_of(weights)
+        return float(np.interp(mean, x, variance)), float(np.interp(mean, x, least))
+
+    @cached_property
+    def _value_noise(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self._noise_of(self.values)
+
+    def _noise_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return increasing inputs with the variances of weights, and the largest convex function below these."""
+        weights = weights - weights.mean()
+        (x, first), (_, second) = self.means(weights), self.means(weights**2)
+        variance = np.maximum(second - first**2, 0.0)
+        return x, variance, convex_below(x, variance)
 
     @cached_property
     def mean_variance(self) -> float:

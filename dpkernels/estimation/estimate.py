@@ -21,7 +21,11 @@ from dpkernels.estimation.intervals import (
     Moment,
     TooFewReportsError,
     bernstein_half,
+    clopper_pearson,
     plain,
+    pooled_mean,
+    pooled_quantile,
+    pooled_variance,
     shown,
 )
 from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
@@ -171,7 +175,20 @@ class Estimate:
         channel = self.reports.channel
         average = _Average(self.reports, channel.values)
         _check_enough(self.count, "the mean", self._fewest_for_mean)
-        return Moment(average.value, average.error, channel.bias_bound, self.lower, self.upper, average.bernstein)
+        ends = self.lower, self.upper
+
+        def interval(confidence: float) -> Interval:
+            low, high = average.interval(confidence, self._pooled_mean(average.value))
+            return low - channel.bias_bound, high + channel.bias_bound
+
+        def bernstein(confidence: float) -> Interval:
+            low, high = average.bernstein(confidence)
+            return low - channel.bias_bound, high + channel.bias_bound
+
+        return Moment(average.value, average.error, channel.bias_bound, *ends, bernstein, _interval=interval)
+
+    def _pooled_mean(self, mean: float) -> float:
+        return min(max(pooled_mean(self.count, mean, self.reports.channel.middle), self.lower), self.upper)
 
     @property
     def _fewest_for_mean(self) -> float:
@@ -182,8 +199,9 @@ class Estimate:
         """Return the unbiased estimate of the variance of the inputs, at least 0.
 
         With weights g such that E[g | x] = (x - middle)^2 it is mean(g) - (mean(y) - middle)^2 + s_y^2/n. Its standard
-        error is that of the mean of g - 2 (mean(y) - middle) y. A 95 % interval as wide as what is possible is a
-        ``TooFewReportsError``.
+        error is that of the mean of g - 2 (mean(y) - middle) y. Intervals add the error of (mean(y) - middle)^2, and
+        contain the variance of the n inputs, which is 1/n smaller, too. A 95 % interval as wide as what is possible is
+        a ``TooFewReportsError``.
         """
         channel = self.reports.channel
         (g, bias_bound), away = channel.squares, channel.values - channel.middle
@@ -198,22 +216,32 @@ class Estimate:
             (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
             a, b = a - channel.bias_bound, b + channel.bias_bound
             nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
-            return low - max(a * a, b * b), high - nearest
+            return low - max(a * a, b * b) - bias_bound, high - nearest + bias_bound
 
-        return Moment(value, both.error, bias_bound, 0.0, largest, bernstein)
+        def interval(confidence: float) -> Interval:
+            n, mean = self.count, self._pooled_mean(first.value + channel.middle)
+            weights = g - 2 * (mean - channel.middle) * away
+            spread = both.pooled_variance(mean, weights) / n + 2 * first.pooled_variance(mean) ** 2 / (n * (n - 1))
+            half = pooled_quantile(n, confidence) * math.sqrt(spread) + bias_bound
+            return value * (1 - 1 / n) - half, value + half
+
+        return Moment(value, both.error, bias_bound, 0.0, largest, bernstein, _interval=interval)
 
     @cached_property
     def standard_deviation(self) -> Moment:
-        """Return the root of ``variance``; its standard error is that of the variance over twice the root."""
+        """Return the root of ``variance``, with the roots of its intervals.
+
+        Its standard error is that of the variance over twice the root.
+        """
         variance = self.variance
         root = math.sqrt(variance.value)
         error, bias_bound = (part / (2 * root) if root else math.inf for part in (variance.error, variance.bias_bound))
 
-        def bernstein(confidence: float) -> Interval:
-            low, high = variance.bernstein(confidence)
-            return math.sqrt(low), math.sqrt(high)
+        def root_of(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
+            return lambda confidence: tuple(map(math.sqrt, interval(confidence)))  # type: ignore[return-value]
 
-        return Moment(root, error, bias_bound, 0.0, math.sqrt(variance.largest), bernstein)
+        ends, roots = (0.0, math.sqrt(variance.largest)), (root_of(variance.bernstein), root_of(variance.interval))
+        return Moment(root, error, bias_bound, *ends, roots[0], _interval=roots[1])
 
     @cached_property
     def distribution(self) -> InputDistribution:
@@ -391,10 +419,10 @@ class Estimate:
         """Return numbers of the same shape as ``value`` with the intervals of the functionals, clipped to shares."""
 
         def interval(one: Ends, confidence: float) -> tuple[float, float]:
-            low, high = self._possible.interval(one, confidence)
-            return max(0.0, low), min(1.0, high)
+            low, high = _shares(np.array(self._possible.interval(one, confidence)))
+            return float(low), float(high)
 
-        return Functional(plain(value), _each(ends, np.shape(value), interval))
+        return Functional(plain(_shares(value)), _each(ends, np.shape(value), interval))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
@@ -412,6 +440,11 @@ def _within(name: str, values: Any, low: float, high: float, *, open_ends: bool 
     return array
 
 
+def _shares(values: np.ndarray) -> np.ndarray:
+    """Return shares in [0, 1], which differences of sums may exceed by a rounding error, and no -0."""
+    return np.clip(values, 0.0, 1.0) + 0.0
+
+
 def _each(
     arguments: Iterable[Any], shape: tuple[int, ...], interval: Callable[[Any, float], tuple[float, float]]
 ) -> Callable[[float], Interval]:
@@ -426,12 +459,26 @@ class _Average:
     """The mean of a function of reports."""
 
     def __init__(self, counts: Counts, weights: np.ndarray) -> None:
-        self.n, self.weights, self.channel = counts.total, weights, counts.channel
+        self.n, self.counts, self.weights, self.channel = counts.total, counts, weights, counts.channel
         if self.n < 2:
             raise TooFewReportsError(f"reports: there are {self.n}", 2)
         p = counts.numbers / self.n
         self.value = float(p @ weights)
         self.error = math.sqrt(float(p @ (weights - self.value) ** 2) / (self.n - 1))
+
+    def pooled_variance(self, mean: float, weights: np.ndarray | None = None) -> float:
+        """Return the variance of a weight for an interval, pooled with the noise's, of the values or other weights."""
+        noise = self.channel.noise(mean, weights)
+        return float(pooled_variance(self.n, self.error**2 * self.n, *noise))
+
+    def interval(self, confidence: float, mean: float) -> Interval:
+        """Return the interval of the mean of unbiased values, given the pooled mean."""
+        if len(self.weights) == 2:
+            low, high = clopper_pearson(self.n, int(self.counts.numbers[1]), confidence)
+            least, most = self.weights
+            return least + low * (most - least), least + high * (most - least)
+        half = pooled_quantile(self.n, confidence) * math.sqrt(self.pooled_variance(mean) / self.n)
+        return self.value - half, self.value + half
 
     def bernstein(self, confidence: float, averages: int = 1) -> Interval:
         """Return Bernstein's interval; those of several averages hold together, by a union bound."""

@@ -1,14 +1,19 @@
-"""Estimates with confidence intervals, normal, Bernstein and profile likelihood, and the mean of perturbed values."""
+"""Estimates with confidence intervals and the mean of perturbed values.
+
+Intervals of means are Student's, with the pooled variance of ``pooled_variance``: few reports may all be alike by
+chance, so that their own variance says too little. Two-point reports have Clopper and Pearson's intervals. Bernstein's
+intervals hold at every n, and those of distributions are of the profile likelihood.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from dpkernels import checks
 from dpkernels.exact.bounded import PROMISED_DEVIATION
@@ -17,12 +22,17 @@ from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave
 from dpkernels.numerics import Real
 from dpkernels.release import containers
 
 # The share of its width by which a table's reports may exceed the density's output interval: their lattices differ.
 _TABLE_ROOM = 0.05
+
+# As many reports of the known variance are pooled with the sample, like the z^2 = 4 of Agresti and Coull (1998).
+_POOLED = 4
+_NOISE_POINTS = 257  # inputs at which a mechanism's variance is computed
 
 Interval = tuple[Any, Any]
 
@@ -76,6 +86,54 @@ def bernstein_half(n: int, variance: Real, largest: Real, log_odds: float) -> Re
     return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
 
 
+def pooled_variance(n: int, sample: Real, noise: Real, least: Real) -> Real:
+    """Return the variance of a report for an interval: the sample's, pooled with the known one of the noise.
+
+    ``noise`` is the variance of the noise at the estimated mean, and ``least`` a lower bound on the mean variance of
+    the noise of inputs with this mean. A smaller sample variance is due to chance.
+    """
+    return np.maximum(((n - 1) * sample + _POOLED * noise) / (n - 1 + _POOLED), least)
+
+
+def pooled_mean(n: int, mean: Real, middle: Real) -> Real:
+    """Return the mean of a sample and of the reports that are pooled with it, at the middle of the inputs."""
+    return (n * mean + _POOLED * middle) / (n + _POOLED)
+
+
+def student_quantile(degrees: float, confidence: float) -> float:
+    """Return the half-width, in standard errors, of Student's interval."""
+    return -float(special.stdtrit(degrees, (1 - confidence) / 2))  # (1 + confidence)/2 may be 1
+
+
+def pooled_quantile(n: int, confidence: float) -> float:
+    """Return that half-width for a ``pooled_variance``."""
+    return student_quantile(n - 1 + _POOLED, confidence)
+
+
+def clopper_pearson(n: int, count: int, confidence: float) -> tuple[float, float]:
+    """Return the interval of a probability of which there are ``count`` of n.
+
+    It holds for the mean of n different probabilities, too, whose number of successes varies less (Hoeffding 1956).
+
+    Source: C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits", Biometrika 26 (1934).
+    """
+    tail = (1 - confidence) / 2
+    low = float(special.betaincinv(count, n - count + 1, tail)) if count else 0.0
+    return low, float(special.betainccinv(count + 1, n - count, tail)) if count < n else 1.0
+
+
+def convex_below(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the largest convex function below values at increasing x: of means of values by the mean of their x."""
+    kept = [0]
+    for i in range(1, len(x)):
+        while len(kept) > 1 and (values[kept[-1]] - values[kept[-2]]) * (x[i] - x[kept[-2]]) >= (
+            values[i] - values[kept[-2]]
+        ) * (x[kept[-1]] - x[kept[-2]]):
+            kept.pop()
+        kept.append(i)
+    return np.interp(x, x[kept], values[kept])
+
+
 @dataclass(frozen=True, repr=False)
 class Moment:
     """An estimated number with a standard error, or an array of them.
@@ -90,6 +148,8 @@ class Moment:
     smallest: float = -math.inf  #: the smallest possible value, at which intervals end
     largest: float = math.inf  #: the largest possible value, at which intervals end
     _bernstein: Callable[[float], Interval] | None = field(default=None, compare=False)
+    degrees: float = math.inf  #: degrees of freedom of Student's interval, unless there is a better one
+    _interval: Callable[[float], Interval] | None = field(default=None, compare=False)
 
     __repr__ = with_interval
 
@@ -99,10 +159,17 @@ class Moment:
         return self._cut(self._centre)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Return (low, high): the normal interval, of each number by itself; right for large n."""
+        """Return (low, high), of each number by itself.
+
+        Those of a mean, a variance and a standard deviation are for any number of reports, others for many.
+        """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.bias_bound  # (1 + confidence)/2 may be 1
-        return self._cut(self._centre - half), self._cut(self._centre + half)
+        if self._interval is None:
+            half = student_quantile(self.degrees, confidence) * self.error + self.bias_bound
+            low, high = self._centre - half, self._centre + half
+        else:
+            low, high = self._interval(confidence)
+        return self._cut(low), self._cut(high)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
         """Return a wider (low, high) that holds at every n, from the range and the largest variance of a report.
@@ -111,12 +178,12 @@ class Moment:
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         if self._bernstein is None:
-            raise ValueError("bernstein: there is no such interval of this; interval() is the normal one")
+            raise ValueError("bernstein: there is no such interval of this; interval() is the one there is")
         low, high = self._bernstein(confidence)
-        return self._cut(low - self.bias_bound), self._cut(high + self.bias_bound)
+        return self._cut(low), self._cut(high)
 
     def _cut(self, number: Any) -> Any:
-        return plain(np.clip(number, self.smallest, self.largest))
+        return plain(np.clip(number, self.smallest, self.largest) + 0.0)  # no -0
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,9 +233,10 @@ class Histogram:
 class MeanEstimate:
     """An unbiased mean with two confidence intervals, as floats or arrays of one entry per coordinate, in data units.
 
-    ``interval`` is normal, from the sample variance of the reports, for the mean of the inputs or of the population
-    from which they were drawn; it is valid for large n. ``bernstein`` is wider and valid for every n, for the mean of
-    the inputs, from the bounds and the worst-case variance of the reports.
+    ``interval`` is Student's, from the variance of the sample and the known one of the noise, for the mean of the
+    inputs; for large n also for that of the population from which they were drawn. ``bernstein`` is wider and proven
+    for every n, for the mean of the inputs, from the bounds and the worst-case variance of the reports. Both end where
+    inputs can be, while the value is unbiased and may be outside.
     """
 
     value: Any  #: the mean of the reports
@@ -213,14 +281,35 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     n, d = rows.shape
     tail = (1 - confidence) / d
     mean = rows.mean(axis=0, dtype=np.float64)
-    deviation = rows.std(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.full(d, np.inf)
-    normal = -NormalDist().inv_cdf(tail / 2) * deviation / math.sqrt(n)
     largest = np.maximum(high - mechanism.input_interval[0], mechanism.input_interval[1] - low)
     variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
     bernstein = bernstein_half(n, variance, largest, math.log(2 / tail))
-    found = [mean, mean - normal, mean + normal, mean - bernstein, mean + bernstein]
+    if isinstance(mechanism, TwoPoint):
+        least, most = map(float, mechanism.output_interval)
+        shares = clopper_pearson(n, int((rows > (least + most) / 2).sum()), 1 - tail)
+        interval = [np.array([least + share * (most - least)]) for share in shares]
+    else:
+        sample = rows.var(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.zeros(d)
+        half = pooled_quantile(n, 1 - tail) * np.sqrt(pooled_variance(n, sample, *_noise(mechanism, n, mean)) / n)
+        interval = [mean - half, mean + half]
+    within = [np.clip(end, *mechanism.input_interval) + 0.0 for end in (*interval, mean - bernstein, mean + bernstein)]
+    found = [mean, *within]
     value, *ends = found if isinstance(mechanism, Multivariate) else [each.item() for each in found]
     return MeanEstimate(value, (ends[0], ends[1]), (ends[2], ends[3]), n, confidence)
+
+
+def _noise(mechanism: Any, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the variances of the noise for ``pooled_variance``, (d,) one for each coordinate."""
+    low, high = (np.asarray(end, float) for end in mechanism.input_interval)
+    width = high - low
+    if not np.isfinite(width).all():  # of additive noise, whose variance is the same for all inputs
+        variance = np.full(len(mean), float(mechanism.worst_variance))
+        return variance, variance
+    factor = (width / width.flat[0]) ** 2  # All coordinates are perturbed alike.
+    x = np.linspace(0.0, 1.0, _NOISE_POINTS)
+    v = np.asarray(mechanism.variance(np.linspace(low, high, _NOISE_POINTS)), float).reshape(len(x), -1)[:, 0]
+    at = (np.clip(pooled_mean(n, mean, low + width / 2), low, high) - low) / width
+    return np.interp(at, x, v) * factor, np.interp(at, x, convex_below(x, v)) * factor
 
 
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:

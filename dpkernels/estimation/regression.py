@@ -68,7 +68,7 @@ def covariance(a: Real, b: Real) -> Moment:
     each = first.deviations * second.deviations
     n = len(each)
     error = float(each.std(ddof=1) / math.sqrt(n))
-    return Moment(float(each.mean() * (n / (n - 1))), error, first.product_bias_bound(second))
+    return Moment(float(each.mean() * (n / (n - 1))), error, first.product_bias_bound(second), degrees=n - 1)
 
 
 def correlation(a: Real, b: Real) -> Moment:
@@ -87,7 +87,7 @@ def correlation(a: Real, b: Real) -> Moment:
     slope = (product - product.mean()) / scale - value / 2 * (at_a / var_a + at_b / var_b)
     bias_bound = abs(value) / 2 * (bias_a / var_a + bias_b / var_b) + first.product_bias_bound(second) / scale
     error = float(slope.std(ddof=1) / math.sqrt(len(product)))
-    return Moment(float(value), error, bias_bound, -1.0, 1.0)
+    return Moment(float(value), error, bias_bound, -1.0, 1.0, degrees=len(product) - 1)
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     spread = np.concatenate([(at_zero @ influence)[None], influence[1:]]).std(axis=1, ddof=d) / math.sqrt(n)
     bias_bound = np.abs(np.linalg.inv(M)) @ products @ np.append(np.abs(beta), 1.0)
     return Regression(
-        Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ bias_bound)),
-        Moment(beta[1:], spread[1:], bias_bound[1:]),
+        Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ bias_bound), degrees=n - d),
+        Moment(beta[1:], spread[1:], bias_bound[1:], degrees=n - d),
     )
 
 

@@ -497,8 +497,8 @@ def test_a_variance_is_the_mean_over_pairs_of_reports(n):
 
 
 @pytest.mark.parametrize("decimals", [None, 0])
-def test_normal_intervals_are_of_the_reports_own_spread(decimals):
-    """value -+ (z s/sqrt(n) + bias_bound), cut at the ends of what there can be; s of n - 1 degrees of freedom."""
+def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
+    """value -+ (t s/sqrt(n) + bias_bound), cut at the ends of what there can be."""
     reports = dpk.perturb(np.linspace(10.0, 110.0, 100), AGES, key=KEY)
     reports = reports if decimals is None else reports.round(decimals)
     e, source = dpk.estimate(reports, AGES, decimals=decimals), channel_of(AGES, decimals=decimals)
@@ -508,11 +508,27 @@ def test_normal_intervals_are_of_the_reports_own_spread(decimals):
     each = g - 2 * (y.mean() - source.middle) * (y - source.middle)
     assert e.variance.error == pytest.approx(stats.sem(each), rel=1e-9)
     assert (e.mean.bias_bound > 0) == (e.variance.bias_bound > 0) == (decimals is not None)
-    for moment in (e.mean, e.variance, e.standard_deviation, dpk.covariance((reports, source), np.arange(100.0))):
-        for confidence in (0.3, 0.9, 0.99):
-            half = stats.norm.ppf((1 + confidence) / 2) * moment.error + moment.bias_bound
-            ends = np.clip([moment.value - half, moment.value + half], moment.smallest, moment.largest)
+    n, covariance = len(y), dpk.covariance((reports, source), np.arange(100.0))
+    mean = (n * y.mean() + 4 * source.middle) / (n + 4)
+    away = source.values - source.middle
+    y_noise, g_noise = (
+        source.noise(mean, weights) for weights in (away, source.squares[0] - 2 * (mean - source.middle) * away)
+    )
+    pooled = [
+        max(((n - 1) * values.var(ddof=1) + 4 * known) / (n + 3), least)
+        for values, (known, least) in ((y, y_noise), (each, g_noise))
+    ]
+    errors = np.sqrt(pooled[0] / n), np.sqrt(pooled[1] / n + 2 * pooled[0] ** 2 / (n * (n - 1)))
+    for confidence in (0.3, 0.9, 0.99):
+        for moment, error, degrees, low in (
+            (e.mean, errors[0], n + 3, 1.0),
+            (e.variance, errors[1], n + 3, 1 - 1 / n),
+            (covariance, covariance.error, n - 1, 1.0),
+        ):
+            half = stats.t.ppf((1 + confidence) / 2, degrees) * error + moment.bias_bound
+            ends = np.clip([low * moment.value - half, moment.value + half], moment.smallest, moment.largest)
             assert moment.interval(confidence) == pytest.approx(tuple(ends), rel=1e-9)
+        assert e.standard_deviation.interval(confidence) == pytest.approx(np.sqrt(e.variance.interval(confidence)))
     low, high = e.mean.interval(0.3)
     assert 0 < low < high < 120, "the ends cut every interval"
 
