@@ -265,7 +265,7 @@ def test_a_ledger_is_charged_once(run: Run) -> None:
     assert not Path("out").exists()
     assert run("perturb", "in", "out", *AGE, *paid, "--check-first").code == 0
     assert json.loads(run("ledger", "people.ledger", "--json").out)["left_epsilon"] == "0.5"
-    assert run("perturb", "in", "out2", *AGE, *paid).code == 1
+    assert run("perturb", "in", "out2", *AGE, *paid).code == 3
     assert names() == ["in", "out", "people.ledger"]
 
 
@@ -682,7 +682,7 @@ def test_a_number_that_is_no_report_is_named_by_its_row_of_the_file(run: Run, mo
     Path("out", SIDECAR).write_text(json.dumps(form))
     small_parts(monkeypatch)
     result = run("estimate", "out", "--column", "age")
-    assert result.code == 1
+    assert result.code == 4
     assert "row 777 is 1000000, which is not in" in result.err
     assert "0.parquet" in result.err
 
@@ -696,7 +696,7 @@ def test_a_part_of_another_release_is_no_part_of_this(run: Run) -> None:
         assert run("perturb", "in", out, *BOUNDS).code == 0
     Path("out/part-0.npy").write_bytes(Path("other/part-0.npy").read_bytes())
     result = run("estimate", "out")
-    assert result.code == 1
+    assert result.code == 4
     assert "part-0.npy: is not the file that was released, its SHA-256 is another" in result.err
 
 
@@ -724,7 +724,7 @@ def test_a_damaged_sidecar_of_a_dataset_is_told_by_name(run: Run, change: Any) -
     change(form)
     Path("out", SIDECAR).write_text(json.dumps(form))
     result = run("estimate", "out", "--column", "age")
-    assert result.code == 1
+    assert result.code == 4
     told = "is not the sidecar of a release", "is not the file of", "its files have 40 rows, the release many"
     assert any(words in result.err for words in told)
 
@@ -736,7 +736,7 @@ def test_a_dataset_whose_sidecar_says_that_it_has_no_row_is_refused(run: Run) ->
     for part in form["output"]["parts"]:
         part["rows"] = 0
     Path("out", SIDECAR).write_text(json.dumps(form))
-    assert_refused(run("estimate", "out", "--column", "age"), 1, "out: its files have no row, the release 40")
+    assert_refused(run("estimate", "out", "--column", "age"), 4, "out: its files have no row, the release 40")
 
 
 def test_files_are_hashed_as_streams_in_few_reads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -819,7 +819,7 @@ def test_every_part_of_a_release_is_verified(run: Run, case: str) -> None:
     assert run("perturb", "in", "out", *AGE).code == 0
     for change in changes:
         change(Path("out"))
-    assert_refused(run("certify", "--verify", Path("out", SIDECAR)), 1, *words)
+    assert_refused(run("certify", "--verify", Path("out", SIDECAR)), 4, *words)
 
 
 # what is read and what is not
@@ -970,13 +970,13 @@ def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
     done = run("perturb", "in", "out", *AGE)
-    assert_refused(done, 1, "in/0000.parquet to part-0.parquet: No space left on device")
+    assert_refused(done, 5, "in/0000.parquet to part-0.parquet: No space left on device")
 
 
 def test_a_sidecar_that_is_not_utf_8_is_named(run: Run) -> None:
     write(Path("in"), files=1, rows=10)
     Path("in", SIDECAR).write_bytes(b"\xff")
-    assert_refused(run("estimate", "in", "--column", "age"), 1, f"{SIDECAR}: is not the sidecar of a release")
+    assert_refused(run("estimate", "in", "--column", "age"), 4, f"{SIDECAR}: is not the sidecar of a release")
 
 
 def test_threads_are_few_and_parts_are_not_held(tmp_path: Path) -> None:
