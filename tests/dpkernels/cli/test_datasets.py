@@ -682,7 +682,7 @@ def test_a_number_that_is_no_report_is_named_by_its_row_of_the_file(run: Run, mo
     Path("out", SIDECAR).write_text(json.dumps(form))
     small_parts(monkeypatch)
     result = run("estimate", "out", "--column", "age")
-    assert result.code == 4
+    assert result.code == 1
     assert "row 777 is 1000000, which is not in" in result.err
     assert "0.parquet" in result.err
 
