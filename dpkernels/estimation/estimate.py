@@ -188,7 +188,8 @@ class Estimate:
         return Moment(average.value, average.error, channel.bias_bound, *ends, bernstein, _interval=interval)
 
     def _pooled_mean(self, mean: float) -> float:
-        return min(max(pooled_mean(self.count, mean, self.reports.channel.middle), self.lower), self.upper)
+        pooled = float(pooled_mean(self.count, mean, self.reports.channel.middle))
+        return min(max(pooled, self.lower), self.upper)
 
     @property
     def _fewest_for_mean(self) -> float:
