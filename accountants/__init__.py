@@ -9,6 +9,7 @@ noise for a budget, and ``tune`` the best free parameters. ``recycling`` account
 import lazy_loader
 
 from accountants import calibrate, recycling
+from accountants.charges import repeated_charge
 from accountants.closed_forms.approximate import parallel_composition
 from accountants.comparison import compare
 from accountants.dominating_pairs.densities import densities
@@ -47,6 +48,7 @@ __all__ = [
     "parallel_composition",
     "randomised_response",
     "recycling",
+    "repeated_charge",
     "shuffled",
     "tune",
     "unknown_domain_top_k",

@@ -344,8 +344,8 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     """Return the guarantee of one report of a mechanism or of its exact sampler.
 
     Args:
-        mechanism: a mechanism of dpkernels; an exact sampler, whose integers are then accounted; or a dominating pair,
-            as ``weights``, ``randomised_response`` and ``densities`` make.
+        mechanism: a mechanism of dpkernels; an exact sampler, or the certificate of noise on numbers, whose integers
+            are then accounted; or a dominating pair, as ``weights``, ``randomised_response`` and ``densities`` make.
         sensitivity: D of an additive mechanism; the default is that of its claim. Other mechanisms take none.
 
     Raises:

@@ -51,8 +51,8 @@ def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]
     """
     if isinstance(mechanism, Additive):
         return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
-    if isinstance(mechanism, ExactNoise):
-        return _exact_noise_pairs(mechanism, sensitivity)
+    if isinstance(mechanism, ExactNoise | NoiseCertificate):
+        return _exact_noise_pairs(getattr(mechanism, "certificate", mechanism), sensitivity)
     pair = bounded_pair(mechanism)
     reject_sensitivity(sensitivity)
     return (pair, pair.mirror()) if isinstance(pair, Densities) else (pair,)
@@ -104,9 +104,8 @@ def _lattice_pair(noise: Lattice, sensitivity: Real) -> Atoms:
     return shifted_pair(noise.probabilities, math.ceil(Fraction(float(D)) / Fraction(float(step))))
 
 
-def _exact_noise_pairs(form: ExactNoise, sensitivity: Any) -> tuple[Atoms, ...]:
+def _exact_noise_pairs(certificate: Any, sensitivity: Any) -> tuple[Atoms, ...]:
     """Return the table and the table shifted by the cells that neighbours can be apart, in both directions."""
-    certificate = form.certificate
     if not isinstance(certificate, NoiseCertificate):
         raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")
     if sensitivity is not None and sensitivity > certificate.sensitivity:

@@ -1,15 +1,19 @@
 """Budgets over several queries: a filter, which refuses charges that would exceed it, and an odometer, which counts.
 
-Amounts are exact: sums and comparisons use fractions. A float counts as its shortest decimal, so ten charges of 0.1 are
-exactly 1. The guarantees of all charged queries must use the same neighbouring relation. Every query, with its epsilon
-and delta, may be chosen after seeing the outputs of the earlier ones. The data may be accessed only through charged
-queries. These objects exist in one process; ``ledger.Ledger`` is persistent.
+Amounts are exact: sums and comparisons use fractions. A float of 64 bits counts as its shortest decimal, for which its
+mechanism's certificate is verified, so ten charges of 0.1 are exactly 1. Every other number counts as its exact value:
+integers, fractions, decimals, and floats of other widths. The guarantees of all charged queries must use the same
+neighbouring relation. Every query, with its epsilon and delta, may be chosen after seeing the outputs of the earlier
+ones. The data may be accessed only through charged queries. These objects exist in one process; ``ledger.Ledger`` is
+persistent.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
+from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
 from operator import add, sub
@@ -19,6 +23,7 @@ from dpkernels.decimals import rational
 
 _LARGEST = Fraction(sys.float_info.max)
 _MOST_DIGITS = 400  # after the point, of an amount that is printed in full
+_MOST_PLACES = 1000  # after the point, of a Decimal: the fraction of one with a huge exponent would fill the memory
 
 
 class EpsilonDelta(NamedTuple):
@@ -45,23 +50,43 @@ Amounts = TypeVar("Amounts", EpsilonDelta, Rho)
 
 def amount(name: str, value: Any) -> Fraction:
     """Return a finite number of at least 0 as a fraction: a float as the decimal it prints as, others as they are."""
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{name}: {value!r} is not a number")
-    # A fraction keeps its exact value, of which a float would be a rounding.
-    is_exact = isinstance(value, Rational)
-    number: Fraction | float = Fraction(int(value.numerator), int(value.denominator)) if is_exact else float(value)
-    if not 0 <= number <= sys.float_info.max:
-        raise ValueError(f"{name}: {value} is not a finite number of at least 0")
-    return number if isinstance(number, Fraction) else rational(number)
+    # An array without axes, such as a number of JAX, holds a scalar of NumPy.
+    number = value.__array__()[()] if hasattr(value, "__array__") and not getattr(value, "mask", False) else value
+    with suppress(ValueError, ArithmeticError):  # of NaN and infinities
+        if (exact := _exact(number)) is None:
+            raise TypeError(f"{name}: {value!r} is not a number of a type whose exact value is known")
+        if 0 <= exact <= _LARGEST:
+            return exact
+    raise ValueError(f"{name}: {value} is not a finite number of at least 0, with up to {_MOST_PLACES} decimal places")
+
+
+def _exact(number: Any) -> Fraction | None:
+    """Return the value of a number, of a float the decimal it prints as; None if the type does not state a value."""
+    if isinstance(number, float):
+        return rational(number)
+    if isinstance(number, Rational):
+        return Fraction(int(number.numerator), int(number.denominator))
+    if isinstance(number, Decimal) and number.is_finite() and abs(int(number.as_tuple().exponent)) > _MOST_PLACES:
+        raise ValueError
+    if getattr(getattr(number, "dtype", None), "kind", "") == "V":  # bfloat16 and others that a float holds exactly
+        number = float(number)
+    return Fraction(*map(int, number.as_integer_ratio())) if hasattr(number, "as_integer_ratio") else None
 
 
 def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
     """Return the cost of a charge: two numbers, or the claimed epsilon and delta of a certificate or a mechanism."""
-    if hasattr(epsilon, "epsilon"):
-        if delta:
-            raise TypeError(f"delta: {delta!r} is given beside that of a {type(epsilon).__name__}")
-        epsilon, delta = epsilon.epsilon, getattr(epsilon, "delta", 0)
-    return EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
+    if not hasattr(epsilon, "epsilon"):
+        return EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
+    if delta:
+        raise TypeError(f"delta: {delta!r} is given beside that of a {type(epsilon).__name__}")
+    # A mechanism that reports several coordinates of a vector costs their sum, of which its own epsilon is a rounding.
+    reports, claim = getattr(epsilon, "sampled", 1), epsilon.coordinate if hasattr(epsilon, "sampled") else epsilon
+    return EpsilonDelta(reports * _claimed("epsilon", claim.epsilon), _claimed("delta", getattr(claim, "delta", 0)))
+
+
+def _claimed(name: str, value: Any) -> Fraction:
+    """Return a mechanism's parameter, or the float64 that its certificate is for, where that is larger."""
+    return max(amount(name, value), rational(value))
 
 
 def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:

@@ -150,7 +150,7 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
     if len(budgets) != 1:
         raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")
     ledger, created, epsilon, delta, last = _texts(budgets[0], "budget")
-    start = Statement(ledger, created, EpsilonDelta(_parsed(epsilon), _parsed(delta)))
+    start = Statement(ledger, created, EpsilonDelta(parse_amount(epsilon), parse_amount(delta)))
     head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
     for number, (found, *row) in enumerate(charges, 1):
         if found != number:
@@ -163,7 +163,7 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
         if stated != head:
             raise UnsoundError(f"is damaged: charge {number}, or one before it, was changed")
         time, label, epsilon, delta = texts
-        entry = Entry(number, time, label, EpsilonDelta(_parsed(epsilon), _parsed(delta)), head, charge)
+        entry = Entry(number, time, label, EpsilonDelta(parse_amount(epsilon), parse_amount(delta)), head, charge)
         if charge:
             try:
                 _check_voidable(entries, voided, charge)
@@ -187,7 +187,7 @@ def _texts(row: Sequence[Any], name: str) -> list[str]:
     return list(row)
 
 
-def _parsed(text: str) -> Fraction:
+def parse_amount(text: str) -> Fraction:
     """Return an amount as the file has it: a decimal of at least 0, in the form that ``printed`` gives it."""
     if not _DECIMAL.fullmatch(text) or printed(amount := Fraction(text)) != text:
         raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
@@ -198,7 +198,7 @@ def storable(amounts: EpsilonDelta) -> EpsilonDelta:
     """Return the amounts, or refuse those whose text ``verified`` would not read as the same amounts."""
     for amount in amounts:
         try:
-            _parsed(printed(amount))
+            parse_amount(printed(amount))
         except UnsoundError:
             raise ValueError(f"{amount} has no short decimal; a ledger keeps amounts as decimals, exactly") from None
     return amounts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import webbrowser
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -230,9 +231,11 @@ folder or a URI, its sidecar is _release.json there, and --engine ray spreads th
 files whose names begin with . or _ are not read, and the command names them. A .csv or .tsv may be .gz, or - for
 standard input and output.
 
-Privacy loss adds up over releases about the same people. A --ledger is for one group of people, with one row each. It
-adds a row's total over the perturbed columns of every release, and refuses a release that exceeds the budget before the
-data are read. A person with k rows spends k times as much.
+Privacy loss adds up over releases about the same people. A --ledger is for one group of people. It adds the total over
+the perturbed columns of every release, and refuses a release that exceeds the budget before a value is perturbed. Of a
+local mechanism each row is a person, and one row is charged. Rows of a mechanism with a sensitivity are statistics:
+--rows same-people charges all of them together, also those that --missing drops, and --rows different-people charges
+one. A person with k rows spends k times as much.
 
 If a run fails over its input or is interrupted before its output is in place, its charge is voided. The ledger keeps
 both entries. The charge is kept if the run is killed, if its output could not be written, or if part of it may already
@@ -246,6 +249,8 @@ old release or the new one, never a mixture. The next run to OUT removes tempora
 More examples:
   dpkernels perturb in.parquet out.parquet --column age --lower 0 --upper 120 --epsilon 1 \\
       --column income --lower 0 --upper 1e6 --epsilon 0.5
+  dpkernels perturb counts.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5 --rows same-people \\
+      --ledger people.ledger --budget 5,1e-9
   dpkernels perturb - - --format csv --sidecar out.json --column age --lower 0 --upper 120 --epsilon 1 \\
       < in.csv > out.csv
   dpkernels perturb s3://bucket/in s3://bucket/out --engine ray --address auto --column age --lower 0 --upper 120 \\
@@ -254,8 +259,9 @@ More examples:
 
 _MECHANISM = "Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all."
 _MISSING = "Empty cells, NA, NaN and null: refuse (default); or keep them or drop their rows, which reveals where."
-_LEDGER = "First charge a row's total to this ledger; refuse a release above its budget."
+_LEDGER = "First charge the release to this ledger; refuse a release above its budget."
 _BUDGET = "Budget of a new ledger. Additive noise needs a DELTA."
+_ROWS = "Whom rows are about: charge the ledger for all rows together, or for one. Noise on statistics needs it."
 
 _MORE_COMPARE = """\b
 Examples:
@@ -280,7 +286,8 @@ _COMPARED: opts.Options = {
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
-@click.option("--budget", type=opts.NumberList(), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
+@click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
+@click.option("--rows", type=click.Choice(["same-people", "different-people"]), multiple=True, help=_ROWS)
 @opts.row_options
 @opts.engine_options
 @_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fractions import Fraction
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,28 @@ _VOID_LABEL = "the run failed before its output was in place"
 
 
 @dataclass(frozen=True)
+class Price:
+    """The cost of a release, and the rows that are charged together."""
+
+    amounts: EpsilonDelta
+    rows: str | None  # whom the rows are about, as the user says; None of local mechanisms: each row is a person
+    charged_rows: int  # 1 unless the rows are about the same people
+
+    def describe(self, charge: str) -> str:
+        """Return the description of a charge with the rows that it is for."""
+        if self.rows is None:
+            return charge
+        if self.rows == "different-people":
+            return f"{charge}, rows about different people"
+        return f"{charge}, {self.charged_rows} row{'s' * (self.charged_rows > 1)} about the same people"
+
+
+@dataclass(frozen=True)
 class LedgerAccount:
     """The ledger that a release is charged to."""
 
     path: Path
-    budget: tuple[float, ...] = ()  # the (epsilon, delta) it has, or is made with; empty for that of an existing one
+    budget: tuple[Decimal, ...] = ()  # the (epsilon, delta) it has, or is made with; empty for that of an existing one
     like: Path | None = None  # a file; a ledger that is made gets at most its permissions
 
     @classmethod
@@ -58,22 +75,21 @@ class LedgerAccount:
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
         return cls(path, budget, files[0] if files else None)
 
-    def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> LedgerCharge:
+    def charge(self, price: Price, label: str) -> LedgerCharge:
         with self._advice():
-            self._check_new(epsilon, delta)  # No ledger is made for a release above its budget.
+            self._check_new(price.amounts)  # No ledger is made for a release above its budget.
             ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
-            return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
+            return LedgerCharge(self.path, price, ledger.charge(*price.amounts, label), ledger)
 
-    def check(self, epsilon: Fraction, delta: Fraction) -> str:
+    def check(self, asked: EpsilonDelta) -> str:
         """Return in words the budget that the charge would leave now, without charging or making a ledger."""
-        asked = EpsilonDelta(epsilon, delta)
         with self._advice():
-            self._check_new(epsilon, delta)
+            self._check_new(asked)
             if not self.path.exists():
                 check_makeable(self.path)
                 return f"ledger {self.path}: would be made, and {minus(budgeted(*self.budget), asked)} be left"
             ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
-            now = ledger.rehearse(epsilon, delta)
+            now = ledger.rehearse(*asked)
             return f"ledger {self.path}: {asked} fits; {minus(now.left, asked)} would be left"
 
     @contextmanager
@@ -95,9 +111,9 @@ class LedgerAccount:
                 + ("" if self.budget else " with a new ledger")
             ) from error
 
-    def _check_new(self, epsilon: Fraction, delta: Fraction) -> None:
+    def _check_new(self, asked: EpsilonDelta) -> None:
         if self.budget:
-            check(budgeted(*self.budget), EpsilonDelta(), EpsilonDelta(epsilon, delta), f"{self.path}: ")
+            check(budgeted(*self.budget), EpsilonDelta(), asked, f"{self.path}: ")
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,7 @@ class LedgerCharge:
     """A charge that was made to a ledger, and the ledger's statement just after it."""
 
     path: Path
+    price: Price
     after: Statement
     ledger: Ledger = field(repr=False, compare=False)
 
@@ -116,7 +133,8 @@ class LedgerCharge:
         """Return a JSON form with exact decimals. The hash shows later that the ledger still has the charge."""
         entry, after = self.entry, self.after
         amounts = _exact("", entry.amounts) | _exact("spent_", after.spent) | _exact("budget_", after.budget)
-        return {"ledger": after.ledger, "charge": entry.id, "time": entry.time, "hash": entry.hash, **amounts}
+        rows = {"rows": self.price.rows, "charged_rows": self.price.charged_rows}
+        return {"ledger": after.ledger, "charge": entry.id, "time": entry.time, "hash": entry.hash, **rows, **amounts}
 
     def settle(self, error: BaseException, output: Any) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
@@ -137,24 +155,25 @@ class LedgerCharge:
 
     def __str__(self) -> str:
         after = f"spent {self.after.spent}; left {self.after.left}"
-        return f"ledger {self.path}: charge {self.entry.id} of {self.entry.amounts}; {after}"
+        return f"ledger {self.path}: {self.price.describe(f'charge {self.entry.id} of {self.entry.amounts}')}; {after}"
 
 
 @contextmanager
 def charged(
-    ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction], label: str, output: Any
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: Any
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
-    ``totals`` are the (epsilon, delta) of a row. ``output.withdraw`` deletes all that was written, and returns whether
-    it is gone and no other user can have read it. The message of a failure says whether the charge is voided. A usage
-    error becomes another failure, because the exit code of usage errors promises that there was no charge.
+    ``price`` returns the cost; it may count the rows. ``output.withdraw`` deletes all that was written, and returns
+    whether it is gone and no other user can have read it. The message of a failure says whether the charge is voided.
+    A usage error becomes another failure, because the exit code of usage errors promises that there was no charge.
     """
     if ledger_account is None:
         yield None
         return
+    cost = price()
     with uninterrupted():  # so that no charge is made without a ledger_charge
-        ledger_charge = ledger_account.charge(*totals, label)
+        ledger_charge = ledger_account.charge(cost, cost.describe(label))
     try:
         stop_if_asked()
         yield ledger_charge

@@ -49,17 +49,17 @@ class NumberList(click.ParamType):
 
     name = "numbers"
 
-    def __init__(self, may_be_none: bool = False) -> None:
-        self.may_be_none = may_be_none
+    def __init__(self, may_be_none: bool = False, number: Callable[[str], Any] = float) -> None:
+        self.may_be_none, self.number = may_be_none, number
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
         if self.may_be_none and not value:
             return ()
         try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError:
+            return tuple(self.number(part) for part in value.split(","))
+        except (ValueError, ArithmeticError):
             self.fail(f"{value!r} must be numbers separated by commas")
 
 

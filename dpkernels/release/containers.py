@@ -101,6 +101,18 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
             )
 
 
+def shape(x: Any) -> tuple[int, ...]:
+    """Return the shape of an array, a column or a number; a TypeError for what is none, or holds no numbers."""
+    match kind(x):
+        case "numpy":
+            _check_dtype(x.dtype)
+            return x.shape
+        case "pandas" | "polars" | "pyarrow":
+            return (len(x),)
+        case _:
+            return unwrap(x)[0].shape
+
+
 def columns_of(table: Any) -> list[str]:
     """Return the names of a table's columns."""
     return list(table.column_names if kind(table) == "pyarrow" else table.columns)

@@ -24,6 +24,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host, keys
 from dpkernels.release import containers
+from dpkernels.release.charges import Chargeable, charge
 from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
 from dpkernels.release.host_engine import padded_length
 from dpkernels.release.inputs import Bounds, InputError, report_type
@@ -47,6 +48,9 @@ def perturb(
     progress: bool | None = None,
     start: int = 0,
     missing: str = "refuse",
+    ledger: Chargeable | None = None,
+    rows: str | None = None,
+    label: str = "",
 ) -> Any:
     """Perturb every value of ``x`` with noise of its own, and return the reports.
 
@@ -61,7 +65,7 @@ def perturb(
     - Additive mechanisms: their claimed (epsilon, delta), for inputs at most the sensitivity apart.
 
     Inputs are the floats that are perturbed. The guarantee assumes that the generator is secure. It does not cover
-    timing and other side channels, or several rows about the same person.
+    timing and other side channels. Several rows about the same person compose; a ``ledger`` is charged for them.
 
     The noise of value i depends only on the key and on i, not on chunks, threads or devices.
 
@@ -86,6 +90,13 @@ def perturb(
         missing: the treatment of rows with a missing value (NaN, null, or a masked entry). By default they are refused.
             "keep" leaves them missing; "drop" removes them, from a table if any named column is missing. With "keep"
             and "drop" the release shows which rows are missing.
+        ledger: a ``Ledger``, ``Filter`` or ``Odometer`` of ``accountants``. It is charged before a value is perturbed.
+            If it refuses the charge, nothing is released. If the release fails after the charge, the charge stays.
+        rows: whom the rows are about, for the charge: "same-people" charges all of them, and "different-people" one. It
+            is required for several rows of a mechanism with a sensitivity, because statistics are usually about the
+            same people. By default each row of a local mechanism is a person. All values of a row are charged, and
+            missing ones too.
+        label: a description of the release in the ledger, visible to all its readers.
 
     Returns:
         Reports of the same kind and shape as x, a scalar for a scalar: float32 for float32, else float64 (JAX arrays
@@ -98,6 +109,7 @@ def perturb(
             without a key or for a simulation.
         TypeError: x is not numeric, or the key is of the wrong kind.
         CertificateError: the mechanism's exact sampler fails its certificate.
+        BudgetExceeded: the ledger refuses the charge; nothing was charged or released.
         RuntimeError: this process was forked from one in which JAX had run.
 
     Example:
@@ -115,6 +127,11 @@ def perturb(
             raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
     checks.one_of("missing", missing, ("refuse", "keep", "drop"))
     options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+    if ledger is not None:
+        return _charged(x, mechanism, ledger, rows, label, missing=missing, **options)
+    for name, given in (("rows", rows), ("label", label)):
+        if given:
+            raise ValueError(f"{name}: {given!r} describes a charge; it needs the ledger that is charged")
     if type(x) is not np.ndarray:
         containers.check_kind(x)
         if containers.is_ray_dataset(x):
@@ -137,6 +154,27 @@ def perturb(
         return containers.blanked(made, gone, x)
     with own_settings():
         return _perturb_column(x, mechanism, **options)
+
+
+def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label: str, **options: Any) -> Any:
+    """Charge the release of x and then make it; an error after the charge has a note that the charge stays."""
+    if not options["exact"]:
+        raise ValueError("ledger: a simulation must not be released, so it is not charged")
+    if containers.is_ray_dataset(x):
+        raise ValueError("ledger: a ray.data.Dataset is not charged; `dpkernels perturb --ledger` releases datasets")
+    if containers.is_table(x):
+        _check_columns(x, mechanism)
+    elif isinstance(mechanism, Mapping):
+        raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    # What is certified and charged here is released below, whatever happens to a caller's dict meanwhile.
+    is_table = isinstance(mechanism, Mapping)
+    samplers = {name: exact_sampler(own) for name, own in mechanism.items()} if is_table else exact_sampler(mechanism)
+    amounts = charge(ledger, x, samplers, rows, label)
+    try:
+        return perturb(x, samplers, **options)
+    except BaseException as error:
+        error.add_note(f"The ledger was charged {amounts} for this release. The charge stays.")
+        raise
 
 
 def _perturb_column(
@@ -298,8 +336,8 @@ def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
     return gone
 
 
-def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
-    """Perturb every named column with a key of its own, and leave the other columns as they are."""
+def _check_columns(table: Any, mechanisms: Any) -> None:
+    """Refuse mechanisms that do not name columns of the table."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
     names = containers.columns_of(table)
@@ -308,6 +346,11 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
     for name in mechanisms:
         if (count := names.count(name)) > 1:
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
+
+
+def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
+    """Perturb every named column with a key of its own, and leave the other columns as they are."""
+    _check_columns(table, mechanisms)
     there = None
     if missing == "drop":
         gone = np.any([containers.is_missing(table[name]) for name in mechanisms], axis=0)

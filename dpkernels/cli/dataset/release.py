@@ -104,10 +104,9 @@ class _PlannedFile:
                     rows, size = rows + some, size + more
                 pieces.append(((begin, len(source.groups)), rows))
             elif isinstance(source, ArrayFile):
-                schema, pieces = (str(source.dtype),), [(None, source.values)]
+                schema, pieces = (str(source.dtype),), [(None, source.count())]
             else:
-                schema = tuple(source.names)
-                pieces = [(None, sum(len(piece) for piece in source.pieces(source.names[:1])))]
+                schema, pieces = tuple(source.names), [(None, source.count())]
             output_bytes, values_per_row = source.output_bytes(columns), source.values_per_row
         if file.stamp() != stamp:
             raise ValueError(f"{file}: changed while it was planned")
@@ -253,6 +252,9 @@ class DatasetPlan(Plan):
     parts: tuple[Part, ...]
     folder: Folder
     engine: Any
+
+    def values(self) -> int:
+        return sum(part.rows for part in self.parts)
 
     @contextmanager
     def output(self) -> Iterator[Folder]:

@@ -54,6 +54,9 @@ class ArrayFile(Source):
                 self.fraction = (start + count) / self.values
                 yield piece.astype(self.dtype, copy=False)
 
+    def count(self) -> int:
+        return self.values
+
     def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
         return Numbers.of(piece)
 

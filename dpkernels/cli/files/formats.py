@@ -46,6 +46,10 @@ class Source(abc.ABC):
     def pieces(self, columns: Sequence[str | None]) -> Generator[Any, None, None]:
         """Yield the file's pieces, of which these columns will be asked for; ``len`` is rows, or an array's values."""
 
+    def count(self) -> int:
+        """Return the number of rows, or of an array's values; by default all pieces are read for it."""
+        return sum(len(piece) for piece in self.pieces(self.names[:1]))
+
     @abc.abstractmethod
     def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:
         """Return a column of a piece whose first row is ``start``; a ValueError names the first that is no number."""

@@ -121,6 +121,9 @@ class ParquetFile(Source):
         self.also_copied = [f"the categories of {name!r}, also those that no row has" for name in described]
         self._plain = set[str]()  # columns whose dictionaries are not kept
 
+    def count(self) -> int:
+        return self._rows
+
     def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
         self._replaced, self.fraction = {str(name) for name in columns}, 0.0
         # An estimate from stored widths, which bounds the memory that a table of long texts takes.

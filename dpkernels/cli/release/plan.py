@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from decimal import Decimal
 from io import BufferedIOBase
 from itertools import count
 from pathlib import Path
@@ -21,7 +22,7 @@ from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
-from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, charged
+from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charged
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import single
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
@@ -32,6 +33,7 @@ from dpkernels.decimals import shortest
 from dpkernels.progress import bar
 from dpkernels.random import host
 from dpkernels.random.keys import column_secret
+from dpkernels.release.charges import DIFFERENT_PEOPLE, SAME_PEOPLE, is_statistic
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError, report_type
 from dpkernels.staging import naming, path_of, sha256_and_size
@@ -205,7 +207,8 @@ class Request:
     clip: bool
     force: bool
     ledger: Sequence[Path]
-    budget: Sequence[tuple[float, ...]]
+    budget: Sequence[tuple[Decimal, ...]]
+    rows: Sequence[str]  # whom the rows are about, for the charge to a ledger
     missing: str
     decimals: int | None
     shuffle_rows: bool
@@ -219,17 +222,33 @@ class Request:
 
     def spec(self, source: Source, layout: Layout, shuffleable: bool = True) -> ReleaseSpec:
         """Return the release of a file, or of several like it, with certified mechanisms."""
-        rows = RowOptions(self.missing, self.decimals, self.shuffle_rows, shuffleable)
-        if rows.missing == "drop" and not source.droppable:
+        options = RowOptions(self.missing, self.decimals, self.shuffle_rows, shuffleable)
+        if options.missing == "drop" and not source.droppable:
             raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
-        names, mechanisms = self._names(source), self.mechanism or [DEFAULT]
-        check_count("mechanism", len(mechanisms), len(names))
-        each = list(mechanisms) * (len(names) if len(mechanisms) == 1 else 1)
-        settings = zip(names, each, options_by_column(each, self.options), strict=True)
+        perturbed, mechanisms = self._names(source), self.mechanism or [DEFAULT]
+        check_count("mechanism", len(mechanisms), len(perturbed))
+        each = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
+        settings = zip(perturbed, each, options_by_column(each, self.options), strict=True)
         columns = tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
-        also = () if rows.missing == "drop" or rows.shuffle else source.also_copied
-        copied = *(name for name in source.names if name not in names), *also
-        return ReleaseSpec(columns, self.clip, layout, rows, tuple(source.names), source.values_per_row, copied)
+        also = () if options.missing == "drop" or options.shuffle else source.also_copied
+        copied = *(name for name in source.names if name not in perturbed), *also
+        names, values = tuple(source.names), source.values_per_row
+        return ReleaseSpec(columns, self.clip, layout, options, names, values, copied, self._rows(columns))
+
+    def _rows(self, columns: Sequence[Column]) -> str | None:
+        """Return whom the rows are about; with a ledger, rows of statistics must say so."""
+        rows = single({"rows": self.rows}).get("rows")
+        if rows is not None and not self.ledger:
+            raise click.UsageError("--rows: says what is charged to a ledger; it needs --ledger FILE")
+        if rows == SAME_PEOPLE and Path(self.source) == DASH:
+            raise click.UsageError("--rows same-people: standard input cannot be read twice to count its rows first")
+        statistics = [column for column in columns if is_statistic(column.sampler.certificate)]
+        if statistics and self.ledger and rows is None:
+            raise click.UsageError(
+                f"--rows: missing; the ledger must know whom the rows of {statistics[0].mechanism} are about: "
+                f"{SAME_PEOPLE} charges all rows together, {DIFFERENT_PEOPLE} charges one"
+            )
+        return rows
 
     def _names(self, source: Source) -> Sequence[str | None]:
         if not source.names:
@@ -257,6 +276,10 @@ class Plan(abc.ABC):
     sidecar: Path | str
 
     @abc.abstractmethod
+    def values(self) -> int:
+        """Return the number of values that each column of the input has, missing ones too."""
+
+    @abc.abstractmethod
     def output(self) -> AbstractContextManager[Any]:
         """Return the output, ready to be written, which is withdrawn unless it is committed."""
 
@@ -268,9 +291,13 @@ class Plan(abc.ABC):
     def write(self, output: Any, progress: bool | None) -> list[Done]:
         """Perturb every value, or without an output check it; return the result of every part in order."""
 
+    def price(self) -> Price:
+        """Return the cost of the release, which does not depend on the values: also missing ones are charged."""
+        return self.spec.price(self.values() // self.spec.values_per_row if self.spec.rows == SAME_PEOPLE else 1)
+
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
-        left = "" if self.ledger_account is None else self.ledger_account.check(*self.spec.totals())
+        left = "" if self.ledger_account is None else self.ledger_account.check(self.price().amounts)
         return self._release(self.write(None, progress)), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
@@ -283,11 +310,20 @@ class Plan(abc.ABC):
             if check_first:
                 self.write(None, progress)
             output.check_space(self.output_bytes())
-            with charged(self.ledger_account, self.spec.totals(), self.label, output) as ledger_charge:
+            with charged(self.ledger_account, self.price, self.label, output) as ledger_charge:
                 done = self.write(output, progress)
+                self._check_rows(sum(one.read for one in done), ledger_charge)
                 release, written = self._release(done, ledger_charge), [one.written for one in done if one.written]
                 output.commit(to_json(release, written), [one.name for one in written])
         return release
+
+    def _check_rows(self, read: int, ledger_charge: LedgerCharge | None) -> None:
+        """Refuse a release of another number of rows than were charged together: the input has changed."""
+        if ledger_charge is None or self.spec.rows != SAME_PEOPLE:
+            return
+        if (rows := read // self.spec.values_per_row) != (charged := ledger_charge.price.charged_rows):
+            with independent_of_reports():
+                raise ValueError(f"IN: had {charged} rows when they were charged, and {rows} when they were read")
 
     def _release(self, done: Sequence[Done], ledger_charge: LedgerCharge | None = None) -> Release:
         rows, not_kept = sum(one.rows for one in done), dict.fromkeys(note for one in done for note in one.not_kept)
@@ -301,6 +337,10 @@ class FilePlan(Plan):
     source: Source
     target: Path
     force: bool
+
+    def values(self) -> int:
+        with naming(self.source.path):
+            return self.source.count()
 
     def output(self) -> AbstractContextManager[Output | StandardOutput]:
         if self.target == DASH:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ import numpy as np
 
 import dpkernels
 from dpkernels.bounded_json import brief, parse_json, read_text
+from dpkernels.budgets.filters import EpsilonDelta, plus
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.ledger import Price
 from dpkernels.cli.release.output import own_sidecar
 from dpkernels.cli.text import shown
 from dpkernels.decimals import float_at_least, rational, shortest
@@ -30,6 +32,7 @@ from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.release.charges import SAME_PEOPLE
 
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge
@@ -78,19 +81,23 @@ def guarantee(certificate: Any) -> StatedGuarantee:
 
 def of_a_row(parts: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
     """Return the guarantee of a row by basic composition over its values."""
-    epsilon, delta = map(float, exact_totals(parts, values_per_row))
-    realised_epsilon = values_per_row * sum(one.realised_epsilon for one in parts)
-    realised_delta = values_per_row * sum(one.realised_delta for one in parts)
+    epsilon, delta = map(float_at_least, exact_totals(parts, values_per_row))
+    realised_epsilon = _total([one.realised_epsilon for one in parts], values_per_row)
+    realised_delta = _total([one.realised_delta for one in parts], values_per_row)
     near = "any two values of a row (local DP, replace one row's values)"
     if any("sensitivity" in one.stated for one in parts):
         near = "rows whose perturbed values are neighbouring in every column"
     return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {})
 
 
-def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple[Fraction, Fraction]:
+def _total(amounts: Sequence[float], values_per_row: int) -> float:
+    return float_at_least(values_per_row * sum(map(rational, amounts), Fraction(0)))
+
+
+def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> EpsilonDelta:
     """Return the (epsilon, delta) of a row without rounding, each budget read as the decimal that it prints as."""
     epsilon, delta = (sum(rational(getattr(one, name)) for one in parts) for name in ("epsilon", "delta"))
-    return Fraction(values_per_row * epsilon), Fraction(values_per_row * delta)
+    return EpsilonDelta(Fraction(values_per_row * epsilon), Fraction(values_per_row * delta))
 
 
 def interval(certificate: Any, decimals: int | None) -> dict[str, float] | None:
@@ -178,14 +185,22 @@ class ReleaseSpec:
     names: tuple[str, ...]  # all columns of each file, perturbed or not, in their order; empty for an array
     values_per_row: int  # the number of values that a row holds in each perturbed column
     copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
+    rows: str | None = None  # one of ``ROWS``, as the user says whom they are about; None if the user does not
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
         """Return the guarantee of a row."""
         return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
 
-    def totals(self) -> tuple[Fraction, Fraction]:
-        return exact_totals([column.guarantee for column in self.columns], self.values_per_row)
+    def price(self, rows: int) -> Price:
+        """Return the cost of this many rows about the same people; of one, if rows are about different people."""
+        if self.rows != SAME_PEOPLE:
+            amounts = exact_totals([column.guarantee for column in self.columns], self.values_per_row)
+            return Price(amounts, self.rows, 1)
+        from accountants.charges import repeated_charge
+
+        charges = [repeated_charge(column.sampler, rows * self.values_per_row) for column in self.columns]
+        return Price(reduce(plus, charges), self.rows, rows)
 
 
 @dataclass(frozen=True)

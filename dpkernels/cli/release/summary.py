@@ -87,7 +87,8 @@ def advice(release: Release) -> list[str]:
         if (found := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
             inside = f"[released - {_rounded_up(found['below'])}, released + {_rounded_up(found['above'])}]"
             lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
-            lines += [f"{name}: {_composition(column, values)}"] if values > 1 else []
+            # With a ledger, the user has said whom the rows are about, and the charge is printed.
+            lines += [f"{name}: {_composition(column, values)}"] if values > 1 and release.spec.rows is None else []
         elif "sensitivity" not in column.guarantee.stated:
             lines.append(f"{name}: {_questions(column.sampler.mechanism)}")
     return lines

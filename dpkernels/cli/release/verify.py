@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import click
 import numpy as np
 
 from dpkernels.bounded_json import brief, integer
-from dpkernels.budgets.filters import printed
+from dpkernels.budgets.filters import plus, printed
+from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
@@ -43,12 +44,13 @@ from dpkernels.cli.release.sidecar import (
     title,
     versions,
 )
-from dpkernels.cli.text import shown
+from dpkernels.cli.text import listed, shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.registry import Certificate, MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
+from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
 
 # Reports are rounded to floats a few times: this many units in the last place of the largest.
 _ROUNDINGS = 4
@@ -219,7 +221,7 @@ def verify(path: Path) -> tuple[list[str], str]:
         for word in ("rows", "values_per_row"):
             if not (type(form[word]) is int and form[word] >= 1):
                 raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
-        _check_totals(form, [column.own for column in columns])
+        _check_totals(form, columns)
         delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
         total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
         files = _outputs(form, path)
@@ -278,10 +280,9 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
     return ""
 
 
-def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> None:
+def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     """Refuse totals, or a charge of them, that differ from those of the columns."""
-    values = form["values_per_row"]
-    found = of_a_row(guarantees, values)
+    found = of_a_row([column.own for column in columns], form["values_per_row"])
     for word in ("epsilon", "delta", "neighbouring"):
         _check_same(word, form[word], getattr(found, word))
     for word in ("realised_epsilon", "realised_delta"):
@@ -289,8 +290,37 @@ def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> No
         if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
             raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
     if "ledger" in form:
-        for word, amount in zip(("epsilon", "delta"), exact_totals(guarantees, values), strict=True):
-            _check_same(f"ledger: {word}", form["ledger"][word], printed(amount))
+        _check_charge(form, columns)
+
+
+def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
+    """Refuse a charge that is not that of the rows which the sidecar says were charged together."""
+    charge, values = form["ledger"], form["values_per_row"]
+    claims = exact_totals([column.own for column in columns], values)
+    rows = charge.get("rows")
+    if rows not in ROWS and (rows is not None or any(is_statistic(column.certificate) for column in columns)):
+        raise CertificateError(
+            f"ledger: rows: {brief(rows)} must say whom rows of statistics are about: {listed(ROWS)}"
+        )
+    if rows != SAME_PEOPLE:
+        for word, amount in zip(("epsilon", "delta"), claims, strict=True):
+            _check_same(f"ledger: {word}", charge[word], printed(amount))
+        return
+    from accountants.charges import repeated_bound
+
+    count = integer("ledger: charged_rows", charge["charged_rows"])
+    if count < form["rows"] or (count > form["rows"] and form["missing"] != "drop"):
+        raise CertificateError(f"ledger: charged_rows: the file says {count}, and that it has {form['rows']} rows")
+    bounds = reduce(plus, (repeated_bound(column.certificate, count * values) for column in columns))
+    _check_same("ledger: delta", charge["delta"], printed(count * claims.delta))
+    epsilon = charge["epsilon"] if type(charge["epsilon"]) is str else ""
+    try:
+        is_enough = bounds.epsilon <= parse_amount(epsilon) <= count * claims.epsilon
+    except UnsoundError:
+        is_enough = False
+    if not is_enough:
+        ends = f"from {float(bounds.epsilon):.9g} to {printed(count * claims.epsilon)}"
+        raise CertificateError(f"ledger: epsilon: the file says {brief(charge['epsilon'])}, {count} rows cost {ends}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""The cost of a release, which a ledger or a filter is charged before anything is released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Protocol
+
+from dpkernels import checks
+from dpkernels.decimals import rational, shortest
+from dpkernels.mechanisms.additive import check_shape
+from dpkernels.release import containers
+
+# Whom the rows of a release are about: all of them are charged, or one.
+SAME_PEOPLE, DIFFERENT_PEOPLE = ROWS = ("same-people", "different-people")
+
+
+class Chargeable(Protocol):
+    """An object that refuses or keeps charges, such as a ledger, a filter or an odometer."""
+
+    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Any:
+        """Charge (epsilon, delta), or raise an error."""
+
+
+def is_statistic(certificate: Any) -> bool:
+    """Return whether neighbouring values are within a sensitivity, as those of statistics, and not any two values."""
+    return getattr(certificate, "sensitivity", None) is not None
+
+
+def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
+    """Return the (epsilon, delta) of all reports of x that are about one person, by basic composition.
+
+    ``samplers`` are an exact sampler or, for a table, a dict from column name to one. ``rows`` is one of ``ROWS``, or
+    None if every row is a person, or if there is only one row.
+    """
+    is_table = isinstance(samplers, Mapping)
+    columns = [(x[name], sampler) for name, sampler in samplers.items()] if is_table else [(x, samplers)]
+    epsilon = delta = Fraction(0)
+    for values, sampler in columns:
+        certificate = sampler.certificate
+        reports = _reports_of_a_person(values, sampler.mechanism, rows, is_statistic(certificate))
+        epsilon += reports * rational(certificate.epsilon)
+        delta += reports * rational(getattr(certificate, "delta", 0))
+    return epsilon, delta
+
+
+def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
+    shape = containers.shape(x)
+    if hasattr(mechanism, "dimensions"):
+        check_shape(mechanism, shape)
+        shape = shape[:-1]
+    every, of_a_row = math.prod(shape), math.prod(shape[1:])
+    if not every:
+        raise ValueError("x: is empty; at least one value is needed")
+    if rows is None and is_statistic and every > of_a_row:
+        raise ValueError(
+            f"rows: None; x has {shape[0]} rows of statistics, and a charge must know whom they are about: "
+            f"{SAME_PEOPLE!r} (all are charged) or {DIFFERENT_PEOPLE!r} (one is charged)"
+        )
+    return every if rows == SAME_PEOPLE else of_a_row
+
+
+def charge(ledger: Chargeable, x: Any, samplers: Any, rows: str | None, label: str) -> str:
+    """Charge a ledger for the release of x, and return the charge in words."""
+    if not callable(getattr(ledger, "charge", None)):
+        raise TypeError(f"ledger: {ledger!r} cannot be charged; open a file with accountants.Ledger(path)")
+    if rows is not None:
+        checks.one_of("rows", rows, ROWS)
+    epsilon, delta = cost(x, samplers, rows)
+    ledger.charge(epsilon, delta, label=label)
+    return f"epsilon {shortest(epsilon)}, delta {shortest(delta)}"
