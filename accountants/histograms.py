@@ -31,6 +31,7 @@ from accountants.profile import epsilon as realised_epsilon
 from accountants.profile import epsilon_of
 from accountants.scale import check_target, smallest_scale
 from dpkernels import checks
+from dpkernels.budgets.filters import asked
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.choice import exponential_top_k
@@ -39,6 +40,7 @@ from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import ndtr
 from dpkernels.random.keys import check_key, os_key, release_key_bytes, simulation_key
+from dpkernels.release.charges import Chargeable
 from dpkernels.release.perturb import perturb
 from dpkernels.solve import root
 
@@ -349,6 +351,8 @@ def unknown_domain_top_k(
     delta: float,
     key: Array | None = None,
     exact: bool = True,
+    ledger: Chargeable | None = None,
+    label: str = "",
 ) -> UnknownTopK:
     """Release the items whose count plus truncated Gaussian noise on [-T, T] exceeds Dinf + T, at most the top k.
 
@@ -365,10 +369,14 @@ def unknown_domain_top_k(
         delta: the delta of the guarantee, below 1 and more than D0 truncation_delta.
         key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
         exact: release (True), or simulate by float kernels (False).
+        ledger: a ledger or filter that is charged before the release: D0 times the certified claim of a count, which
+            covers the table.
+        label: a description of the release in the ledger.
 
     Raises:
         TypeError: counts are not integers.
         ValueError: an argument is out of range, or sigma so small that the loss of a count may exceed 20.
+        BudgetExceeded: the ledger refuses the charge; nothing was charged or released.
     """
     k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)
@@ -382,6 +390,11 @@ def unknown_domain_top_k(
     # Rounding to floats keeps the order, so no report of a count of at most Dinf exceeds this.
     threshold = math.nextafter(float(Fraction(linf_sensitivity) + largest), math.inf)
     key, values = _key(key, exact), _counts(list(counts.values())) if counts else np.zeros(0, np.int64)
+    if ledger is not None:
+        if not exact:
+            raise ValueError("ledger: a simulation must not be released, so it is not charged")
+        claim = asked(sampler.certificate)
+        ledger.charge(l0_sensitivity * claim.epsilon, l0_sensitivity * claim.delta, label=label)
     positive = [item for item, value in zip(counts, values, strict=True) if value]
     noisy = perturb(values[values > 0].astype(np.float64), sampler, key=key, exact=exact) if positive else []
     reports = zip(positive, np.asarray(noisy).tolist(), strict=True)

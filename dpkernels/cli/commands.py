@@ -261,7 +261,6 @@ _MECHANISM = "Default: balanced, which chooses by the budget and prints its choi
 _MISSING = "Empty cells, NA, NaN and null: refuse (default); or keep them or drop their rows, which reveals where."
 _LEDGER = "First charge the release to this ledger; refuse a release above its budget."
 _BUDGET = "Budget of a new ledger. Additive noise needs a DELTA."
-_ROWS = "Whom rows are about: charge the ledger for all rows together, or for one. Noise on statistics needs it."
 
 _MORE_COMPARE = """\b
 Examples:
@@ -287,7 +286,6 @@ _COMPARED: opts.Options = {
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
 @click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
-@click.option("--rows", type=click.Choice(["same-people", "different-people"]), multiple=True, help=_ROWS)
 @opts.row_options
 @opts.engine_options
 @_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")

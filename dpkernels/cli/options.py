@@ -195,8 +195,10 @@ mechanism_options = together(options_of(_USUAL), options_of(_PARAMETERS, rare_op
 _SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1 GiB."
 _FORMAT = "Format of IN and OUT. Default: from their suffixes."
 _SIDECAR = "Where to write the certificates if OUT is -."
+_ROWS = "Whom rows of statistics are about: charge a ledger for all rows, or for one."
 _row_option = rare_options("Rows and formats")
 row_options = together(
+    _row_option("--rows", type=click.Choice(["same-people", "different-people"]), multiple=True, help=_ROWS),
     _row_option("--round", "decimals", type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
     _row_option("--shuffle-rows", is_flag=True, help=_SHUFFLE),
     _row_option("--format", "kind", type=click.Choice(list(FORMATS)), help=_FORMAT),

@@ -166,9 +166,9 @@ def _good_perturb(source: Random) -> list[str]:
     name = source.choice(["in", "in", "in", "holes"])
     mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *CONSTRUCTORS])
     column = [] if ending == "npy" else ["--column", "age"]
-    more = source.choice(
-        [[], ["--json"], ["--check"], ["--ledger", "people.ledger"], ["--missing", "keep"], ["--round", "2"]]
-    )
+    ledger = ["--ledger", "people.ledger"]
+    about = [[*ledger, "--rows", rows] for rows in ("same-people", "different-people")]
+    more = source.choice([[], ["--json"], ["--check"], ledger, *about, ["--missing", "keep"], ["--round", "2"]])
     options = ["--mechanism", mechanism, *_mechanism_options(mechanism, source)]
     return [f"{name}.{ending}", f"new.{ending}", *column, *options, *more]
 

@@ -413,21 +413,22 @@ def test_the_printed_command_composes_the_values(run: Run, case: str) -> None:
 
 def test_a_budget_without_a_delta_is_answered_with_one(run: Run) -> None:
     np.save("in.npy", ages(3))
-    charged = ["perturb", "in.npy", "out.npy", "--mechanism", "laplace", *PURE, "--ledger", "people.ledger"]
+    people = ["--rows", "different-people"]
+    charged = ["perturb", "in.npy", "out.npy", "--mechanism", "laplace", *PURE, "--ledger", "people.ledger", *people]
     for more in ([], ["--check"]):
         refused = run(*charged, "--budget", "2", *more)
         assert_refused(refused, 2, "has delta 0, but this release costs delta 1e-15; use --budget 2,1e-9")
     assert_nothing_but("in.npy")
     assert run(*charged, "--budget", "2,1e-9").code == 0
     gaussian = ["--mechanism", "gaussian", *CLAIM]
-    budget = "--ledger", "other.ledger", "--budget", "5"
+    budget = "--ledger", "other.ledger", "--budget", "5", *people
     assert_refused(run("perturb", "in.npy", "o.npy", *gaussian, *budget), 2, "use --budget 5,1e-")
 
 
 def test_a_ledger_without_a_delta_cannot_pay_for_noise(run: Run) -> None:
     np.save("in.npy", ages(3))
     assert run("perturb", "in.npy", "out.npy", *AGE, "--ledger", "people.ledger", "--budget", "2").code == 0
-    noise = ["--mechanism", "laplace", *PURE]
+    noise = ["--mechanism", "laplace", *PURE, "--rows", "different-people"]
     refused = run("perturb", "in.npy", "o.npy", *noise, "--ledger", "people.ledger")
     assert_refused(refused, 2, "the budget of people.ledger: has delta 0", "use --budget 2,1e-9 with a new ledger")
 
@@ -464,6 +465,7 @@ def test_the_interval_of_a_true_value_holds_rounded_values(run: Run) -> None:
 def test_a_budget_that_would_not_be_enough_is_not_advised(run: Run) -> None:
     np.save("in.npy", ages(3))
     given = ["--mechanism", "laplace", "--sensitivity", "1", "--epsilon", "2", "--ledger", "money"]
+    given += ["--rows", "different-people"]
     done = run("perturb", "in.npy", "out.npy", *given, "--budget", "0.5")
     assert done.code != 0
     assert "use --budget" not in done.err

@@ -28,6 +28,7 @@ def released(run: Run) -> dict[str, Any]:
     Path("in.csv").write_text("\n".join(["id,age,share,pay", *lines, ""]))
     columns = ["--column", "age", "--column", "pay", "--mechanism", "piecewise", *NOISE]
     given = ["--epsilon", "1", "--lower", "0", "--upper", "120", "--ledger", "l", "--budget", "9,0.1"]
+    given += ["--rows", "different-people"]
     done = run("perturb", "in.csv", "out.csv", *columns[:6], *columns[6:-2], *given, *columns[-2:])
     assert done.code == 0, done.err
     return json.loads(Path("out.csv.json").read_text())
@@ -80,6 +81,8 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "the output's columns": (lambda form: form["output"].update(columns=["id"]), "output: columns"),
     "values of a row": (lambda form: form.update(values_per_row=2), "epsilon: the file says"),
     "what was charged": (lambda form: form["ledger"].update(epsilon="1"), "ledger: epsilon: the file says 1"),
+    "whom the rows are about": (lambda form: form["ledger"].update(rows="same-people"), "ledger: charged_rows: "),
+    "nobody": (lambda form: form["ledger"].update(rows=None), "ledger: rows: None must be one of same-people"),
     "no output": (lambda form: form.pop("output"), "not the sidecar"),
     "a column that is missing": (lambda form: form["columns"].pop(), "the file says"),
 }
