@@ -240,8 +240,6 @@ class Request:
         rows = single({"rows": self.rows}).get("rows")
         if rows is not None and not self.ledger:
             raise click.UsageError("--rows: says what is charged to a ledger; it needs --ledger FILE")
-        if rows == SAME_PEOPLE and Path(self.source) == DASH:
-            raise click.UsageError("--rows same-people: standard input cannot be read twice to count its rows first")
         statistics = [column for column in columns if is_statistic(column.sampler.certificate)]
         if statistics and self.ledger and rows is None:
             raise click.UsageError(
@@ -379,6 +377,10 @@ def plan(request: Request) -> FilePlan:
     layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
     if path != DASH and (what := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {what}; it must be a file, or - for standard input")
+    if path == DASH and SAME_PEOPLE in request.rows:
+        raise click.UsageError(
+            "--rows same-people: standard input cannot be read twice, and its rows are counted first"
+        )
     path = STANDARD_INPUT if path == DASH else path
     given = request.sidecar
     if target != DASH and given is not None:

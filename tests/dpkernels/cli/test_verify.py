@@ -82,7 +82,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "values of a row": (lambda form: form.update(values_per_row=2), "epsilon: the file says"),
     "what was charged": (lambda form: form["ledger"].update(epsilon="1"), "ledger: epsilon: the file says 1"),
     "whom the rows are about": (lambda form: form["ledger"].update(rows="same-people"), "ledger: charged_rows: "),
-    "nobody": (lambda form: form["ledger"].update(rows=None), "ledger: rows: None must be one of same-people"),
+    "nobody": (lambda form: form["ledger"].update(rows=None), "ledger: rows: None must say whom"),
     "no output": (lambda form: form.pop("output"), "not the sidecar"),
     "a column that is missing": (lambda form: form["columns"].pop(), "the file says"),
 }

@@ -1,0 +1,64 @@
+"""The charge for many reports about the same people, against the composed integers, outcome by outcome."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import reduce
+
+import numpy as np
+import pytest
+
+import dpkernels as dpk
+from accountants import calibrate, repeated_charge
+from accountants.charges import repeated_bound
+
+NOISES = {
+    "discrete-laplace": dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0),
+    "discrete-laplace, small": dpk.discrete_laplace(epsilon=0.3, sensitivity=1.0),
+    "truncated-discrete-laplace": dpk.truncated_discrete_laplace(epsilon=1.0, delta=1e-4, sensitivity=1.0),
+    "discrete-gaussian": calibrate.discrete_gaussian(epsilon=1.0, delta=1e-4, sensitivity=1.0),
+}
+
+
+def delta_of(certificate, count, epsilon):
+    """The hockey-stick divergence of ``count`` tables and their shifts, summed over the outcomes by their losses."""
+    p = np.array(certificate.table.outcomes, float) / certificate.table.total
+    p, q = np.pad(p, (0, certificate.shift)), np.pad(p, (certificate.shift, 0))
+    # Outcomes of one loss are one outcome.
+    with np.errstate(divide="ignore"):
+        loss = np.round(np.log(p) - np.log(q), 9)
+    _, group = np.unique(loss, return_inverse=True)
+    p, q = np.bincount(group, p), np.bincount(group, q)
+    joint_p, joint_q = (reduce(np.multiply.outer, [one] * count).ravel() for one in (p, q))
+    return np.maximum(joint_p - np.exp(epsilon) * joint_q, 0.0).sum()
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", NOISES)
+def test_the_composed_integers_have_the_charged_epsilon_and_delta(name, count):
+    certificate = dpk.exact_sampler(NOISES[name]).certificate
+    charge, bound = repeated_charge(NOISES[name], count), repeated_bound(certificate, count)
+    assert charge.delta == count * Fraction(repr(certificate.delta))
+    assert bound.epsilon <= charge.epsilon <= min(count * Fraction(repr(certificate.epsilon)), bound.epsilon * 1.00001)
+    assert delta_of(certificate, count, float(charge.epsilon)) <= float(charge.delta) * (1 + 1e-9)
+    if charge.epsilon < count * Fraction(repr(certificate.epsilon)):  # then it is the bracket's upper end, and close
+        assert delta_of(certificate, count, 0.999 * float(charge.epsilon)) > float(charge.delta)
+
+
+def test_other_mechanisms_cost_the_sum_of_their_claims():
+    skewed = dpk.truncated_laplace(epsilon=1.0, delta=1e-2, sensitivity=1.0, upper=9.0)
+    vector = dpk.on_vectors(NOISES["discrete-laplace"], dimensions=3, norm="l1", lattice=1.0)
+    for mechanism, delta in ((dpk.duchi(epsilon=0.3, lower=0.0, upper=1.0), 0), (skewed, "0.01"), (vector, "1e-10")):
+        claim = Fraction(repr(dpk.exact_sampler(mechanism).certificate.epsilon))
+        assert repeated_charge(mechanism, 7) == (7 * claim, 7 * Fraction(delta))
+
+
+def test_one_report_costs_its_claim():
+    assert repeated_charge(NOISES["discrete-laplace"], 1) == (1, Fraction("1e-15"))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, 1 << 41])
+def test_a_count_is_a_number_of_reports(count):
+    with pytest.raises((TypeError, ValueError), match="count: "):
+        repeated_charge(NOISES["discrete-laplace"], count)

@@ -1,0 +1,203 @@
+"""``perturb`` charges a ledger for what it releases, before it releases it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import accountants
+import dpkernels as dpk
+from dpkernels.budgets.filters import BudgetExceeded, Filter
+from dpkernels.budgets.ledger import Ledger
+from dpkernels.exact.certificate import CertificateError
+
+NOISE = dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0)
+LOCAL = dpk.duchi(epsilon=0.5, lower=0.0, upper=10.0)
+VECTOR = dpk.on_vectors(NOISE, dimensions=3, norm="l1", lattice=1.0)
+COLUMNS = {"age": LOCAL, "count": NOISE}
+THREE = np.array([1.0, 2.0, 3.0])
+PEOPLE = {"age": [1.0, 2.0, 3.0], "count": [4.0, 5.0, 6.0]}
+SAME, DIFFERENT = "same-people", "different-people"
+
+# Of each release its epsilon, and the number of claims of noise that its delta is.
+CASES: dict[str, tuple[Any, Any, str | None, str, int]] = {
+    "a number": (3.0, NOISE, None, "1", 1),
+    "overlapping counts": (THREE, NOISE, SAME, "3", 3),
+    "counts of different people": (THREE, NOISE, DIFFERENT, "1", 1),
+    "one count": (THREE[:1], NOISE, None, "1", 1),
+    "rows of two counts": (np.ones((3, 2)), NOISE, DIFFERENT, "2", 2),
+    "one row of two counts": (np.ones((1, 2)), NOISE, None, "2", 2),
+    "rows of two counts, same": (np.ones((3, 2)), NOISE, SAME, "6", 6),
+    "local": (THREE, LOCAL, None, "0.5", 0),
+    "local rows of two": (np.ones((3, 2)), LOCAL, None, "1", 0),
+    "local, one person": (THREE, LOCAL, SAME, "1.5", 0),
+    "a vector": (THREE, VECTOR, None, "1", 100_000),
+    "two vectors": (np.ones((2, 3)), VECTOR, SAME, "2", 200_000),
+    "two vectors, different": (np.ones((2, 3)), VECTOR, DIFFERENT, "1", 100_000),
+    "pandas": (pd.DataFrame(PEOPLE), COLUMNS, DIFFERENT, "1.5", 1),
+    "polars": (pl.DataFrame(PEOPLE), COLUMNS, SAME, "4.5", 3),
+    "pyarrow": (pa.table(PEOPLE), COLUMNS, SAME, "4.5", 3),
+    "a series": (pd.Series(THREE), NOISE, SAME, "3", 3),
+    "an arrow column": (pa.chunked_array([THREE]), LOCAL, None, "0.5", 0),
+    "a sampler": (THREE, dpk.exact_sampler(NOISE), SAME, "3", 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_charge_is_what_is_released_about_one_person(case: str) -> None:
+    x, mechanism, rows, epsilon, deltas = CASES[case]
+    budget = Filter(10, 0.1)
+    reports = dpk.perturb(x, mechanism, ledger=budget, rows=rows, label="query")
+    assert type(reports) is type(x)
+    assert budget.charges == ((((Fraction(epsilon), deltas * Fraction("1e-15"))), "query"),)
+
+
+def test_missing_values_are_charged_as_present_ones_are() -> None:
+    for missing, length in (("keep", 3), ("drop", 2)):
+        budget = Filter(10, 0.1)
+        holes = np.array([1.0, np.nan, 3.0])
+        assert len(dpk.perturb(holes, NOISE, missing=missing, ledger=budget, rows=SAME)) == length
+        assert budget.spent.epsilon == 3
+
+
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
+    "statistics about nobody": (THREE, NOISE, {}, ValueError, "rows: None; x has 3 rows of statistics"),
+    "a column of them": (pd.DataFrame(PEOPLE), COLUMNS, {}, ValueError, "rows: None; x has 3 rows of statistics"),
+    "another word": (THREE, NOISE, {"rows": "same"}, ValueError, "rows: 'same' is not one of"),
+    "a simulation": (THREE, LOCAL, {"exact": False}, ValueError, "ledger: a simulation"),
+    "a list": ([1.0], LOCAL, {}, TypeError, "x: list is not an array"),
+    "text": (np.array(["a"]), LOCAL, {}, TypeError, "x: holds <U1"),
+    "nothing": (THREE[:0], LOCAL, {}, ValueError, "x: is empty"),
+    "no such column": (pd.DataFrame(PEOPLE), {"pay": LOCAL}, {}, ValueError, "mechanism: no column 'pay'"),
+    "a table without a dict": (pd.DataFrame(PEOPLE), LOCAL, {}, TypeError, "mechanism: a table needs a dict"),
+    "a dict without a table": (THREE, COLUMNS, {}, TypeError, "mechanism: a dict is for tables"),
+    "a short vector": (THREE[:2], VECTOR, {}, ValueError, "x: has shape"),
+    "no claim": (
+        THREE,
+        dpk.gaussian(sigma=1.0),
+        {"rows": SAME},
+        CertificateError,
+        "mechanism: claims sensitivity None",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_not_charged(case: str) -> None:
+    x, mechanism, options, error, words = REFUSED[case]
+    budget = Filter(10, 0.1)
+    with pytest.raises(error, match=words):
+        dpk.perturb(x, mechanism, ledger=budget, **options)
+    assert budget.charges == ()
+
+
+@pytest.mark.parametrize("ledger", ["people.ledger", 1.0, accountants.ConcentratedFilter(1)])
+def test_what_cannot_be_charged_is_no_ledger(ledger: Any) -> None:
+    with pytest.raises(TypeError):
+        dpk.perturb(3.0, LOCAL, ledger=ledger)
+
+
+@pytest.mark.parametrize("option", [{"rows": SAME}, {"label": "query"}])
+def test_a_description_of_a_charge_needs_a_ledger(option: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="describes a charge; it needs the ledger that is charged"):
+        dpk.perturb(THREE, NOISE, **option)
+
+
+def test_a_refused_charge_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpkernels.release.perturb._perturb_column", lambda *_, **__: pytest.fail("released"))
+    budget = Filter(2.5, 0.1)
+    with pytest.raises(BudgetExceeded):
+        dpk.perturb(THREE, NOISE, ledger=budget, rows=SAME)
+    assert budget.charges == ()
+
+
+def test_a_release_that_fails_keeps_its_charge() -> None:
+    budget = Filter(10, 0.1)
+    with pytest.raises(ValueError, match="row 1 is nan") as failed:
+        dpk.perturb(np.array([1.0, np.nan]), NOISE, ledger=budget, rows=SAME)
+    assert failed.value.__notes__ == [
+        "The ledger was charged epsilon 2, delta 2e-15 for this release. The charge stays."
+    ]
+    assert budget.spent.epsilon == 2
+
+
+def test_the_mechanism_that_is_charged_is_released() -> None:
+    """A ledger that changes the caller's dict between the charge and the release changes nothing."""
+    mechanisms = {"count": NOISE}
+
+    class Changing(Filter):
+        def charge(self, *amounts: Any, **named: Any) -> Any:
+            mechanisms["count"] = dpk.duchi(epsilon=20.0, lower=0.0, upper=10.0)
+            mechanisms["age"] = LOCAL
+            return super().charge(*amounts, **named)
+
+    table = dpk.perturb(pd.DataFrame(PEOPLE), mechanisms, ledger=Changing(10, 0.1), rows=SAME)
+    assert table["age"].tolist() == PEOPLE["age"]
+    assert all(report == round(report) for report in table["count"])
+
+
+@pytest.mark.lengthy
+def test_a_threshold_release_is_charged_before_it_is_made() -> None:
+    counts = {"a": 500, "b": 3}
+    options = {"sigma": 8.0, "truncation_delta": 1e-9, "delta": 1e-7, "l0_sensitivity": 2}
+    budget = Filter(10, 0.1)
+    released = accountants.unknown_domain_top_k(counts, ledger=budget, label="items", **options)
+    assert released.items == ("a",)
+    # The certified claim of a count, its largest loss and the mass of the truncation, for each of two counts.
+    assert budget.spent.delta == Fraction("2e-9")
+    assert 1 < budget.spent.epsilon < 2
+    for exact, ledger, error in ((True, Filter(1, 0.1), BudgetExceeded), (False, budget, ValueError)):
+        with pytest.raises(error):
+            accountants.unknown_domain_top_k(counts, ledger=ledger, exact=exact, **options)
+    assert len(budget.charges) == 1
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np, dpkernels as dpk, accountants
+from dpkernels.release import perturb as module
+def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+module._perturb_column = killed
+ledger = accountants.Ledger.create(sys.argv[1], 5, 0.1)
+dpk.perturb(np.ones(3), dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0), ledger=ledger, rows="same-people")
+"""
+
+
+@pytest.mark.lengthy
+def test_a_process_that_dies_between_charge_and_release_has_charged(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "a")], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert Ledger(tmp_path / "a").statement().spent.epsilon == 3
+
+
+RACING = """
+import json, sys
+import numpy as np, dpkernels as dpk, accountants
+ledger, released = accountants.Ledger.create(sys.argv[1], 60, 0.1), 0
+noise = dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0)
+try:
+    while True:
+        released += len(dpk.perturb(np.ones(3), noise, ledger=ledger, rows="same-people"))
+except accountants.BudgetExceeded:
+    print(json.dumps(released))
+"""
+
+
+@pytest.mark.lengthy
+def test_two_processes_release_what_the_budget_pays_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RACING, str(tmp_path / "a")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    released = [json.loads(process.communicate(timeout=120)[0]) for process in both]
+    assert sum(released) == 60
+    assert Ledger(tmp_path / "a").statement().left.epsilon == 0
