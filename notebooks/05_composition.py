@@ -440,6 +440,6 @@ with jax.enable_x64(True):
 pd.DataFrame(loops, index=["loss at the start", "after 60 steps", "first step, s", "a step, s"]).T
 
 # %% [markdown]
-# **Result:** both losses fall in 60 steps. The first step compiles. The penalty is soft, so the last point may exceed its
-# budget a little. Calibrate it before a release, as `docs/tuning.md` does. For the families that it knows, `tune.composed`
-# does the same with several starts, bounds and a certificate.
+# **Result:** both losses fall in 60 steps. The first step compiles. The penalty is soft, so the last point may exceed
+# its budget a little: calibrate it before a release, as the page on tuning does. For the families that it knows,
+# `tune.composed` does the same with several starts, bounds and a certificate.
