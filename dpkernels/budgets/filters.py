@@ -201,7 +201,8 @@ class _ByEpsilonDelta(_Charged[EpsilonDelta]):
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Charge[EpsilonDelta]:
         """Charge a query. Run the query only after this returns.
 
-        ``epsilon`` is a number, or a certificate or mechanism that has both.
+        ``epsilon`` is a number, or a certificate or mechanism that has both, for one report of it. To charge all that a
+        release says about one person, use ``perturb(..., ledger=...)``.
 
         Raises:
             BudgetExceeded: the charge exceeds the rest of a budget and was not made.

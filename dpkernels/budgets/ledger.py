@@ -263,7 +263,8 @@ class Ledger:
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Statement:
         """Charge a query. Run the query only after this returns: then the charge is on the disk and survives a crash.
 
-        ``epsilon`` is a number, or a certificate or mechanism that has both, and ``label`` a description of the query,
+        ``epsilon`` is a number, or a certificate or mechanism that has both, for one report of it. To charge all that a
+        release says about one person, use ``perturb(..., ledger=...)``. ``label`` is a description of the query,
         visible to every reader of the file. The result is the ledger just after; its last entry is the charge.
 
         Raises:
