@@ -18,7 +18,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ class Guarantee(ComposableGuarantee):
         sampled = {term.neighbours for term in self.terms if term.sampling_rate is not None}
         return NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
-    @in_64_bits
+    @partial(in_64_bits, computes_on_host=True)
     def delta(self, epsilon: Real) -> Any:
         """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP, for eps >= 0 of any shape.
 
@@ -185,7 +185,7 @@ class Guarantee(ComposableGuarantee):
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, self._delta_bracket)
 
-    @in_64_bits
+    @partial(in_64_bits, computes_on_host=True)
     def epsilon(self, delta: Real) -> Any:
         """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
 

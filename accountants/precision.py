@@ -9,14 +9,17 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
+from dpkernels.batching import is_compiling
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def in_64_bits(function: F) -> F:
+def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
     """Return the function that computes JAX numbers of 32 bits in 64 bits, and gives results in the caller's type.
 
     Numbers in 32 bits lose the tails of sums, so that an epsilon would be infinite. The user's settings do not change.
-    With JAX's 64-bit types off, traced numbers (jit, grad, vmap) are a ValueError: they cannot leave 32 bits.
+    With JAX's 64-bit types off, traced numbers (jit, grad, vmap) are a ValueError: they cannot leave 32 bits. Functions
+    that compute on the host outside ``jit`` (``composition.outside_jit``) do so in 64 bits, also under grad and vmap.
     """
 
     @wraps(function)
@@ -30,6 +33,8 @@ def in_64_bits(function: F) -> F:
         if has_64_bits and own == jnp.float64:
             return function(*args, **arguments)
         if not has_64_bits and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given)):
+            if computes_on_host and not is_compiling():
+                return function(*args, **arguments)
             raise ValueError(
                 f"{function.__qualname__}: traced by JAX (jit, grad or vmap) in 32 bits, which lose the tails of sums; "
                 "call it under jax.enable_x64(True), or set jax.config.update('jax_enable_x64', True)"

@@ -1,4 +1,4 @@
-"""JAX numbers of 32 bits: computed in 64 bits where they are concrete, refused where they are traced; never inf."""
+"""JAX numbers of 32 bits: computed in 64 bits where they have values, else refused; never inf."""
 
 import jax
 import jax.numpy as jnp
@@ -59,15 +59,30 @@ def test_a_concrete_number_has_the_value_of_a_plain_one_in_its_own_type(name):
 
 
 REFUSED = "traced by JAX .* in 32 bits, .*jax_enable_x64"
+# Outside jit these are computed on the host, in 64 bits.
+ON_HOST = [name for name in QUANTITIES if name.startswith(("delta", "epsilon")) and name != "epsilon of one release"]
 
 
-@pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
-@pytest.mark.parametrize("name", QUANTITIES)
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [(name, transform) for name in QUANTITIES for transform in ("jit", "grad", "vmap")[: 1 if name in ON_HOST else 3]],
+)
 def test_a_traced_number_is_refused(name, transform):
     """In its own error: not with an infinite value, and not from inside JAX."""
     x = jnp.full(2, 0.1) if transform == "vmap" else jnp.asarray(0.1)
     with pytest.raises(ValueError, match=REFUSED):
         getattr(jax, transform)(QUANTITIES[name])(x)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("name", ON_HOST)
+def test_gradients_outside_jit_are_those_of_64_bits(name):
+    value, slope = jax.value_and_grad(QUANTITIES[name])(jnp.asarray(0.1))
+    mapped = jax.vmap(QUANTITIES[name])(jnp.full(2, 0.1))
+    with jax.enable_x64(True):
+        exact, by_x = jax.value_and_grad(QUANTITIES[name])(jnp.float64(0.1))
+    assert value.dtype == slope.dtype == mapped.dtype == jnp.float32
+    np.testing.assert_allclose([value, slope, *mapped], [exact, by_x, exact, exact], rtol=TOLERANCE)
 
 
 @pytest.mark.lengthy
