@@ -41,6 +41,7 @@ class SmoothPieces:
       f with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None: no proven bracket.
     - inverse: the point of piece i that has a given loss, if the loss is monotone and a formula is known; else None.
     - few: the least number of panels of a piece.
+    - beyond: the ends of the whole pieces, possibly infinite, where left and right leave out negligible tails.
     """
 
     left: Any
@@ -51,6 +52,12 @@ class SmoothPieces:
     steepness: Callable[[Any, Any, Any], Any] | None = None
     inverse: Callable[[Any, Any], Any] | None = None
     few: int = FEW
+    beyond: tuple[Any, Any] | None = None
+
+    @property
+    def whole(self) -> tuple[Any, Any]:
+        """Return the ends of the whole pieces."""
+        return self.beyond or (self.left, self.right)
 
     def scaled(self, weight: Any) -> SmoothPieces:
         log_weight = namespace(weight).log(weight)
@@ -88,8 +95,8 @@ class SmoothPieces:
 
     def where(self, kept: Any) -> SmoothPieces:
         """Return the same pieces, with those that are not kept made empty."""
-        right = namespace(self.left, kept).where(kept, self.right, self.left)
-        return dataclasses.replace(self, right=right)
+        right, end = (namespace(left, kept).where(kept, right, left) for left, right in ((self.left, self.right), self.whole))
+        return dataclasses.replace(self, right=right, beyond=(self.whole[0], end))
 
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""

@@ -43,19 +43,19 @@ _EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of
 
 
 def evaluate(made: Any, what: str, at: Real) -> Any:
-    """Return the largest value over the neighbour directions: "delta" at eps, "epsilon" at delta, "renyi" at an order.
+    """Return the largest value over the neighbour directions: "delta" at eps, or "epsilon" at delta.
 
     ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
     """
     is_plain = namespace(at, *jax.tree.leaves(made)) is np
     made = made.numeric if is_plain else made
-    if what != "renyi" and len(made.terms) == 1:
+    if len(made.terms) == 1:
         count = checks.concrete(made.terms[0].count)
         if count is None:
             return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
         if count == 1:
             return plain(_EXACT[what](made.terms[0].one_release(), at))
-    if what != "renyi" and (is_plain or len(made.terms) > 1):
+    if is_plain or len(made.terms) > 1:
         outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions)
         if outcomes is not None:
             return plain(enumeration.evaluate_outcomes(what, outcomes, at))
@@ -69,11 +69,7 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
         for index, value in np.ndenumerate(at):
             best = np.float64(-1.0)
             for parts, few in directions:
-                one = (
-                    self_composed.renyi_divergence(few, value)
-                    if what == "renyi"
-                    else _evaluate_direction(what, False, parts, value, best, few).found
-                )
+                one = _evaluate_direction(what, False, parts, value, best, few).found
                 best = best if one <= best or np.isnan(best) else one  # NaN stays.
             found[index] = best
     return plain(found[()])
@@ -100,14 +96,12 @@ def are_few(made: Any) -> bool:
 
 @partial(jax.jit, static_argnames=("what", "few"))
 def _evaluate_traced(made: Any, what: str, at: RealArray, few: bool = False) -> Real:
-    ways = made.repeated_losses(0 if what == "renyi" else PANELS, few=few and what != "renyi")
+    ways = made.repeated_losses(PANELS, few=few)
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(ways)))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways)
     directions = padded(stacked)
 
     def one(value: Any) -> Any:
-        if what == "renyi":
-            return jax.lax.map(lambda parts: self_composed.renyi_divergence(parts, value), directions).max(0)
         return _value(what, directions, jnp.minimum(value, jnp.finfo(at.dtype).max ** 0.5))  # Also for infinite eps.
 
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
@@ -436,7 +430,7 @@ def _value(what: str, directions: RepeatedLosses, at: Any) -> Any:
 @_value.defjvp
 def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Differentiate delta(eps) of the direction that has the largest value."""
-    number, (found, by_parts, by_epsilon) = _largest_in_batches(what, True)(*primals)
+    number, (found, by_parts, by_epsilon) = _largest_with_slopes(what, *primals)
     if what == "epsilon":
         possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
         factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -jnp.ones_like(found)
@@ -448,3 +442,16 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
     along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
     return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _largest_with_slopes(what: str, directions: RepeatedLosses, at: Any) -> tuple[Any, _Value]:
+    return _largest_in_batches(what, True)(directions, at)
+
+
+@_largest_with_slopes.defjvp
+def _refuse_second_derivatives(what: str, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        f"{what}: of composed releases has first derivatives only; for second ones take differences of gradients, as "
+        f"(gradient(x + h) - gradient(x - h)) / (2 h), or the formulas of one release, which have both"
+    )

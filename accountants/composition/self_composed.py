@@ -247,13 +247,6 @@ def cumulants(parts: RepeatedLosses, c: Real) -> tuple[Any, ...]:
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
-def renyi_divergence(parts: RepeatedLosses, order: Any) -> Any:
-    """Return K(a - 1)/(a - 1) at an order a > 1; inf where a loss may be infinite."""
-    a = order - 1
-    total = sum(part.count * part.log_moment(a) for part in parts)
-    return namespace(total).where(infinity_mass(parts) > 0, np.inf, total / a)
-
-
 def saddle_point(parts: RepeatedLosses, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -54,6 +54,7 @@ _TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
 # Errors in units in the last place: of the numbers that eps is computed from, of the norm of reweighted noise, and of
 # the numbers from which the mass of noise on samples with replaced records is computed.
 _UNITS, _UNITS_REWEIGHTED, _UNITS_REPLACED = 4, 256, 16
+_LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
 _REPLACED = (0.0, 1.0, -1.0)
 
@@ -293,8 +294,9 @@ class NoiseFormulas:
             lambda x, i: source.loss(x, D) + change[i],
             self._steepness(),
             few=_panels_of(left, self.panels),
+            beyond=(pieces.left, pieces.right),
         )
-        present = (right > left) & (pieces.weights > 0).any(-1)
+        present = (pieces.weights > 0).any(-1)
         return PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)
 
     def _steepness(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Callable[[Any, Any, Any], Any]:
@@ -328,19 +330,37 @@ class NoiseFormulas:
 
     def replaced_logs(self, y: Real, rate: Any) -> tuple[Any, Any]:
         """Return log p and log q of a release with a record replaced."""
-        same, *moved = (self.noise.log_prob(y - distance * self.D) for distance in _REPLACED)
-        xp = namespace(same, *moved, rate)
+        same, *moved = self._logs_of_replaced(y)
+        return _mixed(same, moved[0], rate), _mixed(same, moved[1], rate)
 
-        def mixed(log_density: Any) -> Any:
-            top = without_derivative(xp.maximum(same, log_density))
-            top = xp.where(top > -np.inf, top, 0.0)
-            return top + log_or_never((1 - rate) * xp.exp(same - top) + rate * xp.exp(log_density - top))
+    def _logs_of_replaced(self, y: Real) -> list[Any]:
+        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED]
 
-        return mixed(moved[0]), mixed(moved[1])
+    def replaced_loss(self, y: Real, rate: Any) -> Any:
+        """Return log p/q of a release with a record replaced, to full precision.
+
+        It is the loss l > 0 of the pair of both records on a sample of the rate that their part of q has: with
+        q = (1 - r) f + r g and s = r g/q, p/q is 1 + s (e^l - 1). Where l < 0, p and q are exchanged.
+        """
+        same, one, other = self._logs_of_replaced(y)
+        xp = namespace(same, one, other, rate)
+        p, q = _mixed(same, one, rate), _mixed(same, other, rate)
+        regular = xp.isfinite(one) & xp.isfinite(other)
+        at = xp.where(regular, y, 0.0)
+        weights = (floating(log_or_never(self.noise.weight(at + side * self.D))) for side in (-1.0, 1.0))
+        own = self.source.loss(at - self.D, -2 * self.D) + log_ratio(*weights)
+        rises = own >= 0
+        sign, size = xp.where(rises, 1.0, -1.0), xp.abs(own)
+        log_share = xp.minimum(xp.log(rate) + xp.where(regular, xp.where(rises, other - q, one - p), 0.0), 0.0)
+        large = size > _LARGE
+        near = xp.log1p(xp.exp(log_share) * xp.expm1(xp.where(large, 0.0, size)))
+        far = xp.logaddexp(log_or_never(-xp.expm1(log_share)), size + log_share)
+        return xp.where(regular, sign * xp.where(large, far, near), log_ratio(p, q))
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        left, right = self.within_reach(self.split(_REPLACED), _REPLACED)
-        pieces = self._replaced_pieces(left, right, right - left, rate)
+        whole = self.split(_REPLACED)
+        left, right = self.within_reach(whole, _REPLACED)
+        pieces = replace(self._replaced_pieces(left, right, right - left, rate), beyond=(whole.left, whole.right))
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
 
     def _replaced_pieces(self, left: Any, right: Any, width: Any, rate: Any) -> SmoothPieces:
@@ -349,10 +369,18 @@ class NoiseFormulas:
             left + width_between(left, right, self.D, width),
             lambda x, _: self.replaced_logs(x, rate)[0],
             lambda x, _: self.replaced_logs(x, rate)[1],
-            lambda x, _: log_ratio(*self.replaced_logs(x, rate)),
+            lambda x, _: self.replaced_loss(x, rate),
             self._steepness(_REPLACED),
             few=_panels_of(left, self.panels_replaced),
         )
+
+
+def _mixed(log_f: Any, log_g: Any, rate: Any) -> Any:
+    """Return log((1 - r) f + r g)."""
+    xp = namespace(log_f, log_g, rate)
+    top = without_derivative(xp.maximum(log_f, log_g))
+    top = xp.where(top > -np.inf, top, 0.0)
+    return top + log_or_never((1 - rate) * xp.exp(log_f - top) + rate * xp.exp(log_g - top))
 
 
 def _panels_of(pieces: Any, panels: tuple[int, int]) -> int:
@@ -403,11 +431,12 @@ class PolynomialFormulas(NoiseFormulas):
         constant = (pieces.slope == 0) & (pieces.width > 0)
         p = xp.where(constant, pieces.weights[:, 0] * source.mass(pieces.left, pieces.right), 0.0)
         q = xp.where(constant, pieces.weights[:, 1] * source.mass(pieces.left - D, pieces.right - D), 0.0)
-        atoms = PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
+        atoms = PrivacyLossDistribution(_possible(p, pieces.loss, pieces.width), q, pieces.loss, 0 * p)
         left, right = self.within_reach(pieces)
-        present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
+        present = (pieces.slope != 0) & (pieces.width > 0)
         # An absent piece has no length, and values for which all formulas are finite.
-        left, right, at, loss = (xp.where(present, each, 0.0) for each in (left, right, pieces.at, pieces.loss))
+        numbers = left, right, pieces.left, pieces.right, pieces.at, pieces.loss
+        left, right, *beyond, at, loss = (xp.where(present, each, 0.0) for each in numbers)
         slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weights[:, 0]))
 
         def log_p(x: Any, i: Any) -> Any:
@@ -423,8 +452,14 @@ class PolynomialFormulas(NoiseFormulas):
             return log_p(x, i) - affine(x, i)
 
         few = _panels_of(left, self.panels)
-        found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness(), inverse, few)
+        found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness(), inverse, few, (beyond[0], beyond[1]))
         return join([atoms, PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)])
+
+
+def _possible(p: Any, loss: Any, width: Any) -> Any:
+    """Return masses, where the loss is infinite not 0 by underflow: a possible infinite loss must stay one."""
+    xp = namespace(p, loss)
+    return xp.where((loss == np.inf) & (width > 0), xp.maximum(p, xp.finfo(p.dtype).tiny), p)
 
 
 def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:
@@ -730,7 +765,8 @@ class StepFormulas(PolynomialFormulas):
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces = self.pieces()
         p, q = self._masses(pieces)
-        return PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
+        kept = pieces.width * self.copies(pieces.at[:, 0])
+        return PrivacyLossDistribution(_possible(p, pieces.loss, kept), q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:
         """Return eps -> delta(eps), which is linear in e^eps between the values l_1 < l_2 < ... of the loss.
@@ -769,7 +805,8 @@ class StepFormulas(PolynomialFormulas):
         at = (pieces.left + pieces.right) / 2
         mass, logs = pieces.width * self.copies(at), self.replaced_logs(at, rate)
         p, q = (mass * namespace(mass).exp(log) for log in logs)
-        return PrivacyLossDistribution(p, q, log_ratio(*logs), 0 * mass)
+        loss = log_ratio(*logs)
+        return PrivacyLossDistribution(_possible(p, loss, mass), q, loss, 0 * mass)
 
     def copies(self, at: Real) -> Real:
         """Return how often a piece counts: beyond all edges a staircase repeats, e^-eps times as high each period.

@@ -188,7 +188,11 @@ class Densities(DominatingPair):
         if not np.isinf(loss[~finite]).all():
             raise ValueError("log_p, log_q: one density becomes 0 between two knots; put a knot there")
         atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
-        left, right, scale, start, end = np.array(self.panels)[finite].T
+        *fields, start, end = np.array(self.panels).T
+        same = np.all([field[1:] == field[:-1] for field in fields], axis=0)
+        # The first and the last panel of a piece continue to its ends.
+        beyond = np.where(np.append(False, same), start, 0.0)[finite], np.where(np.append(same, False), end, 1.0)[finite]
+        left, right, scale, start, end = (field[finite] for field in (*fields, start, end))
 
         def logs(t: np.ndarray, i: np.ndarray) -> np.ndarray:
             piece = Piece(left[i], right[i], scale[i])
@@ -202,6 +206,7 @@ class Densities(DominatingPair):
             lambda t, i: log_ratio(*logs(t, i)),
             lambda left, *_: 0 * left,  # Panels were halved until quadrature was exact, as an estimate.
             few=1,
+            beyond=beyond,
         )
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
 

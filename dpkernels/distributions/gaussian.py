@@ -37,6 +37,9 @@ class Gaussian(Symmetric):
     def score(self, z: Real) -> RealArray:
         return -z / self.sigma**2
 
+    def loss(self, z: Real, shift: Real) -> Any:
+        return shift * (shift - 2 * z) / (2 * self.sigma**2)
+
     def steepness(self, left: Real, right: Real) -> Any:
         """Return |g'| + 1.8 sqrt(-g''), g the log density: 1.8 is the eighth root of 105, rounded up."""
         middle, s = (left + right) / 2, self.sigma

@@ -1,0 +1,372 @@
+"""Renyi divergences of composed releases, from the densities themselves.
+
+With l = log p/q and an order a = 1 + c, the moment E_q e^(a l) is 1 + E_q g(l), where
+
+    g(l) = e^(a l) - 1 - a (e^l - 1)
+
+is not negative, so that small divergences keep their digits. The largest terms may be far out in the tails of p and q,
+near the order times the shift. They are found by halving panels in logarithms, until neither the error of any panel's
+quadrature nor, where its integral is not known, an extrapolation of the integrand is more than negligible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.composition.self_composed import ConvergenceError, SelfComposed
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.base import as_float64
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import Real, floating, gauss_legendre, like, log_or_never, namespace, plain, without_derivative
+
+_NODES, _WEIGHTS = gauss_legendre(16)
+_HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
+_GAPS = np.diff(_HALVES)
+# The ends of the first panels of a piece with two ends, and of the others in units of their extent.
+_INNER = np.linspace(0.0, 1.0, 5)
+_OUTER = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
+_SPLIT, _ROUNDS = 32, 160  # The panels that are halved in one round, and the most rounds.
+_TERMS, _SMALL = 18, 0.5  # The terms of the series of g, and the size of a l up to which it is used.
+_KNOWN = 1e-3  # The difference of the integrals of a panel and its halves, relatively, up to which they are estimates.
+_UNITS, _UNITS_OF_SUM = 16, 64  # Errors in units in the last place: of exponents, and of sums.
+_NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
+_OVERFLOWS = 600.0  # An exponent whose exponential does not overflow.
+_MOST = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
+
+
+def renyi_divergence(made: Any, order: Real) -> Any:
+    """Return the Renyi divergence of a guarantee in its worse neighbour direction, an upper bound up to rounding.
+
+    In each direction the divergences of the releases add up, each that of its worse pair, also if these are chosen
+    adaptively.
+
+    Raises:
+        ConvergenceError: floating point does not resolve the divergence; with JAX numbers it is inf.
+    """
+    if namespace(order, *jax.tree.leaves(made)) is jnp:
+        orders, divergence = floating(jnp.asarray(order)), partial(_divergence_of_traced, made)
+        return divergence(orders) if orders.ndim == 0 else jax.lax.map(divergence, orders.ravel()).reshape(orders.shape)
+    values = np.empty(np.shape(order))
+    with np.errstate(all="ignore"):
+        for index, at in np.ndenumerate(np.asarray(order, np.float64)):
+            values[index], is_resolved = _divergence(made.numeric, at)
+            if not is_resolved:
+                raise ConvergenceError(f"order: {at:g}; the divergence is not resolved in floating point")
+    return plain(values[()])
+
+
+@jax.jit
+def _divergence_of_traced(made: Any, order: jax.Array) -> jax.Array:
+    value, is_resolved = _divergence(made, order.astype(jnp.result_type(order, *jax.tree.leaves(made))))
+    return jnp.where(is_resolved, value, jnp.inf)
+
+
+def _divergence(made: Any, order: Any) -> tuple[Any, Any]:
+    """Return (the divergence, whether it is resolved)."""
+    c = order - 1
+    xp = namespace(c)
+    directions: list[Any] = []
+    resolved: list[Any] = []
+    for mirror in made.neighbour_directions:
+        total = 0.0 * c
+        for term in made.terms:
+            moments = [_log_moment(term, k, mirror, c) for k in range(len(term.pairs))]
+            total = total + term.count * xp.stack([value for value, _ in moments]).max()
+            resolved += [is_resolved for _, is_resolved in moments]
+        directions.append(total / c)
+    leaves = [c, *jax.tree.leaves(made)]
+    unknown = xp.stack([xp.asarray(xp.any(leaf != leaf)) for leaf in leaves]).any()  # Comparisons do not detect a NaN.
+    value = xp.where(unknown, np.nan, xp.stack(directions).max())
+    return value, xp.stack(resolved).all() | unknown
+
+
+def _log_moment(term: SelfComposed, number: int, mirror: bool, c: Any) -> tuple[Any, Any]:
+    """Return log E_q e^(a l) of one release, rounded upwards, and whether it is resolved."""
+    xp, pair = namespace(c), term.pairs[number]
+    if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
+        return c * (c + 1) * (pair.shift / pair.noise.sigma) ** 2 / 2, xp.asarray(True)
+    losses = _losses(term, number, mirror)
+    atoms = _terms(log_or_never(losses.q), losses.loss, log_or_never(losses.p), c)
+    sums = [atoms.sum(1.0)[:2]] if losses.p.size else []
+    resolved = [xp.asarray(True)]
+    for index, pieces in enumerate(losses.pieces):
+        integral = _search(pieces, c) if xp is np else _search_on_host(term, number, mirror, index, c)
+        # JAX numbers are integrated once more, with derivatives in the parameters and in the ends of pieces.
+        log_value = integral.log_value if xp is np else _integrate(pieces, integral, c)
+        sums.append((xp.where(integral.diverges, np.inf, log_value), integral.error))
+        resolved.append(xp.asarray(integral.is_resolved))
+    logs, errors = (xp.stack(column) for column in zip(*sums, strict=True))
+    log_sum = _log_sum(logs)
+    # log(1 + G), where neither 1 nor G overflows or is lost.
+    high, low = xp.where(log_sum > 0, log_sum, 0.0), xp.where(log_sum > 0, 0.0, log_sum)
+    value = xp.where(log_sum > 0, high + xp.log1p(xp.exp(-high)), xp.log1p(xp.exp(low)))
+    finite = xp.isfinite(log_sum)
+    error = xp.where(finite, (xp.exp(logs - xp.where(finite, value, 0.0)) * errors).sum(), 0.0)
+    rounding = _UNITS_OF_SUM * float(np.finfo(value.dtype).eps)
+    return value * (1 + rounding) + without_derivative(error), xp.stack(resolved).all()
+
+
+def _losses(term: SelfComposed, number: int, mirror: bool) -> PrivacyLossDistribution:
+    losses = term.privacy_losses[number]
+    return losses.mirrored() if mirror else losses
+
+
+class _Terms(NamedTuple):
+    """Values q g(l) = e^size u of an integrand at points along a last axis."""
+
+    size: Any  # inf where q is 0 and p is not.
+    factor: Any  # u, from 0 to a.
+    # Relative errors: if losses have full precision, and if they are differences of log densities.
+    error: Any
+    noise: Any
+
+    def sum(self, weights: Any) -> tuple[Any, Any, Any]:
+        """Return the log of the weighted sum, and bounds of its relative error and noise."""
+        xp = namespace(self.size)
+        top = without_derivative(self.size.max(-1, keepdims=True))
+        top = xp.where(xp.isfinite(top), top, 0.0)
+        values = weights * xp.exp(self.size - top) * self.factor
+        total = values.sum(-1)
+        is_regular = (total > 0) & (total < np.inf)
+        shares = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
+        error, noise = (xp.where(is_regular, (shares * each).sum(-1), 0.0) for each in (self.error, self.noise))
+        return top[..., 0] + log_or_never(total), error, noise
+
+
+def _terms(log_q: Any, loss: Any, log_p: Any, c: Any) -> _Terms:
+    xp, a = namespace(log_q, loss, c), 1 + c
+    is_infinite, endless = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
+    present = (log_q > -np.inf) & (loss < np.inf)
+    l, log_q = xp.where(present & ~endless, loss, 0.0), xp.where(present, log_q, 0.0)
+    small, positive = xp.abs(a * l) <= _SMALL, l > 0
+    near, high, low = xp.where(small, l, 0.0), xp.where(small, 1.0, xp.abs(l)), xp.where(small, -1.0, -xp.abs(l))
+    # g e^(-a l) for l > 0, and g for l < 0, as differences that do not cancel.
+    rising = -xp.expm1(-c * high) + c * xp.exp(-c * high) * xp.expm1(-high)
+    falling = -c * xp.expm1(low) + xp.exp(low) * xp.expm1(c * low)
+    factor = xp.where(small, _series(near, c), xp.where(positive, rising, falling))
+    factor = xp.where(endless, c, factor)
+    exponent = xp.where(small | ~positive, 0.0, a * l)
+    unit = _UNITS * float(np.finfo(factor.dtype).eps)
+    error = unit * without_derivative(1 + xp.abs(log_q) + xp.abs(exponent))
+    steepness = a + 2 / xp.where(l == 0, 1.0, xp.abs(l))
+    noise = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(l)))
+    size = xp.where(is_infinite, np.inf, xp.where(present, log_q + exponent, -np.inf))
+    return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
+
+
+def _series(loss: Any, c: Any) -> Any:
+    """Return g at small losses: the sum over k from 2 of (a^k - a) l^k/k! = (1 - a^(1 - k)) (a l)^k/k!."""
+    xp = namespace(loss, c)
+    x, log_a, value = (1 + c) * loss, xp.log1p(c), 0.0
+    for k in range(_TERMS, 1, -1):
+        value = (value - xp.expm1((1 - k) * log_a)) * x / k
+    return value * x
+
+
+def _log_sum(logs: Any) -> Any:
+    xp = namespace(logs)
+    top = without_derivative(logs.max())
+    top = xp.where(xp.isfinite(top), top, 0.0)
+    return top + log_or_never(xp.exp(logs - top).sum())
+
+
+# Integrals over pieces
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Points x = base + span t of pieces: 0 < t < 1 in a piece with two ends, and other t in a piece without."""
+
+    base: Any
+    span: Any
+    edges: Any  # The ends of the first panels in t, of shape (pieces, edges).
+
+    @classmethod
+    def of(cls, pieces: SmoothPieces) -> _Places:
+        left, right = pieces.whole
+        xp = namespace(left, right)
+        no_left, no_right = xp.isinf(left), xp.isinf(right)
+        is_line, is_finite = no_left & no_right, ~(no_left | no_right)
+        near, far = xp.where(no_left, 0.0, left), xp.where(no_right, 0.0, right)
+        within = pieces.right - pieces.left
+        extent = xp.where((within > 0) & (within < np.inf), within, 0.0)
+        extent = xp.maximum(extent, xp.maximum(xp.abs(near), xp.abs(far)))
+        extent = without_derivative(xp.where(extent > 0, extent, 1.0))
+        from_right = no_left & ~no_right
+        base = xp.where(from_right, far, near)
+        span = xp.where(is_finite, far - near, xp.where(from_right, -extent, extent))
+        inner = np.pad(_INNER, (0, len(_OUTER) - len(_INNER)), "edge")
+        positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER, span))
+        negative = xp.where(is_line[:, None], like(-_OUTER[:0:-1], span), 0.0)
+        edges = xp.where((right > left)[:, None], xp.concatenate([negative, positive], 1), 0.0)
+        return cls(base, span, edges)
+
+    def first_panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start, end = self.edges[:, :-1], self.edges[:, 1:]
+        piece, edge = np.nonzero(end > start)
+        return piece, start[piece, edge], end[piece, edge]
+
+
+class _Panels(NamedTuple):
+    """Panels of pieces, and what is known of their integrals."""
+
+    piece: Any
+    start: Any
+    end: Any
+    whole: Any  # The log of the integral by the nodes of the whole panel.
+    halves: Any  # The logs of the integrals of both halves, along a last axis.
+    bound: Any  # The log of the integral of an extrapolated largest value.
+    error: Any  # Bounds of the relative error and noise; see ``_Terms``.
+    noise: Any
+
+    @property
+    def log_value(self) -> np.ndarray:
+        return np.logaddexp(self.halves[:, 0], self.halves[:, 1])
+
+    @property
+    def difference(self) -> np.ndarray:
+        """Return the relative difference of the integrals by the panels and by their halves."""
+        value = self.log_value
+        apart = np.where(value == self.whole, 0.0, self.whole - value)
+        return np.abs(np.expm1(np.where(apart < _OVERFLOWS, apart, _OVERFLOWS)))
+
+    def log_unknown(self) -> np.ndarray:
+        """Return logs of bounds of what is not known of the integrals."""
+        difference = self.difference
+        errors = self.log_value + log_or_never(np.where(difference > self.noise, difference, 0.0))
+        return np.where(difference <= _KNOWN, errors, np.maximum(errors, self.bound))
+
+    def are_negligible(self, log_value: float) -> bool:
+        """Return whether an integral is negligible next to that over all panels."""
+        total = _log_sum(self.log_value)
+        return bool(total == np.inf or log_value <= total + _NEGLIGIBLE)
+
+    def take(self, rows: np.ndarray) -> _Panels:
+        return _Panels(*(column[rows] for column in self))
+
+    def joined(self, other: _Panels) -> _Panels:
+        return _Panels(*(np.concatenate(both) for both in zip(self, other, strict=True)))
+
+
+class _Integral(NamedTuple):
+    """The integral of q g(l) over pieces, and the panels that matter."""
+
+    piece: Any
+    start: Any
+    end: Any
+    log_value: Any
+    error: Any  # A bound of the relative error.
+    is_resolved: Any
+    diverges: Any
+
+
+def _search(pieces: SmoothPieces, c: Any) -> _Integral:
+    """Return the integral over pieces of plain numbers."""
+    places = _Places.of(pieces)
+    rows = places.first_panels()
+    if not len(rows[0]):
+        return _Integral(*rows, -np.inf, 0.0, True, False)
+    panels = _evaluate(pieces, places, c, *rows)
+    for _ in range(_ROUNDS):
+        unknown = panels.log_unknown()
+        if panels.are_negligible(_log_sum(unknown)):
+            break
+        many = min(_SPLIT, len(unknown))
+        halved = np.zeros(len(unknown), bool)
+        halved[np.argpartition(-unknown, many - 1)[:many]] = True
+        halved &= unknown > -np.inf
+        parents = panels.take(halved)
+        middle = (parents.start + parents.end) / 2
+        start, end = np.concatenate([parents.start, middle]), np.concatenate([middle, parents.end])
+        piece = np.concatenate([parents.piece, parents.piece])
+        panels = panels.take(~halved).joined(_evaluate(pieces, places, c, piece, start, end, parents.halves.T.ravel()))
+    unknown = panels.log_unknown()
+    is_resolved = panels.are_negligible(_log_sum(unknown))
+    # At infinity a panel stands for all that follow. Elsewhere an integral that is not resolved at an end is infinite.
+    first, last = places.edges[:, 0][panels.piece], places.edges[:, -1][panels.piece]
+    at_first, at_last = panels.start == first, panels.end == last
+    at_infinity = (at_first & (first < 0)) | (at_last & (last > 1))
+    diverges = not panels.are_negligible(np.where(at_infinity, panels.bound, -np.inf).max()) or (
+        not is_resolved and bool((at_first | at_last)[unknown.argmax()])
+    )
+    log_value = _log_sum(panels.log_value)
+    log_error = _log_sum(panels.log_value + log_or_never(panels.error + panels.difference))
+    error = np.exp(log_error - log_value) if np.isfinite(log_value) else 0.0
+    matters = panels.log_value > log_value + _NEGLIGIBLE - np.log(len(unknown))
+    return _Integral(*panels.take(matters)[:3], log_value, error, is_resolved or diverges, diverges)
+
+
+def _search_on_host(term: SelfComposed, number: int, mirror: bool, index: int, c: Any) -> _Integral:
+    """Return the integral of JAX numbers, without derivatives, from the host: the search takes minutes to compile."""
+    leaves, structure = jax.tree.flatten(without_derivative(term))
+
+    def shape(kind: Any, *size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(size, kind)
+
+    row, number_, flag = shape(c.dtype, _MOST), shape(c.dtype), shape(bool)
+    shapes = _Integral(shape(np.int32, _MOST), row, row, number_, number_, flag, flag)
+
+    def search(c: Any, *leaves: Any) -> _Integral:
+        with np.errstate(all="ignore"):
+            on_host = as_float64(jax.tree.unflatten(structure, leaves))
+            integral = _search(_losses(on_host, number, mirror).pieces[index], np.float64(c))
+        many = len(integral.piece)
+        rows = (np.pad(column[:_MOST], (0, max(0, _MOST - many))) for column in integral[:3])
+        is_resolved = integral.is_resolved and (many <= _MOST or integral.diverges)
+        padded = _Integral(*rows, integral.log_value, integral.error, is_resolved, integral.diverges)
+        return _Integral(*(np.asarray(value, kind.dtype) for value, kind in zip(padded, shapes, strict=True)))
+
+    return jax.pure_callback(search, shapes, without_derivative(c), *leaves, vmap_method="sequential")
+
+
+def _integrate(pieces: SmoothPieces, integral: _Integral, c: Any) -> Any:
+    """Return the log of the integral over the panels that matter."""
+    panels = _evaluate(pieces, _Places.of(pieces), c, integral.piece, integral.start, integral.end, integral.start)
+    return _log_sum(panels.halves.ravel())
+
+
+def _evaluate(
+    pieces: SmoothPieces, places: _Places, c: Any, piece: Any, start: Any, end: Any, whole: Any = None
+) -> _Panels:
+    """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
+    xp, row = namespace(c, start), piece[:, None]
+    base, span, width = places.base[row], places.span[row], (end - start)[:, None]
+    length = log_or_never(width[:, 0] * xp.abs(span[:, 0]))
+
+    def terms(shares: np.ndarray) -> _Terms:
+        x = base + span * (start[:, None] + width * like(shares, start))
+        return _terms(pieces.log_q(x, row), pieces.loss(x, row), pieces.log_p(x, row), c)
+
+    def integral(terms: _Terms) -> tuple[Any, Any, Any]:
+        log_sum, error, noise = terms.sum(like(_WEIGHTS, start))
+        return xp.where(width[:, 0] > 0, log_sum + length, -np.inf), error, noise
+
+    if whole is None:
+        whole = integral(terms(_NODES))[0]
+    both, many = terms(_HALVES), len(_NODES)
+    parts = (_Terms(*(column[:, rows] for column in both)) for rows in (slice(None, many), slice(many, None)))
+    halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, parts), strict=True))
+    largest = _extrapolated(without_derivative(both.size + log_or_never(both.factor))) + length
+    return _Panels(piece, start, end, whole, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
+
+
+def _extrapolated(logs: Any) -> Any:
+    """Return the largest value of functions between their nodes, as if they were concave there."""
+    xp, gaps = namespace(logs), like(_GAPS, logs)
+    logs = xp.where(logs == logs, logs, -np.inf)
+    known = xp.isfinite(logs)
+    slope = xp.diff(xp.where(known, logs, 0.0), axis=-1) / gaps
+    slope = xp.where(known[:, 1:] & known[:, :-1], slope, 0.0)
+    ahead = logs[:, 1:-1] + xp.maximum(slope[:, :-1], 0.0) * gaps[1:]
+    behind = logs[:, 1:-1] + xp.maximum(-slope[:, 1:], 0.0) * gaps[:-1]
+    edge = float(_HALVES[0])
+    first = logs[:, 0] + edge * xp.maximum(-slope[:, 0], 0.0)
+    last = logs[:, -1] + edge * xp.maximum(slope[:, -1], 0.0)
+    return xp.maximum(xp.maximum(ahead, behind).max(-1), xp.maximum(first, last))
