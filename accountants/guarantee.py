@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from accountants.composition.adaptive import AdaptiveProfile, is_adaptive
 from accountants.composition.bounds import Bracket
 from accountants.composition.cells import UnknownSteepnessError
 from accountants.composition.evaluate import directions_of_numbers
@@ -256,11 +257,18 @@ class Guarantee(ComposableGuarantee):
         """Return (losses, the same losses with fewer nodes) of plain numbers for each neighbour direction; cached."""
         return directions_of_numbers(self)
 
+    @cached_property
+    def adaptive_profile(self) -> AdaptiveProfile | None:
+        """Return the profile of plain numbers if a neighbour may move in another direction from release to release."""
+        return AdaptiveProfile(self.numeric) if is_adaptive(self) else None
+
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        return self._bracket.delta(epsilon)
+        adaptive = self.adaptive_profile and self.adaptive_profile.bracket("delta", epsilon)
+        return adaptive or self._bracket.delta(epsilon)
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        return self._bracket.epsilon(delta)
+        adaptive = self.adaptive_profile and self.adaptive_profile.bracket("epsilon", delta)
+        return adaptive or self._bracket.epsilon(delta)
 
     @in_64_bits
     def renyi(self, order: Any) -> Any:

@@ -105,6 +105,7 @@ class SmoothPieces:
         many = max(self.few, panels // (count if xp is not np else max(int((self.right > self.left).sum()), 1)))
         number = np.arange(count)[:, None]
         width = (self.right - self.left)[:, None]
+        cuts = cuts if self.inverse is not None else None
         if cuts is not None and self.inverse is not None:
             share = (self.inverse(cuts, number) - self.left[:, None]) / xp.where(width > 0, width, 1.0)
             cuts = without_derivative(xp.where(width > 0, xp.clip(share, 0.0, 1.0), 0.0))

@@ -1,6 +1,7 @@
 """Delta at eps and eps at delta of composed releases, by the most precise method that applies.
 
 - One release: its exact profile.
+- Noise that is not even, where the direction may change: dynamic programming (``adaptive``); plain numbers only.
 - Few joint outcomes: enumeration (``enumeration``).
 - Gaussian noise alone: closed form (``gaussian``).
 - Losses with three values and few relevant counts: enumeration (``enumeration``).
@@ -55,6 +56,10 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
             return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
         if count == 1:
             return plain(_EXACT[what](made.terms[0].one_release(), at))
+    if is_plain and made.adaptive_profile is not None:
+        bounds = [made.adaptive_profile.bracket(what, float(value)) for value in np.ravel(at)]
+        if None not in bounds:
+            return plain(np.reshape([each[1] for each in bounds if each], np.shape(at))[()])
     if is_plain or len(made.terms) > 1:
         outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions)
         if outcomes is not None:

@@ -1,0 +1,263 @@
+"""Releases of noise that is not even, whose neighbours may move in either direction, release by release.
+
+An adversary who sees all earlier values chooses the direction of every release. Let H(t) be the profile of one release
+in one direction, p its losses, and V_k(s) the largest delta at eps = s of k releases. Then
+
+    V_0(s) = max(0, 1 - e^s),    V_k(s) = max over directions of  E_p V_(k-1)(s - l).
+
+Every V_k falls and is convex in e^s, so that V_k rises with the profiles H at all t > 0. Both are bounded on a grid of
+losses: H from above by chords between its values, and from below by the chords lowered to tangents. All terms are
+positive, so that small deltas keep their digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.grid import profile_on_grid
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.base import DominatingPair, cap, upper
+from dpkernels import checks
+
+_UNIT = float(np.finfo(np.float64).eps)
+_RAISED = 24  # Units of 1 + eps by which eps is raised for a lower bound of a profile.
+_SLACK = 1e-12  # The relative error of a profile, and of a sum of positive terms.
+_WIDTH = 9e-5  # The relative width of a bracket that is aimed at.
+_FIRST, _FINEST = 1 / 32, 1 / 4096  # The first and the least step.
+_MOST_PRODUCTS = 1e9  # The products of all convolutions of a bracket, at most.
+_LEFT_OUT = 1e-7  # The share of delta that the tails of losses may have.
+_DEVIATIONS = 12.0  # The deviations of the sum of losses that the grid has.
+_LEAST_DELTA = 1e-300
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Masses of losses (k - K) h, k = 0, ..., 2 K, and of an infinite loss: a bound of the profile of a release."""
+
+    mass: np.ndarray
+    infinite: float
+
+
+@dataclass(frozen=True)
+class AdaptiveBounds:
+    """Bounds of delta at the eps i h, i = 0, 1, ..., of which both are convex in e^eps."""
+
+    step: float
+    low: np.ndarray
+    high: np.ndarray
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """Return (lower, upper) bounds of delta: extrapolated and interpolated in e^eps."""
+        place = epsilon / self.step
+        i = int(np.floor(place))
+        if i >= len(self.high) - 3:
+            return 0.0, float(self.high[-1])
+        on, back = np.expm1(epsilon - i * self.step), np.expm1(epsilon - (i + 1) * self.step)
+        rise = np.expm1(self.step)
+        high = self.high[i] + (self.high[i + 1] - self.high[i]) * on / rise
+        low = max(self.low[i + 1], self.low[i + 1] + (self.low[i + 2] - self.low[i + 1]) * back / rise)
+        if i > 0:
+            low = max(low, self.low[i] + (self.low[i] - self.low[i - 1]) * on / -np.expm1(-self.step))
+        return float(max(min(low, high), 0.0)), float(high)
+
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        """Return (lower, upper) bounds of eps: inf where no eps on the grid is sufficient."""
+        return tuple(self._least(side, delta) for side in (0, 1))  # type: ignore[return-value]
+
+    def _least(self, side: int, delta: float) -> float:
+        values = (self.low, self.high)[side]
+        small = np.flatnonzero(values <= delta)
+        if not len(small):
+            return float("inf") if side else (len(values) - 1) * self.step
+        if small[0] == 0:
+            return 0.0
+        low, high = (small[0] - 1) * self.step, small[0] * self.step
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.delta(middle)[side] > delta else (low, middle)
+        return high if side else low
+
+
+def is_adaptive(made: Any) -> bool:
+    """Return whether a guarantee of plain numbers is that of several releases of one noise that is not even."""
+    if len(made.terms) != 1 or len(made.terms[0].pairs) < 2:
+        return False
+    count = checks.concrete(made.terms[0].count)
+    return count is not None and not count.ndim and 1 < count <= 1 << 12
+
+
+class AdaptiveProfile:
+    """Brackets of one guarantee of plain numbers: that of several releases of one noise that is not even."""
+
+    def __init__(self, made: Any) -> None:
+        (term,) = made.terms
+        self.count = int(term.count)
+        self.directions = [_pairs(term, mirror) for mirror in made.neighbour_directions]
+
+        self._known: dict[tuple[float, float, int], AdaptiveBounds | None] = {}
+
+    def bracket(self, what: str, at: float) -> tuple[float, float] | None:
+        """Return bounds of delta at eps or of eps at delta, on finer and finer grids; None if it takes too long."""
+        step, likely, best = _FIRST, at if what == "epsilon" else 1.0, None
+        while step >= _FINEST:
+            bounds = self._bounds(step, at if what == "delta" else 0.0, likely)
+            if bounds is None:
+                break
+            low, high = bounds.delta(at) if what == "delta" else bounds.epsilon(at)
+            best = (low, high) if best is None else (max(low, best[0]), min(high, best[1]))
+            if not best[1] - best[0] > _WIDTH * best[1]:
+                break
+            step, likely = step / 2, likely if what == "epsilon" else best[1]
+        return best
+
+    def _bounds(self, step: float, epsilon: float, likely: float) -> AdaptiveBounds | None:
+        """Return bounds on a grid, which are kept, up to a power of 2 above eps, for deltas down to a power of 1e-3."""
+        farthest = 2.0 ** np.ceil(np.log2(max(epsilon, 1.0)))
+        key = step, float(farthest), int(np.floor(np.log10(max(likely, _LEAST_DELTA)) / 3))
+        if key not in self._known:
+            negligible = _LEFT_OUT * 10.0 ** (3 * key[2]) / self.count
+            every = [_of_direction(pairs, self.count, step, key[1], negligible) for pairs in self.directions]
+            known = [bounds for bounds in every if bounds is not None]
+            self._known[key] = _larger(known) if len(known) == len(every) else None
+        return self._known[key]
+
+
+def _larger(several: list[AdaptiveBounds]) -> AdaptiveBounds:
+    size = min(len(bounds.low) for bounds in several)
+    low, high = (np.max([getattr(bounds, side)[:size] for bounds in several], axis=0) for side in ("low", "high"))
+    return AdaptiveBounds(several[0].step, low, high)
+
+
+def _pairs(term: SelfComposed, mirror: bool) -> list[DominatingPair]:
+    pairs = [term._one_release(pair) for pair in term.pairs]
+    return [pair.mirror() for pair in pairs] if mirror else pairs
+
+
+def _of_direction(
+    pairs: list[DominatingPair], count: int, step: float, epsilon: float, negligible: float
+) -> AdaptiveBounds | None:
+    sides = [(_profile(pair, 1), _profile(pair, -1)) for pair in pairs]
+    reach = max(_reach(above, negligible) for above, _ in sides)
+    K = int(np.ceil(reach / step)) + 1
+    if (2 * K + 1) ** 2 * count * len(pairs) * 2 > _MOST_PRODUCTS:
+        return None
+    grid = np.arange(-K, K + 1) * step
+    masses = [_masses(above(grid), below(grid), pair, step) for (above, below), pair in zip(sides, pairs, strict=True)]
+    deviation = max(_deviation(high.mass, grid) for high, _ in masses)
+    half = min(count * reach, _DEVIATIONS * np.sqrt(count) * deviation + 2 * reach)
+    M = int(np.ceil((half + epsilon) / step)) + K
+    if (2 * M + 1) * (2 * K + 1) * count * len(pairs) * 2 > _MOST_PRODUCTS:
+        return None
+    s = np.arange(-M, M + 1) * step
+    start = np.maximum(-np.expm1(s), 0.0)
+    high, low, endless = start * (1 + _SLACK), start * (1 - _SLACK), 0.0
+    for _ in range(count):
+        # Below the grid V is at most 1, and at least its value at the end; beyond it, the other way round.
+        above = np.concatenate([np.ones(K), high, np.full(K, high[-1])])
+        below = np.concatenate([np.full(K, low[0]), low, np.full(K, endless)])
+        high = np.max([losses.infinite + np.convolve(above, losses.mass, "valid") for losses, _ in masses], axis=0)
+        low = np.max([losses.infinite + np.convolve(below, losses.mass, "valid") for _, losses in masses], axis=0)
+        endless = max(losses.infinite + endless * float(losses.mass.sum()) for _, losses in masses) * (1 - _SLACK)
+        high, low = np.minimum(high * (1 + _SLACK), 1.0), low * (1 - _SLACK)
+    return AdaptiveBounds(step, low[M:], high[M:])
+
+
+def _profile(pair: DominatingPair, side: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return an upper (side 1) or a lower (side -1) bound of the profile of a pair at any eps.
+
+    With t = e^eps < 1, H(t) = 1 - t + t H'(1/t), where H' is the profile of the mirror.
+    """
+
+    def bounded(pair: DominatingPair) -> Callable[[np.ndarray], np.ndarray]:
+        if side > 0:
+            above = upper(pair)
+            return lambda eps: np.clip(above(eps), 0.0, 1.0)
+        stick = pair.hockey_stick()
+        return lambda eps: np.clip(stick(eps + _RAISED * _UNIT * (1 + eps)) * (1 - _SLACK), 0.0, 1.0)
+
+    own, mirrored = bounded(pair), bounded(pair.mirror())
+
+    def at(eps: np.ndarray) -> np.ndarray:
+        size = np.minimum(np.abs(eps), cap(eps.dtype))
+        with np.errstate(all="ignore"):
+            falling = -np.expm1(-size) + np.exp(-size) * mirrored(size)
+            return np.where(eps >= 0, own(size), falling)
+
+    return at
+
+
+def _reach(above: Callable[[np.ndarray], np.ndarray], negligible: float) -> float:
+    """Return a loss above which the profile is negligible, and minus which that of the mirror is."""
+    tried = np.concatenate([np.arange(1, 64) / 8, np.geomspace(8.0, 700.0, 64)])
+    profile = above(tried)
+    small = np.flatnonzero(profile <= max(negligible, _LEAST_DELTA) + profile[-1] * (1 + 1e-9))
+    return float(tried[small[0]])
+
+
+def _masses(above: np.ndarray, below: np.ndarray, pair: DominatingPair, step: float) -> tuple[_Losses, _Losses]:
+    """Return masses on the grid whose profiles bound one that has these bounds at the grid points."""
+    rise = np.expm1(step)
+    losses = _chords(above, step)
+    profile = losses.infinite + profile_on_grid(losses.mass[::-1], step)[::-1]
+    # Differences have rounding errors: all masses are raised until no value is below the profile, also at t = 0.
+    ratio = max(1.0, float(np.max(above[:-1] / np.maximum(profile[:-1], _LEAST_DELTA))), 1 / losses.total) + _SLACK
+    high = _Losses(losses.mass * ratio, losses.infinite * ratio)
+    p = _chords(below, step).mass
+    first, second = p[:-1], p[1:] * np.exp(-step)
+    # The most by which a chord may be above the profile, since the chords on either side, continued, are below it.
+    excess = rise * first * second / np.maximum(first + second, _LEAST_DELTA)
+    lowered = below * (1 - _SLACK) - np.maximum(np.append(excess, 0.0), np.append(0.0, excess))
+    t = np.exp(np.arange(-(len(below) // 2), len(below) // 2 + 1) * step)
+    lowered[0] = min(lowered[0], 1 - t[0])
+    infinite = _infinity_mass(pair) * (1 - 1e-9)
+    lowered = np.maximum(lowered, infinite)
+    lowered[-1] = infinite
+    corners = _lower_hull(np.append(0.0, t), np.append(1.0, lowered))
+    slopes = np.append(np.diff(np.append(1.0, lowered)[corners]) / np.diff(np.append(0.0, t)[corners]), 0.0)
+    mass = np.zeros(len(t))
+    mass[corners[1:] - 1] = np.maximum(t[corners[1:] - 1] * np.diff(slopes), 0.0) * (1 - _SLACK)
+    return high, _Losses(mass, infinite)
+
+
+@dataclass(frozen=True)
+class _Chords(_Losses):
+    @property
+    def total(self) -> float:
+        return float(self.mass.sum()) + self.infinite
+
+
+def _chords(profile: np.ndarray, step: float) -> _Chords:
+    """Return the masses whose profile is linear in t between these values, and between 1 at t = 0 and the first."""
+    fall = (profile[:-1] - profile[1:]) / np.expm1(step)
+    before = np.append(1 - profile[0], np.exp(step) * fall)
+    return _Chords(np.maximum(before - np.append(fall, 0.0), 0.0), float(profile[-1]))
+
+
+def _lower_hull(t: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the numbers of the corners of the largest convex function below the values."""
+    corners: list[int] = []
+    for j in range(len(t)):
+        while len(corners) > 1:
+            i, k = corners[-2], corners[-1]
+            if (values[k] - values[i]) * (t[j] - t[k]) < (values[j] - values[k]) * (t[k] - t[i]):
+                break
+            corners.pop()
+        corners.append(j)
+    return np.array(corners)
+
+
+def _infinity_mass(pair: DominatingPair) -> float:
+    losses = pair.privacy_loss().nodes()
+    return float(losses.p[losses.loss == np.inf].sum())
+
+
+def _deviation(mass: np.ndarray, losses: np.ndarray) -> float:
+    mass = mass / mass.sum()
+    mean = float((mass * losses).sum())
+    return float(np.sqrt((mass * (losses - mean) ** 2).sum())) + abs(mean)
+
+
