@@ -45,6 +45,8 @@ _REACH = 18.0
 _UNSEEN = 2e-72
 # Other noise is integrated up to this tail probability on either side.
 _TAIL = 1e-40
+# Further tail probabilities of the joints of a profile: between them a log density changes by little.
+_FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
 # Steps of bisection for the point at which the loss is eps.
@@ -196,9 +198,11 @@ class NoiseFormulas:
         """Return the points between which f is smooth enough."""
         return self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
 
-    def split(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Pieces:
+    def split(self, distances: tuple[float, ...] = (0.0, 1.0), further: Any = ()) -> Pieces:
         """Return the pieces between all joints of f shifted by these multiples of D, and turning points of the loss."""
         joints, turns, D = self.joints, self._vectors(*self.source.turning_points(self.D)), self.D
+        if len(further):
+            joints = namespace(joints, further).concatenate([joints, further])
         xp = namespace(joints, D)
         own = xp.concatenate([xp.tile(joints, len(distances)), *turns])
         moved = xp.repeat(xp.array(distances, joints.dtype), len(joints))
@@ -215,7 +219,7 @@ class NoiseFormulas:
 
     def hockey_stick(self) -> Curve:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative."""
-        source, D, pieces = self.source, self.D, self.split()
+        source, D, pieces = self.source, self.D, self.split(further=self._far_joints)
         left, right, width = pieces[:3]
         (weight_p, weight_q), known, change = pieces.weights.T, pieces.both_positive, pieces.log_ratio_of_weights
         low, high = _finite_ends(left, right)
@@ -269,6 +273,14 @@ class NoiseFormulas:
         """Return a bound on the mass beyond the reach on both sides, of plain numbers; 0 under tracing."""
         # Noise is reweighted at most as it is at 0.
         return self.beyond_reach * float(self.noise.weight(np.zeros(()))) if self.xp is np else 0.0
+
+    @property
+    def _far_joints(self) -> Any:
+        """Return quantiles in the tails, where a mass is too small for a difference of tails."""
+        xp, quantiles = namespace(self.source.quantiles), without_derivative(self.source.quantiles)
+        tails = _FAR_TAILS[4 * float(np.finfo(quantiles.dtype).tiny) < _FAR_TAILS]
+        sides = (self.source.inverse(like(tails, quantiles), np.full(len(tails), lower)) for lower in (True, False))
+        return without_derivative(xp.concatenate(list(sides)))
 
     @property
     def _reach(self) -> tuple[Any, Any]:
@@ -751,8 +763,8 @@ class StepFormulas(PolynomialFormulas):
         """Return the steps of the periods that the pair keeps, and the edges."""
         return self.xp.concatenate(self._vectors(self.source.steps(self.periods), *self.noise.edges))
 
-    def split(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Pieces:
-        return Pieces(*(each[1:-1] for each in super().split(distances)[:5]))
+    def split(self, distances: tuple[float, ...] = (0.0, 1.0), further: Any = ()) -> Pieces:
+        return Pieces(*(each[1:-1] for each in super().split(distances, further)[:5]))
 
     def _at(self, at: Any) -> tuple[Any, Any]:
         return at[:, 0], 0.0 * at[:, 0]
