@@ -95,7 +95,8 @@ class SmoothPieces:
 
     def where(self, kept: Any) -> SmoothPieces:
         """Return the same pieces, with those that are not kept made empty."""
-        right, end = (namespace(left, kept).where(kept, right, left) for left, right in ((self.left, self.right), self.whole))
+        ends = (self.left, self.right), self.whole
+        right, end = (namespace(left, kept).where(kept, right, left) for left, right in ends)
         return dataclasses.replace(self, right=right, beyond=(self.whole[0], end))
 
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
@@ -105,8 +106,9 @@ class SmoothPieces:
         many = max(self.few, panels // (count if xp is not np else max(int((self.right > self.left).sum()), 1)))
         number = np.arange(count)[:, None]
         width = (self.right - self.left)[:, None]
-        cuts = cuts if self.inverse is not None else None
-        if cuts is not None and self.inverse is not None:
+        if self.inverse is None:
+            cuts = None
+        elif cuts is not None:
             share = (self.inverse(cuts, number) - self.left[:, None]) / xp.where(width > 0, width, 1.0)
             cuts = without_derivative(xp.where(width > 0, xp.clip(share, 0.0, 1.0), 0.0))
         share, weight = panel_rule(many, self.left, dense=panels > 0 and count > 1, cuts=cuts)
@@ -288,7 +290,10 @@ def sampled_loss(loss: Any, rate: Any) -> Any:
     near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, known)))
     far = known + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, known, 0.0)))
     # Next to the least loss, log(1 - r), log1p would cancel; 1 - r is exact where it is small.
-    low = xp.log((1 - rate) + rate * xp.exp(xp.where(small, known, 0.0)))
+    low = xp.log(
+        xp.where(rate < 1, 1 - rate, 1.0) + xp.where(rate < 1, rate * xp.exp(xp.where(small, known, 0.0)), 0.0)
+    )
+    low = xp.where(rate < 1, low, known)  # At rate 1 a large negative loss would underflow.
     there = xp.where(large, far, xp.where(small, low, near))
     lowest = xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.0)), -np.inf)
     return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), there)

@@ -259,5 +259,3 @@ def _deviation(mass: np.ndarray, losses: np.ndarray) -> float:
     mass = mass / mass.sum()
     mean = float((mass * losses).sum())
     return float(np.sqrt((mass * (losses - mean) ** 2).sum())) + abs(mean)
-
-

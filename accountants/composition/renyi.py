@@ -11,7 +11,7 @@ quadrature nor, where its integral is not known, an extrapolation of the integra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ _TERMS, _SMALL = 18, 0.5  # The terms of the series of g, and the size of a l up
 _KNOWN = 1e-3  # The difference of the integrals of a panel and its halves, relatively, up to which they are estimates.
 _UNITS, _UNITS_OF_SUM = 16, 64  # Errors in units in the last place: of exponents, and of sums.
 _NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
+_PATIENCE = 12  # Rounds after what is not known may be noise: it seldom is.
+_NARROW = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
 _OVERFLOWS = 600.0  # An exponent whose exponential does not overflow.
 _MOST = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
@@ -237,10 +239,10 @@ class _Panels(NamedTuple):
         apart = np.where(value == self.whole, 0.0, self.whole - value)
         return np.abs(np.expm1(np.where(apart < _OVERFLOWS, apart, _OVERFLOWS)))
 
-    def log_unknown(self) -> np.ndarray:
-        """Return logs of bounds of what is not known of the integrals."""
+    def log_unknown(self, noise: np.ndarray) -> np.ndarray:
+        """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
         difference = self.difference
-        errors = self.log_value + log_or_never(np.where(difference > self.noise, difference, 0.0))
+        errors = self.log_value + log_or_never(np.where(difference > noise, difference, 0.0))
         return np.where(difference <= _KNOWN, errors, np.maximum(errors, self.bound))
 
     def are_negligible(self, log_value: float) -> bool:
@@ -274,9 +276,11 @@ def _search(pieces: SmoothPieces, c: Any) -> _Integral:
     if not len(rows[0]):
         return _Integral(*rows, -np.inf, 0.0, True, False)
     panels = _evaluate(pieces, places, c, *rows)
+    patience = _PATIENCE
     for _ in range(_ROUNDS):
-        unknown = panels.log_unknown()
-        if panels.are_negligible(_log_sum(unknown)):
+        unknown = panels.log_unknown(panels.error)
+        patience -= panels.are_negligible(_log_sum(panels.log_unknown(panels.noise)))
+        if panels.are_negligible(_log_sum(unknown)) or not patience:
             break
         many = min(_SPLIT, len(unknown))
         halved = np.zeros(len(unknown), bool)
@@ -287,14 +291,16 @@ def _search(pieces: SmoothPieces, c: Any) -> _Integral:
         start, end = np.concatenate([parents.start, middle]), np.concatenate([middle, parents.end])
         piece = np.concatenate([parents.piece, parents.piece])
         panels = panels.take(~halved).joined(_evaluate(pieces, places, c, piece, start, end, parents.halves.T.ravel()))
-    unknown = panels.log_unknown()
+    unknown = panels.log_unknown(panels.noise)
     is_resolved = panels.are_negligible(_log_sum(unknown))
     # At infinity a panel stands for all that follow. Elsewhere an integral that is not resolved at an end is infinite.
     first, last = places.edges[:, 0][panels.piece], places.edges[:, -1][panels.piece]
     at_first, at_last = panels.start == first, panels.end == last
     at_infinity = (at_first & (first < 0)) | (at_last & (last > 1))
-    diverges = not panels.are_negligible(np.where(at_infinity, panels.bound, -np.inf).max()) or (
-        not is_resolved and bool((at_first | at_last)[unknown.argmax()])
+    at_end = at_first | at_last
+    endless = at_infinity | (panels.end - first < _NARROW) | (last - panels.start < _NARROW)
+    diverges = not panels.are_negligible(np.where(endless, panels.bound, -np.inf).max()) or (
+        not is_resolved and bool(at_end[unknown.argmax()])
     )
     log_value = _log_sum(panels.log_value)
     log_error = _log_sum(panels.log_value + log_or_never(panels.error + panels.difference))
@@ -305,25 +311,38 @@ def _search(pieces: SmoothPieces, c: Any) -> _Integral:
 
 def _search_on_host(term: SelfComposed, number: int, mirror: bool, index: int, c: Any) -> _Integral:
     """Return the integral of JAX numbers, without derivatives, from the host: the search takes minutes to compile."""
-    leaves, structure = jax.tree.flatten(without_derivative(term))
+    leaves, structure = jax.tree.flatten((without_derivative(c), without_derivative(term)))
 
-    def shape(kind: Any, *size: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(size, kind)
-
-    row, number_, flag = shape(c.dtype, _MOST), shape(c.dtype), shape(bool)
-    shapes = _Integral(shape(np.int32, _MOST), row, row, number_, number_, flag, flag)
-
-    def search(c: Any, *leaves: Any) -> _Integral:
+    def search(*leaves: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with np.errstate(all="ignore"):
-            on_host = as_float64(jax.tree.unflatten(structure, leaves))
-            integral = _search(_losses(on_host, number, mirror).pieces[index], np.float64(c))
+            at, on_host = as_float64(jax.tree.unflatten(structure, map(_unpacked, leaves)))
+            integral = _search(_losses(on_host, number, mirror).pieces[index], at[()])
         many = len(integral.piece)
-        rows = (np.pad(column[:_MOST], (0, max(0, _MOST - many))) for column in integral[:3])
+        piece, *ends = (np.pad(column[:_MOST], (0, max(0, _MOST - many))) for column in integral[:3])
         is_resolved = integral.is_resolved and (many <= _MOST or integral.diverges)
-        padded = _Integral(*rows, integral.log_value, integral.error, is_resolved, integral.diverges)
-        return _Integral(*(np.asarray(value, kind.dtype) for value, kind in zip(padded, shapes, strict=True)))
+        floats = np.concatenate([*ends, [integral.log_value, integral.error]])
+        bits = floats.astype(c.dtype).view(np.uint32).reshape(len(floats), *words)
+        return piece.astype(np.int32), bits, np.array([is_resolved, integral.diverges])
 
-    return jax.pure_callback(search, shapes, without_derivative(c), *leaves, vmap_method="sequential")
+    words = (2,) if c.dtype == jnp.float64 else ()
+    kinds = ((_MOST,), np.int32), ((2 * _MOST + 2, *words), np.uint32), ((2,), bool)
+    shapes = tuple(jax.ShapeDtypeStruct(*kind) for kind in kinds)
+    piece, bits, flags = jax.pure_callback(search, shapes, *map(_packed, leaves), vmap_method="sequential")
+    ends, (log_value, error) = jnp.split(jax.lax.bitcast_convert_type(bits, c.dtype), [2 * _MOST])
+    return _Integral(piece, *jnp.split(ends, 2), log_value, error, *flags)
+
+
+# A callback runs with the default settings of JAX, in which numbers have 32 bits: their bits are passed as integers.
+
+
+def _packed(leaf: Any) -> Any:
+    leaf = jnp.asarray(leaf)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32) if leaf.dtype == jnp.float64 else leaf
+
+
+def _unpacked(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return np.ascontiguousarray(leaf).view(np.float64)[..., 0] if leaf.dtype == np.uint32 else leaf
 
 
 def _integrate(pieces: SmoothPieces, integral: _Integral, c: Any) -> Any:

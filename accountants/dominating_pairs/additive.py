@@ -777,7 +777,7 @@ class StepFormulas(PolynomialFormulas):
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces = self.pieces()
         p, q = self._masses(pieces)
-        kept = pieces.width * self.copies(pieces.at[:, 0])
+        kept = pieces.width * self.copies(pieces.at)
         return PrivacyLossDistribution(_possible(p, pieces.loss, kept), q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:

@@ -191,7 +191,10 @@ class Densities(DominatingPair):
         *fields, start, end = np.array(self.panels).T
         same = np.all([field[1:] == field[:-1] for field in fields], axis=0)
         # The first and the last panel of a piece continue to its ends.
-        beyond = np.where(np.append(False, same), start, 0.0)[finite], np.where(np.append(same, False), end, 1.0)[finite]
+        beyond = (
+            np.where(np.append(False, same), start, 0.0)[finite],
+            np.where(np.append(same, False), end, 1.0)[finite],
+        )
         left, right, scale, start, end = (field[finite] for field in (*fields, start, end))
 
         def logs(t: np.ndarray, i: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import mpmath as mp
-import numpy as np
 from oracle import _found, _kernel, _log_linear, _weight, base_pieces, window_pieces
 
 import dpkernels as dpk
@@ -135,7 +134,7 @@ def _reach(law):
         return 8 / mp.mpf(float(law.rates[-1]))
     if isinstance(law, dpk.Gaussian):
         return mp.mpf(float(law.sigma))
-    return 8 * mp.mpf(float(law.scale))
+    return 8 * mp.mpf(float(law.scale if hasattr(law, "scale") else max(law.left, law.right)))
 
 
 def _of_window(m, order):

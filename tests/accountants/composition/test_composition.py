@@ -384,3 +384,14 @@ def test_nan_of_few_joint_outcomes_is_no_guarantee(x64):
     assert jax.jit(eps)(1.0, 1e-6) == pytest.approx(eps(1.0, 1e-6), rel=1e-14)
     by_budget = float(jax.grad(eps)(0.7, 1e-2))
     assert by_budget == pytest.approx((eps(0.7 + 1e-5, 1e-2) - eps(0.7 - 1e-5, 1e-2)) / 2e-5, rel=1e-8)
+
+
+@pytest.mark.lengthy
+def test_second_derivatives_of_compositions_are_refused(x64):
+    """They ended in a bare AssertionError."""
+
+    def epsilon(scale):
+        return guarantee(Additive(Laplace(scale)), 1.0).repeat(100).epsilon(jnp.float64(1e-6))
+
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        jax.hessian(epsilon)(jnp.float64(10.0))

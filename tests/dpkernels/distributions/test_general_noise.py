@@ -368,3 +368,24 @@ def test_lengths_are_named_or_rescale_is_written():
     kind = type("Lengthless", (dpk.Logistic,), {"lengths": ("width",)})
     with pytest.raises(TypeError, match=r"rescale\(factor, unit\)"):
         kind(1.0).rescale(2.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "degrees", "D", "eps"),
+    [(2.86e-5, 1000, 3.8e-7, 0.1662), (891.713988732795, 452.87722627426905, 1.0, 0.0117), (0.5, 3.0, 1.0, 1.2)],
+)
+def test_student_profiles_far_out_are_not_below_the_truth(scale, degrees, D, eps):
+    """The loss is above eps between the roots of a quadratic; differences of tails lost 2e-10 at 1.75e-52."""
+    with mp.workdps(50):
+        s, nu, shift, level = map(mp.mpf, (scale, degrees, D, eps))
+        a, ratio = nu * s * s, mp.exp(2 * level / (nu + 1)) - 1
+        root = mp.sqrt(shift**2 - ratio * (ratio * a - shift**2))
+        low, high = ((-shift - root) / ratio, (-shift + root) / ratio)
+
+        def cdf(z):
+            tail = mp.betainc(nu / 2, mp.mpf(1) / 2, 0, nu / (nu + (z / s) ** 2), regularized=True) / 2
+            return tail if z < 0 else 1 - tail
+
+        exact = cdf(high) - cdf(low) - mp.exp(level) * (cdf(high - shift) - cdf(low - shift))
+        found = mp.mpf(float(accountants.delta(Additive(dpk.Student(scale, degrees)), eps, sensitivity=D)))
+        assert 0 <= found / exact - 1 < 1e-9
