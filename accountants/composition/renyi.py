@@ -35,7 +35,7 @@ _OUTER = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
 _SPLIT, _ROUNDS = 32, 160  # The panels that are halved in one round, and the most rounds.
 _TERMS, _SMALL = 18, 0.5  # The terms of the series of g, and the size of a l up to which it is used.
 _KNOWN = 1e-3  # The difference of the integrals of a panel and its halves, relatively, up to which they are estimates.
-_UNITS, _UNITS_OF_SUM = 16, 64  # Errors in units in the last place: of exponents, and of sums.
+_UNITS, _UNITS_OF_SUM = 4, 64  # Errors in units in the last place: of exponents, and of sums.
 _NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
 _PATIENCE = 12  # Rounds after what is not known may be noise: it seldom is.
 _NARROW = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
@@ -146,19 +146,23 @@ def _terms(log_q: Any, loss: Any, log_p: Any, c: Any) -> _Terms:
     xp, a = namespace(log_q, loss, c), 1 + c
     is_infinite, endless = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
     present = (log_q > -np.inf) & (loss < np.inf)
-    l, log_q = xp.where(present & ~endless, loss, 0.0), xp.where(present, log_q, 0.0)
-    small, positive = xp.abs(a * l) <= _SMALL, l > 0
-    near, high, low = xp.where(small, l, 0.0), xp.where(small, 1.0, xp.abs(l)), xp.where(small, -1.0, -xp.abs(l))
+    finite, log_q = xp.where(present & ~endless, loss, 0.0), xp.where(present, log_q, 0.0)
+    small, positive = xp.abs(a * finite) <= _SMALL, finite > 0
+    near, high, low = (
+        xp.where(small, finite, 0.0),
+        xp.where(small, 1.0, xp.abs(finite)),
+        xp.where(small, -1.0, -xp.abs(finite)),
+    )
     # g e^(-a l) for l > 0, and g for l < 0, as differences that do not cancel.
     rising = -xp.expm1(-c * high) + c * xp.exp(-c * high) * xp.expm1(-high)
     falling = -c * xp.expm1(low) + xp.exp(low) * xp.expm1(c * low)
     factor = xp.where(small, _series(near, c), xp.where(positive, rising, falling))
     factor = xp.where(endless, c, factor)
-    exponent = xp.where(small | ~positive, 0.0, a * l)
+    exponent = xp.where(small | ~positive, 0.0, a * finite)
     unit = _UNITS * float(np.finfo(factor.dtype).eps)
     error = unit * without_derivative(1 + xp.abs(log_q) + xp.abs(exponent))
-    steepness = a + 2 / xp.where(l == 0, 1.0, xp.abs(l))
-    noise = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(l)))
+    steepness = a + 2 / xp.where(finite == 0, 1.0, xp.abs(finite))
+    noise = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(finite)))
     size = xp.where(is_infinite, np.inf, xp.where(present, log_q + exponent, -np.inf))
     return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
 

@@ -67,7 +67,7 @@ def _log_integral(log_f, points):
         shift = max(top, top_here)
         if shift > top:
             total, top = total * mp.exp(top - shift), shift
-        total += mp.quad(lambda x: mp.exp(log_f(x) - top), [low, high], maxdegree=7)
+        total += mp.quad(lambda x, top=top: mp.exp(log_f(x) - top), [low, high], maxdegree=7)
     return top + mp.log(total)
 
 

@@ -124,7 +124,7 @@ def test_all_random_mechanisms(name, seed):
 
 def test_asymmetric_noise_bounds_every_choice_of_signs():
     one, n, eps = guarantee(Additive(Reweighted(Laplace(1.0), -1.5, 2.5, 0.4)), 0.7), 3, 0.8
-    low, high = one.repeat(n).bracket(epsilon=eps)
+    _, high = one.repeat(n).bracket(epsilon=eps)
     first, second = one.terms[0].pairs
     choices = [
         Guarantee(tuple(SelfComposed((pair,), k) for pair, k in ((first, j), (second, n - j)) if k)).bracket(

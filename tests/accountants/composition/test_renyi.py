@@ -65,7 +65,7 @@ def test_windows(name, order):
 
 
 @pytest.mark.parametrize("order", [1.0000001, 3.0, 1e3, 1e4])
-@pytest.mark.parametrize("sigma", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("sigma", [0.03, 1.0, 1e3])
 def test_sampled_gaussians_at_integer_orders(sigma, order):
     """The whole sample at rate 1 in closed form, by the general quadrature."""
     made = guarantee(Additive(Gaussian(sigma)), 1.0).subsample(1.0)
