@@ -333,7 +333,8 @@ def _search_on_host(term: SelfComposed, number: int, mirror: bool, index: int, c
     shapes = tuple(jax.ShapeDtypeStruct(*kind) for kind in kinds)
     piece, bits, flags = jax.pure_callback(search, shapes, *map(_packed, leaves), vmap_method="sequential")
     ends, (log_value, error) = jnp.split(jax.lax.bitcast_convert_type(bits, c.dtype), [2 * _MOST])
-    return _Integral(piece, *jnp.split(ends, 2), log_value, error, *flags)
+    start, end = jnp.split(ends, 2)
+    return _Integral(piece, start, end, log_value, error, flags[0], flags[1])
 
 
 # A callback runs with the default settings of JAX, in which numbers have 32 bits: their bits are passed as integers.
