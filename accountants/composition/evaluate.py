@@ -33,6 +33,10 @@ from dpkernels import checks
 from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, without_derivative
 
+NO_SECOND_DERIVATIVES = (
+    "delta, epsilon: composed releases have first derivatives only; for second ones take differences of gradients, as "
+    "(gradient(x + h) - gradient(x - h)) / (2 h), or the formulas of one release, which have both"
+)
 PANELS = 256  # The panels of quadrature that the varying losses of one release share.
 _TOGETHER = 8  # The most values that are evaluated together under vmap on a CPU.
 _STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
@@ -455,8 +459,5 @@ def _largest_with_slopes(what: str, directions: RepeatedLosses, at: Any) -> tupl
 
 
 @_largest_with_slopes.defjvp
-def _refuse_second_derivatives(what: str, primals: Any, tangents: Any) -> Any:
-    raise NotImplementedError(
-        f"{what}: of composed releases has first derivatives only; for second ones take differences of gradients, as "
-        f"(gradient(x + h) - gradient(x - h)) / (2 h), or the formulas of one release, which have both"
-    )
+def _refuse_second_derivatives(*_: Any) -> Any:
+    raise NotImplementedError(NO_SECOND_DERIVATIVES)

@@ -35,11 +35,11 @@ _MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed 
 
 
 def evaluate(guarantee: Any, quantity: str, at: Real) -> Any:
-    """Return the largest value over the neighbour directions: "delta" at eps, "epsilon" at delta, "renyi" at an order.
+    """Return the largest value over the neighbour directions: "delta" at eps, or "epsilon" at delta.
 
     ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
     """
-    if quantity == "renyi" or namespace(at, *jax.tree.leaves(guarantee)) is np or is_compiling():
+    if namespace(at, *jax.tree.leaves(guarantee)) is np or is_compiling():
         return composed.evaluate(guarantee, quantity, at)
     return _value(quantity, guarantee, floating(jnp.asarray(at)))
 
@@ -81,10 +81,7 @@ def _value_and_slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, a
 
 @_value_and_slopes.defjvp
 def _(*_: Any) -> Any:
-    raise TypeError(
-        "delta, epsilon: second derivatives of composed values are not computed outside jit; "
-        "put the function inside jax.jit"
-    )
+    raise NotImplementedError(composed.NO_SECOND_DERIVATIVES)
 
 
 def _of_numbers(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: np.ndarray) -> list[np.ndarray]:

@@ -70,11 +70,11 @@ def test_vmap_over_parameters(x64):
     np.testing.assert_allclose(found, [make(float(s)).epsilon(1e-6) for s in sigma], rtol=1e-8)
 
 
-def test_other_parameters_do_not_compile_again():
+def test_other_parameters_do_not_compile_again(x64):
     program = jax.jit(lambda made, eps: made.delta(eps))
     for step in (0.0, 0.25):
         made = guarantee(Additive(Gaussian(2.0 + step)), 1.0 + step).repeat(10 + int(8 * step))
-        program(made, jnp.float32(1.0 + step))
+        program(made, jnp.float64(1.0 + step))
     assert program._cache_size() == 1
 
 
