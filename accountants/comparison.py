@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.bounds import Bracket
 from accountants.guarantee import Guarantee
 from dpkernels import checks
 
@@ -68,11 +67,10 @@ def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None
         >>> compare(less, more, [0.0, 1.0, 2.0]).verdict
         'first'
     """
-    made = Bracket(first), Bracket(second)
-    far = 0.0 if epsilon is not None else min(50.0, max(one.epsilon(_SMALLEST)[1] for one in made))
+    far = 0.0 if epsilon is not None else min(50.0, max(one.bracket(delta=_SMALLEST)[1] for one in (first, second)))
     points = np.linspace(0.0, far, _POINTS) if epsilon is None else np.asarray(epsilon, np.float64)
     checks.within("epsilon", points, 0.0, np.inf)
     if points.ndim != 1 or not len(points) or not np.all(np.diff(points) > 0):
         raise ValueError(f"epsilon: {epsilon!r}; one or more increasing numbers are needed")
-    columns = [np.array([one.delta(eps) for eps in points.tolist()]).T for one in made]
+    columns = [np.array([one.bracket(epsilon=eps) for eps in points.tolist()]).T for one in (first, second)]
     return Comparison(points, *((low, high) for low, high in columns))

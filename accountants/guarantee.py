@@ -26,11 +26,11 @@ import jax
 import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile, is_adaptive
-from accountants.composition.bounds import Bracket
 from accountants.composition.cells import UnknownSteepnessError
 from accountants.composition.evaluate import directions_of_numbers
 from accountants.composition.outside_jit import evaluate
 from accountants.composition.renyi import renyi_divergence
+from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import (
     NEIGHBOURS,
     ON_ALL_DATA,
@@ -41,7 +41,7 @@ from accountants.composition.self_composed import (
     infinity_mass,
     with_one_neighbouring,
 )
-from accountants.dominating_pairs.base import DominatingPair, as_float64
+from accountants.dominating_pairs.base import DominatingPair, as_float64, check_masses
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import UNKNOWN, from_json_form, to_json_form
@@ -50,9 +50,7 @@ from dpkernels import checks
 from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
 
-# Up to these, values of releases on samples are kept inside their brackets: the rate, and the mean number of samples
-# that a record is in.
-_TINY_RATE, _HARDLY = 0.002, 0.1
+ASK_FOR_AN_ESTIMATE = "ask for estimate_delta or estimate_epsilon, which may be below the truth"
 _SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 
 
@@ -63,11 +61,19 @@ class ComposableGuarantee(abc.ABC):
 
     @abc.abstractmethod
     def delta(self, epsilon: Real) -> Any:
-        """Return the smallest delta at an epsilon; an estimate."""
+        """Return the smallest delta that is proven at an epsilon; of JAX numbers, an estimate of it."""
 
     @abc.abstractmethod
     def epsilon(self, delta: Real) -> Any:
-        """Return the smallest epsilon at a delta; an estimate."""
+        """Return the smallest epsilon that is proven at a delta; of JAX numbers, an estimate of it."""
+
+    @abc.abstractmethod
+    def estimate_delta(self, epsilon: Real) -> Any:
+        """Return an estimate of delta at an epsilon, which may be on either side of the truth."""
+
+    @abc.abstractmethod
+    def estimate_epsilon(self, delta: Real) -> Any:
+        """Return an estimate of epsilon at a delta, which may be on either side of the truth."""
 
     @abc.abstractmethod
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
@@ -167,13 +173,45 @@ class Guarantee(ComposableGuarantee):
         sampled = {term.neighbours for term in self.terms if term.sampling_rate is not None}
         return NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
-    @partial(in_64_bits, computes_on_host=True)
     def delta(self, epsilon: Real) -> Any:
-        """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP, for eps >= 0 of any shape.
+        """Return a delta such that the composed mechanism is (epsilon, delta)-DP, for eps >= 0 of any shape.
 
-        The value is an estimate; use ``bracket`` for rigorous bounds. One release and composed Gaussian noise have
-        exact profiles, few outcomes are enumerated, and everything else is composed by FFT on a grid. The table in
-        docs/additive.md gives the accuracy of each case. Plain numbers are computed by NumPy, without compilation.
+        Of plain numbers it is the upper end of ``bracket``, so it is never below the smallest such delta. Of JAX
+        numbers it is ``estimate_delta``, which is differentiable. docs/accuracy.md has the width of every method.
+
+        Returns:
+            A float for a number, otherwise a NumPy float64 array; a JAX array for JAX arguments.
+
+        Raises:
+            ValueError: epsilon is negative, or no bound is proven: the density of the noise states no steepness, or its
+                masses are estimates.
+        """
+        if self._is_traced(epsilon):
+            return self.estimate_delta(epsilon)
+        checks.within("epsilon", epsilon, 0.0, np.inf)
+        return self._upper_ends(self._bounds.upper_ends_of_delta, epsilon)
+
+    def epsilon(self, delta: Real) -> Any:
+        """Return an epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP, for deltas of any shape.
+
+        Of plain numbers it is the upper end of ``bracket``, so it is never below the smallest such epsilon. It is inf
+        if none is proven. Of JAX numbers it is ``estimate_epsilon``, which is differentiable.
+
+        Raises:
+            ValueError: delta is not in (0, 1), or a case of ``delta``.
+        """
+        if self._is_traced(delta):
+            return self.estimate_epsilon(delta)
+        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+        return self._upper_ends(self._bounds.upper_ends_of_epsilon, delta)
+
+    @partial(in_64_bits, computes_on_host=True)
+    def estimate_delta(self, epsilon: Real) -> Any:
+        """Return an estimate of the smallest delta such that the composed mechanism is (epsilon, delta)-DP.
+
+        The estimate may be below the truth; docs/accuracy.md has its error. One release and composed Gaussian noise
+        have exact profiles, few outcomes are enumerated, and everything else is composed by FFT on a grid. Plain
+        numbers are computed by NumPy, without compilation.
 
         Returns:
             A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
@@ -185,52 +223,43 @@ class Guarantee(ComposableGuarantee):
             ValueError: epsilon is negative, or JAX traces numbers of 32 bits, which lose the tails of sums.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, self._delta_bracket)
+        return evaluate(self, "delta", epsilon)
 
     @partial(in_64_bits, computes_on_host=True)
-    def epsilon(self, delta: Real) -> Any:
-        """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
+    def estimate_epsilon(self, delta: Real) -> Any:
+        """Return an estimate of the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
 
-        The value is inf if there is no such epsilon, and as accurate as ``delta``. Derivatives are implicit. JAX values
-        are inf, too, where floating point does not resolve epsilon.
+        The value is inf if there is no such epsilon, and as accurate as ``estimate_delta``. Derivatives are implicit.
+        JAX values are inf, too, where floating point does not resolve epsilon.
 
         Raises:
             ValueError: delta is not in (0, 1).
             ConvergenceError: floating point does not resolve epsilon, as for deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        found = self._inside_bracket(evaluate(self, "epsilon", delta), delta, self._epsilon_bracket)
-        if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self.infinity_mass < delta)):
+        eps = evaluate(self, "epsilon", delta)
+        if namespace(eps) is np and np.isinf(eps).any() and np.any(np.isinf(eps) & (self.infinity_mass < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
-        return found
+        return eps
 
-    def _inside_bracket(self, found: Any, at: Any, bracket: Callable[[float], tuple[float, float]]) -> Any:
-        """Return values of plain numbers; where one is outside its bracket, the upper end of the bracket.
+    def _is_traced(self, at: Any) -> bool:
+        return namespace(at, *jax.tree.leaves(self)) is not np
 
-        The FFT is not reliable for samples so small that losses are as close together as grid points: only these are
-        checked.
+    def _upper_ends(self, bounds: Callable[[np.ndarray], np.ndarray], at: Real) -> Any:
+        """Return upper ends at numbers of any shape.
+
+        Raises:
+            ValueError: no bound is proven. The message names what to state, and the estimate.
         """
-        if namespace(found) is not np or not self._has_tiny_samples:
-            return found
+        check_masses((pair for term in self.terms for pair in term.pairs), ASK_FOR_AN_ESTIMATE)
         try:
-            ends = [bracket(float(one)) if np.isfinite(one) else (0.0, np.inf) for one in np.ravel(at)]
-        except UnknownSteepnessError:
-            return found
-        low, high = np.reshape(np.transpose(ends), (2, *np.shape(found)))
-        return plain(np.where((low <= found) & (found <= high), found, high)[()])
-
-    @property
-    def _has_tiny_samples(self) -> bool:
-        sampled = [term for term in self.terms if term.sampling_rate is not None]
-        numbers = [(checks.concrete(term.count), checks.concrete(term.sampling_rate)) for term in sampled]
-        known = [(float(count), float(rate)) for count, rate in numbers if count is not None and rate is not None]
-        if not sampled or len(known) < len(sampled) or (len(self.terms) == 1 and known[0][0] == 1):
-            return False
-        return min(rate for _, rate in known) <= _TINY_RATE and sum(count * rate for count, rate in known) <= _HARDLY
+            return plain(bounds(np.asarray(at, np.float64)))
+        except UnknownSteepnessError as error:
+            raise UnknownSteepnessError(f"{error}; state its steepness, or {ASK_FOR_AN_ESTIMATE}") from error
 
     @cached_property
-    def _bracket(self) -> Bracket:
-        return Bracket(self)
+    def _bounds(self) -> RigorousBounds:
+        return RigorousBounds(self)
 
     @property
     def infinity_mass(self) -> float:
@@ -263,12 +292,10 @@ class Guarantee(ComposableGuarantee):
         return AdaptiveProfile(self.numeric) if is_adaptive(self) else None
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        adaptive = self.adaptive_profile and self.adaptive_profile.bracket("delta", epsilon)
-        return adaptive or self._bracket.delta(epsilon)
+        return self._bounds.delta(epsilon)
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        adaptive = self.adaptive_profile and self.adaptive_profile.bracket("epsilon", delta)
-        return adaptive or self._bracket.epsilon(delta)
+        return self._bounds.epsilon(delta)
 
     @in_64_bits
     def renyi(self, order: Any) -> Any:
@@ -289,11 +316,12 @@ class Guarantee(ComposableGuarantee):
         """Return the least type II error of a test of level alpha.
 
         It is the maximum, over a grid of eps, of the two lines by which each (eps, delta) bounds the trade-off curve.
+        The deltas are estimates, ``estimate_delta``.
         """
         checks.within("alpha", alpha, 0.0, 1.0)
         # Fewer lines give a lower curve, which is conservative; beyond this eps the lines are almost flat.
-        eps = np.linspace(0.0, min(self.epsilon(1e-9), 50.0), 129)
-        delta = np.asarray(self.delta(eps))
+        eps = np.linspace(0.0, min(self.estimate_epsilon(1e-9), 50.0), 129)
+        delta = np.asarray(self.estimate_delta(eps))
         a = np.asarray(alpha, float)[..., None]
         lines = np.maximum(1 - delta - np.exp(eps) * a, np.exp(-eps) * (1 - delta - a))
         return np.maximum(lines.max(-1), 0.0)[()]
@@ -338,17 +366,17 @@ class Guarantee(ComposableGuarantee):
         return hash(self.to_json())
 
     def plot(self, path: Path | str, *, epsilon: float | None = None) -> None:
-        """Plot the privacy profile and the trade-off curve side by side into a PNG file.
+        """Plot estimates of the privacy profile and the trade-off curve side by side into a PNG file.
 
         The largest eps shown is ``epsilon``, by default the eps at which delta is 1e-9.
         """
         from matplotlib.figure import Figure
 
-        highest = epsilon if epsilon is not None else self.epsilon(1e-9)
+        highest = epsilon if epsilon is not None else self.estimate_epsilon(1e-9)
         eps = np.linspace(0.0, highest if np.isfinite(highest) else 10.0, 49)
         figure = Figure(figsize=(9, 4), layout="constrained")
         profile, trade = figure.subplots(1, 2)
-        profile.semilogy(eps, np.maximum([self.delta(float(e)) for e in eps], 1e-18))
+        profile.semilogy(eps, np.maximum(self.estimate_delta(eps), 1e-18))
         profile.set(title="Privacy profile", xlabel="epsilon (nats)", ylabel="delta")
         alpha = np.linspace(0, 1, 201)
         trade.plot(alpha, self.trade_off(alpha))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.dominating_pairs.base import DominatingPair, as_float64, cap, curve, profile
+from accountants.dominating_pairs.base import DominatingPair, as_float64, cap, check_masses, curve, profile
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon, reject_sensitivity
 from accountants.precision import in_64_bits
 from dpkernels import checks
@@ -16,14 +16,16 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, floating, namespace, plain
 from dpkernels.solve import bisect, first_feasible
 
+_ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
+
 
 def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
     """Return the smallest delta for which the mechanism is (eps, delta)-DP: its exact privacy profile.
 
     delta(eps) is the maximum over the dominating pairs of  integral max(0, p(y) - e^eps q(y)) dy.  It covers one report
-    of a float mechanism in exact arithmetic. The value is rounded upwards, by the effect of eight units in the last
-    place of 1 + eps: up to 4e-14 at eps 20, next to the largest loss and at the level of a pure mechanism.
-    ``dominating_pairs.registry`` has the pairs, and names the mechanisms whose value is an upper bound.
+    of a float mechanism in exact arithmetic. The value is an upper bound: it is rounded upwards, by the effect of eight
+    units in the last place of 1 + eps, up to 4e-14 at eps 20, next to the largest loss and at the level of a pure
+    mechanism. ``dominating_pairs.registry`` has the pairs, and names the mechanisms whose profile is not exact.
 
     Args:
         mechanism: a mechanism of dpkernels.
@@ -36,8 +38,8 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: epsilon is negative, the sensitivity is missing, not applicable or out of range, or the mechanism
-            reports several coordinates.
+        ValueError: epsilon is negative, the sensitivity is missing, not applicable or out of range, the mechanism
+            reports several coordinates, or its masses are estimates (``densities``).
 
     Example:
         >>> from dpkernels.mechanisms.named import gaussian
@@ -45,7 +47,10 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
         0.126937
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    return plain(profile(dominating_pairs(mechanism, sensitivity), epsilon))
+    pairs = dominating_pairs(mechanism, sensitivity)
+    if namespace(epsilon, *jax.tree.leaves(pairs)) is np:
+        check_masses(pairs, _ESTIMATE)
+    return plain(profile(pairs, epsilon))
 
 
 @in_64_bits
@@ -78,7 +83,9 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
         return plain(np.full(target.shape, level))
-    found = epsilon_of(dominating_pairs(mechanism, sensitivity), np.where(target > 0, target, 0.5))
+    pairs = dominating_pairs(mechanism, sensitivity)
+    check_masses(pairs, _ESTIMATE)
+    found = epsilon_of(pairs, np.where(target > 0, target, 0.5))
     return plain(np.where(target > 0, found, level))
 
 

@@ -8,14 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.dominating_pairs.registry import additive_profile
+from accountants.dominating_pairs.base import DominatingPair, profile
+from accountants.dominating_pairs.registry import additive_profile, noise_pairs
+from accountants.profile import epsilon_of
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
-from dpkernels.solve import promote, root
+from dpkernels.solve import MARGINS, first_feasible, promote, root
 
 __all__ = ["gaussian", "infeasible_shift", "laplace", "largest_shift", "rescaled", "scaled", "smallest_scale"]
 
@@ -79,7 +81,19 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
             them is an array, or delta does not fall with the scale of the shape.
     """
     checks.noise_epsilon(epsilon)
-    return Additive(noise.rescale(smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
+    scale = smallest_scale(noise, epsilon, delta, sensitivity)
+    wider = (noise.rescale(scale * (1 + margin)) for margin in MARGINS)
+    made = first_feasible(wider, lambda noise: meets(noise_pairs(noise, sensitivity), epsilon, delta))
+    return Additive(made, sensitivity, epsilon, delta)
+
+
+def meets(pairs: tuple[DominatingPair, ...], epsilon: Any, delta: Any) -> bool:
+    """Return whether the computed profile meets a target, read as delta at eps and as eps at delta; true if traced.
+
+    The computed profile is not monotone in its last digits, so that one reading may hold without the other.
+    """
+    over = checks.concrete(profile(pairs, epsilon) - delta)
+    return over is None or bool(over <= 0 and epsilon_of(pairs, delta) <= epsilon)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:

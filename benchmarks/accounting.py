@@ -75,7 +75,7 @@ def ours() -> Accountant:
         "ours",
         gaussian.epsilon,
         laplace.epsilon,
-        lambda sigma, delta: _sampled(sigma).epsilon(delta),
+        lambda sigma, delta: _sampled(sigma).estimate_epsilon(delta),
         lambda delta: float(pure_epsilon(PURE, PURE_COUNT, delta)),
         lambda: calibrate.composed_scale(Gaussian(1.0), epsilon=EPSILON, delta=DELTA, count=COUNT, rate=RATE),
     )

@@ -56,7 +56,7 @@ def _milliseconds(column: Callable[[float], float]) -> float:
 
 
 def _epsilon(made: Guarantee, delta: float) -> float:
-    return float(made.epsilon(delta))
+    return float(made.estimate_epsilon(delta))
 
 
 @cache

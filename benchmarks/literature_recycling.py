@@ -155,7 +155,7 @@ def composed(counts: Sequence[int], epsilon: float, theta: float, delta: float =
     }
     return [
         {"T": T, "published choice, Algorithm 3": _by_algorithm_three(law, theta, T, delta)}
-        | {name: float(one.repeat(T).epsilon(delta)) for name, one in made.items()}
+        | {name: float(one.repeat(T).estimate_epsilon(delta)) for name, one in made.items()}
         for T in counts
     ]
 

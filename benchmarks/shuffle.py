@@ -66,7 +66,7 @@ def rows(levels: Iterable[float], counts: Iterable[int]) -> Iterable[list[str]]:
             for n in counts:
                 made = shuffled(mechanism, n)
                 others = bounds(mechanism, made, n)
-                values = [made.lower(delta=DELTA), made.epsilon(DELTA), *others]
+                values = [made.lower(delta=DELTA), made.estimate_epsilon(DELTA), *others]
                 yield [f"{level:g}", name, f"{n:g}", *(f"{value:.4g}" for value in values)]
 
 
@@ -86,10 +86,10 @@ def speeds(counts: Iterable[int]) -> Iterable[list[str]]:
         cells = []
         for n in counts:
             made, best = shuffled(mechanism, n), math.inf
-            made.epsilon(DELTA)
+            made.estimate_epsilon(DELTA)
             for _ in range(20):
                 start = time.perf_counter()
-                made.epsilon(DELTA)
+                made.estimate_epsilon(DELTA)
                 best = min(best, time.perf_counter() - start)
             cells.append(f"{1e3 * best:.2f}")
         yield [name, *cells]

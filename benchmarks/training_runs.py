@@ -80,7 +80,7 @@ def least(answer: Callable[[], Any], times: int) -> tuple[Any, float]:
 def row(run: Run, times: int) -> str:
     """Return the table's row of a run."""
     event, delta = run.event, run.delta
-    ours, fast = least(lambda: Accountant().compose(event).get_epsilon(delta), times)
+    ours, fast = least(lambda: Accountant().compose(event).estimate_epsilon(delta), times)
     (low, high), rigorous = least(lambda: Accountant().compose(event).get_bracket(delta=delta), times)
     theirs, slow = least(lambda: pld.PLDAccountant().compose(event).get_epsilon(delta), times)
     renyi, short = least(lambda: rdp.RdpAccountant().compose(event).get_epsilon(delta), times)

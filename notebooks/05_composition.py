@@ -232,9 +232,11 @@ for ratio in (0.5, 1.0, 2.0):
             "q": 1 - noise.outside,
             "accepted, plain": float(plain.mass(-theta, theta)),
             "accepted, recycled": noise.acceptance,
-            "T = 1, recycled": made.epsilon(DELTA),
-            **{f"T = {T}, recycled": made.repeat(int(T)).epsilon(DELTA) for T in counts},
-            "T = 1000, plain, accepted as often": guarantee(dpk.gaussian(sigma=same), 1.0).repeat(1000).epsilon(DELTA),
+            "T = 1, recycled": made.estimate_epsilon(DELTA),
+            **{f"T = {T}, recycled": made.repeat(int(T)).estimate_epsilon(DELTA) for T in counts},
+            "T = 1000, plain, accepted as often": guarantee(dpk.gaussian(sigma=same), 1.0)
+            .repeat(1000)
+            .estimate_epsilon(DELTA),
         }
     )
 print("plain:", ", ".join(f"T = {T}: {value:.3f}" for T, value in zip(counts, alone, strict=True)))
@@ -264,7 +266,7 @@ def composed(kind, ratio, q):
     theta = ratio * (plain.sigma if kind == "Gaussian" else 10.0)
     accepted = 2 * ndtr(ratio) - 1 if kind == "Gaussian" else 1 - np.exp(-ratio)
     noise = dpk.budget_recycled(recycled_kernel(kind, theta, accepted, q), theta=theta, q=q)
-    return guarantee(noise, 1.0).repeat(1000).epsilon(DELTA)
+    return guarantee(noise, 1.0).repeat(1000).estimate_epsilon(DELTA)
 
 
 rates = np.array([0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25])
@@ -305,7 +307,7 @@ printed = {"Lap-DP": (18.98, 25.38), "Gau-DP": (4.77, 7.17), "Lap-BRDP": (16.80,
 
 def epsilons(made):
     """Return eps at both deltas."""
-    return [made.epsilon(delta) for delta in deltas]
+    return [made.estimate_epsilon(delta) for delta in deltas]
 
 
 def best_renyi(made):

@@ -94,7 +94,9 @@ one = pd.DataFrame(
     },
     index=table.columns,
 )
-same = {kind: [composition.exactly(kind).epsilon(delta) for delta in (1e-5, 1e-10)] for kind in composition.KERNELS}
+same = {
+    kind: [composition.exactly(kind).estimate_epsilon(delta) for delta in (1e-5, 1e-10)] for kind in composition.KERNELS
+}
 print("Algorithm 2's choice, exactly composed:", {k: [f"{v:.3f}" for v in found] for k, found in same.items()})
 assert abs(one.loc["Gau-BRDP"].unstack()["computed"] / one.loc["Gau-BRDP"].unstack()["printed"] - 1).max() < 0.013
 one
@@ -123,21 +125,21 @@ names = ["claimed", "this noise", "worst mechanism", "this noise, at 2 eps", "wo
 twice = 2 * EPSILON
 rows = {
     "one record added": [
-        one_part.delta(EPSILON),
+        one_part.estimate_delta(EPSILON),
         approximate_delta(EPSILON, DELTA, 1, EPSILON),
-        one_part.delta(twice),
+        one_part.estimate_delta(twice),
         approximate_delta(EPSILON, DELTA, 1, twice),
     ],
     "one record moves to another part": [
-        moving.delta(EPSILON),
+        moving.estimate_delta(EPSILON),
         approximate_delta(EPSILON, DELTA, 2, EPSILON),
-        moving.delta(twice),
+        moving.estimate_delta(twice),
         approximate_delta(EPSILON, DELTA, 2, twice),
     ],
     "one record replaced in its part": [
-        replaced.delta(EPSILON),
+        replaced.estimate_delta(EPSILON),
         np.nan,
-        replaced.delta(twice),
+        replaced.estimate_delta(twice),
         DELTA * (1 + np.exp(EPSILON)),
     ],
 }
@@ -188,7 +190,7 @@ for T in (1, 10, 100, 1000):
     )
 sequential = pd.DataFrame(rows).set_index("T")
 row = [1e-6, 0.0, 1 - 1e-6]
-again = guarantee(weights(row, [row[1], row[0], row[2]])).repeat(1000).delta(1.0)
+again = guarantee(weights(row, [row[1], row[0], row[2]])).repeat(1000).estimate_delta(1.0)
 assert np.isclose(again, sequential.loc[1000, "counterexample: exact"], rtol=1e-9)
 assert (sequential["worst delta there"].loc[10:] > 9 * sequential["claimed delta there"].loc[10:]).all()
 sequential.T

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.bounds import Bracket
+from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee, guarantee
 from accountants.precision import in_64_bits
@@ -40,7 +40,7 @@ from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, 
 
 __all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor", "shuffled"]
 
-# The allowed relative difference of the bracket's upper end from the precise eps, and the least eps that is used.
+# The allowed relative difference of the bracket's upper end from the estimate of eps, and the least eps that is used.
 _NEAR, _LEAST_EPSILON = 1e-3, 1e-300
 _FARTHEST = 40.0
 _TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # For the last Newton step in the logarithm of a budget, or of a scale.
@@ -81,7 +81,16 @@ def composed_scale(
     _check_releases(epsilon, count, rate)
     noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
     start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
-    made = _releases(Additive(rescaled(noise, start), sensitivity), count, rate, adjacency)
+
+    def releases(scale: Any) -> Guarantee:
+        return _releases(Additive(rescaled(noise, scale), sensitivity), count, rate, adjacency)
+
+    made = releases(start)
+    if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
+        _check_noise_is_needed(made, delta)
+        # Solved for the scale itself, so that no rounding separates the noise from what was proven.
+        t = conservative_parameter(lambda t: releases(start * math.exp(t)), float(epsilon), float(delta))
+        return start * math.exp(t)
     return start * noise_scale_factor(made, epsilon=epsilon, delta=delta)
 
 
@@ -191,7 +200,7 @@ def composed_budget(
 ) -> Mechanism:
     """Return the mechanism of the largest eps0 in [0.01, 20] such that ``count`` releases are (eps, delta)-DP together.
 
-    Plain numbers are rounded conservatively by the bracket; JAX numbers are those of the precise value, NaN if
+    Plain numbers are rounded conservatively by the bracket; JAX numbers are those of the estimate, NaN if
     eps0 = 0.01 is infeasible.
 
     Args:
@@ -341,7 +350,7 @@ def precise_parameter(
 
 def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, given: tuple[Any, Real, Real]) -> Any:
     parameters, epsilon, goal = given
-    delta = releases(t, parameters).delta(epsilon)
+    delta = releases(t, parameters).estimate_delta(epsilon)
     return log_mu(namespace(delta).asarray(delta), epsilon) - goal
 
 
@@ -356,7 +365,7 @@ def conservative_parameter(
     @cache
     def missing(t: float) -> float:
         """Return the log of the bracket's eps over the target's, which is about the increase of t that is needed."""
-        return math.log(max(Bracket(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / epsilon)
+        return math.log(max(RigorousBounds(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / epsilon)
 
     start = 0.0
     if not is_known or abs(missing(0.0)) > _NEAR:
@@ -407,12 +416,18 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
         return member(xp.exp(t), numbers)
     low = math.log(checks.EPSILON_RANGE[0])
     if math.isnan(t):
-        own = account(member(math.exp(low), {}), n).epsilon(delta)
+        own = account(member(math.exp(low), {}), n).estimate_epsilon(delta)
         raise ValueError(
             f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
         )
     candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
-    return first_feasible(candidates, lambda made: upper_delta(made, n, float(epsilon)) <= delta)
+
+    def meets(made: Any) -> bool:
+        """Return whether the bound meets the target, read as delta at eps and as eps at delta."""
+        reports = account(exact_sampler(made), n)
+        return reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon
+
+    return first_feasible(candidates, meets)
 
 
 def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
@@ -424,7 +439,7 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
     """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
 
     ``member`` maps (eps0, parameters) to the mechanism, without captured tracers. Plain numbers are solved by the
-    precise value, JAX numbers by the integral over the first pair.
+    estimate, JAX numbers by the integral over the first pair.
     """
     parameters, epsilon, delta = promote(parameters, epsilon, delta)
     low, high = (math.log(end) for end in checks.EPSILON_RANGE)
@@ -443,7 +458,7 @@ def _shuffled_excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: t
     xp = namespace(t, epsilon, delta)
     made = member(xp.exp(t), parameters)
     if xp is np:
-        log_delta = math.log(max(account(made, n).delta(epsilon), math.exp(-_LEAST_LOG)))
+        log_delta = math.log(max(account(made, n).estimate_delta(epsilon), math.exp(-_LEAST_LOG)))
     else:
         log_delta = xp.maximum(integral_log_delta(worst_inputs(made).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG)
     return log_delta - xp.log(delta)

@@ -23,9 +23,9 @@ import numpy as np
 from accountants.calibrate.composed import split_arguments
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import curve, profile
-from accountants.dominating_pairs.registry import additive_profile
+from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs
 from accountants.profile import delta as realised
-from accountants.scale import check_target, infeasible_shift, rescaled, smallest_scale
+from accountants.scale import check_target, infeasible_shift, meets, rescaled, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, Lattice
@@ -95,7 +95,8 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
     given, largest = (numbers, epsilon, delta), checks.EPSILON_RANGE[1]
     if namespace(epsilon) is np:
         budget = largest if excess(largest, given) <= 0 else root(excess, given, epsilon, largest, rtol=1e-12)
-        return member(budget, numbers)
+        smaller = (member(max(budget * (1 - margin), epsilon), numbers) for margin in MARGINS)
+        return first_feasible(smaller, lambda made: meets(dominating_pairs(made), epsilon, delta))
     most = jnp.full_like(epsilon, largest)
     budget = root(excess, given, epsilon, most, rtol=1e-12)
     return member(jnp.where(excess(most, given) <= 0, most, budget), numbers)
@@ -145,7 +146,7 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any
     found = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may change the last bits.
     wider = (Additive(noise(found * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
-    return first_feasible(wider, lambda made: realised(made, epsilon) <= delta)
+    return first_feasible(wider, lambda made: meets(dominating_pairs(made), epsilon, delta))
 
 
 # Reweighted noise
@@ -375,8 +376,7 @@ def _first_private(noises: Iterator[Reweighted], *target: Any) -> Additive:
 
 def _is_private(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any) -> bool:
     """Return whether the computed exact profile meets the target; traced noise is not checked."""
-    over = checks.concrete(additive_profile(noise, sensitivity, epsilon) - delta)
-    return over is None or bool(over <= 0)
+    return meets(noise_pairs(noise, sensitivity), epsilon, delta)
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:

@@ -1,1 +1,1 @@
-"""Composition of many releases: precise values in closed form, by enumeration and by FFT, and rigorous brackets."""
+"""Composition of many releases: estimates in closed form, by enumeration and by FFT, and rigorous brackets."""

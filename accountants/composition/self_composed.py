@@ -61,6 +61,13 @@ class SelfComposed:
             return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
 
+    @property
+    def is_gaussian(self) -> bool:
+        """Return whether the releases are Gaussian noise on all the data, so that any number of them is again."""
+        (pair, *others) = self.pairs
+        is_noise = isinstance(pair, AdditivePair) and not others and self.sampling_rate is None
+        return is_noise and isinstance(pair.noise, Gaussian)
+
     def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
         pairs = tuple(self._one_release(pair) for pair in self.pairs)
@@ -84,8 +91,7 @@ class SelfComposed:
         samples of their densities.
         """
         (pair, *others) = self.pairs
-        is_noise = isinstance(pair, AdditivePair) and not others and self.sampling_rate is None
-        if is_noise and isinstance(pair.noise, Gaussian):  # Any number of releases is again Gaussian.
+        if self.is_gaussian:
             mu = pair.shift / pair.noise.sigma
             return [RepeatedLoss(None, namespace(mu).asarray(mu), self.count) for _ in mirrors]
         # Comparisons do not detect a NaN, and the masses that they drop would count as no loss.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.privacy_loss import PrivacyLossDistribution, join
+from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
 from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
@@ -28,6 +28,7 @@ class DominatingPair(abc.ABC):
     - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     - near: whether inputs are only within a sensitivity, so that those twice as far apart may have other distributions.
     - is_shift: whether q is p shifted by a sensitivity. Alone it may be shifted twice as far, but not within others.
+    - has_estimated_masses: whether its masses are estimates by quadrature, so that no bound is proven.
     """
 
     joint: ClassVar[bool] = False
@@ -35,6 +36,7 @@ class DominatingPair(abc.ABC):
     rounds_up: ClassVar[bool] = False
     near: ClassVar[bool] = False
     is_shift: ClassVar[bool] = False
+    has_estimated_masses: ClassVar[bool] = False
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:
@@ -81,6 +83,10 @@ class Mixed(DominatingPair):
     def near(self) -> bool:  # type: ignore[override]
         return any(part.near or part.is_shift for part in (self.first, self.second))
 
+    @property
+    def has_estimated_masses(self) -> bool:  # type: ignore[override]
+        return self.first.has_estimated_masses or self.second.has_estimated_masses
+
     def hockey_stick(self) -> Curve:
         w, first, second = self.weight, self.first.hockey_stick(), self.second.hockey_stick()
         return lambda eps: w * first(eps) + (1 - w) * second(eps)
@@ -111,9 +117,20 @@ class Mixed(DominatingPair):
             part.check()
 
 
+def check_masses(pairs: Iterable[DominatingPair], otherwise: str) -> None:
+    """Raise ValueError, with what to do otherwise, if masses are estimates, so that no bound is proven."""
+    if any(pair.has_estimated_masses for pair in pairs):
+        raise ValueError(
+            "mechanism: the masses of its densities are estimates by quadrature, so no bound is proven; take noise "
+            f"with a steepness, such as a Distribution, or {otherwise}"
+        )
+
+
 # Units in the last place of 1 + eps: three times the largest error in a sweep of random distributions
 # (tests/dpkernels/test_sweeps.py).
 _UNITS = 8
+# More than what the pairs that round up by themselves add to eps, and to the sum of their pieces; twice, in units.
+_UNITS_BELOW, _UNITS_OF_SUMS = 64, 1024
 
 
 def cap(dtype: Any) -> float:
@@ -139,6 +156,12 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
         return compiled_profile(pairs, floating(jnp.asarray(epsilon)))
     with np.errstate(all="ignore"):
         return _profile(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
+
+
+def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: np.ndarray) -> Any:
+    """Return a lower bound of ``profile`` for plain numbers, at a higher eps and without all of its allowances."""
+    unit = np.finfo(np.float64).eps
+    return profile(pairs, epsilon + _UNITS_BELOW * unit * (1 + epsilon)) * (1 - _UNITS_OF_SUMS * unit)
 
 
 def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
@@ -232,7 +255,13 @@ def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
 def upper(pair: DominatingPair) -> Curve:
     """Return an upper bound of the pair's hockey-stick divergence, as a function of eps."""
     stick = pair.hockey_stick()
-    return stick if pair.rounds_up else lambda epsilon: stick(lowered(epsilon))
+
+    def at(epsilon: Any) -> Any:
+        # The sum of pieces is rounded, too, where it hardly changes with eps.
+        delta = stick(lowered(epsilon))
+        return delta * (1 + _UNITS * namespace(delta).finfo(delta.dtype).eps)
+
+    return stick if pair.rounds_up else at
 
 
 @partial(pytree, static=("removed",))
@@ -261,6 +290,11 @@ class Sampled(DominatingPair):
     def hockey_stick(self) -> Curve:
         pair = self.pair.mirror() if self.removed else self.pair
         return sampled_profile(upper(pair), self.rate, removed=self.removed)
+
+    def largest_loss(self) -> Real:
+        if self.removed:
+            return -sampled_loss(-self.pair.mirror().largest_loss(), self.rate)
+        return sampled_loss(self.pair.largest_loss(), self.rate)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         losses = self.pair.privacy_loss().subsampled(self.rate)

@@ -155,6 +155,7 @@ class Densities(DominatingPair):
 
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
+    has_estimated_masses: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
         """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once."""
@@ -227,8 +228,9 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
 
     Quadrature is 16-point Gauss-Legendre on panels between the knots. Panels are halved until both halves give the
     masses of p and q and the integral of sqrt(p q) over the whole to 1e-12 of each. This is an estimate of the error:
-    ``bracket`` of such a pair is valid as far as these masses are right, and is not proven. Parameters of the functions
-    are constants: derivatives are in eps, delta and the sampling rate. There is no JSON form.
+    ``bracket`` of such a pair is valid as far as these masses are right, and is not proven. So the guarantee of such a
+    pair has ``estimate_delta`` and ``estimate_epsilon``, and refuses ``delta`` and ``epsilon``. Parameters of the
+    functions are constants: derivatives are in eps, delta and the sampling rate. There is no JSON form.
 
     With ``subsample``, q is the distribution without the record. Replaced records are not covered. For a pair that is
     not symmetric, neither is a neighbour with p in one report and q in the next.
@@ -248,7 +250,7 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
         >>> from accountants import guarantee
         >>> logistic = lambda y: -y - 2 * np.logaddexp(0, -y)
         >>> pair = densities(logistic, lambda y: logistic(y - 0.1), (-np.inf, 0.0, np.inf))
-        >>> round(guarantee(pair).repeat(100).epsilon(1e-6), 4)
+        >>> round(guarantee(pair).repeat(100).estimate_epsilon(1e-6), 4)
         2.6118
     """
     logs = {"log_p": log_p, "log_q": log_q}

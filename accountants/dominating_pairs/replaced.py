@@ -21,7 +21,7 @@ import numpy as np
 from accountants.dominating_pairs.additive import AdditivePair, NoiseFormulas
 from accountants.dominating_pairs.base import Curve, DominatingPair, sampled_profile, upper
 from accountants.dominating_pairs.discrete import Atoms
-from accountants.privacy_loss import PrivacyLossDistribution
+from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
 from dpkernels import checks
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
@@ -109,6 +109,10 @@ class ReplacedBounded(DominatingPair):
 
         return at
 
+    def largest_loss(self) -> Any:
+        levels = [sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())]
+        return namespace(*levels).stack(levels).max()
+
     def privacy_loss(self) -> PrivacyLossDistribution:
         whole, known = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)
         return whole if namespace(known, self.rate) is np else whole.scaled(known)
@@ -153,6 +157,11 @@ class ReplacedNoise(ReplacedBounded):
 
     def hockey_stick(self) -> Curve:
         return self._formulas.replaced_hockey_stick(self.rate)
+
+    def largest_loss(self) -> Any:
+        """Return the loss where p has the other record's largest density, relative to f, and q its least."""
+        level = self.pair.largest_loss()
+        return sampled_loss(level, self.rate) - sampled_loss(-level, self.rate)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         return self._formulas.replaced_privacy_loss(self.rate)

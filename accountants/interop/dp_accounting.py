@@ -33,6 +33,7 @@ from dp_accounting import dp_event as events
 import accountants
 import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
+from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.privacy_loss import sampled_loss
 from accountants.shuffle.bracket import lower_hull
 
@@ -42,29 +43,29 @@ _Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _MOST_OUTCOMES = 1 << 20
 # Points at which the profile of a zCDP mechanism is bounded, and the delta beyond the last one.
 _POINTS, _LAST_DELTA = 2048, 1e-18
-# Rounding of a sum of pure budgets, relative.
-_ROUNDING = 2.0**-40
+# Rounding of a sum of pure budgets: relative, and of the log ratio of two probabilities.
+_ROUNDING, _ROUNDING_OF_RATIO = 2.0**-40, 2.0**-48
 
 
 class Accountant(dp_accounting.PrivacyAccountant):
     """A privacy accountant for ``DpEvent`` trees.
 
-    With ``bracket`` its answers are the upper ends of rigorous brackets. Without it they are precise values.
+    Its answers are upper bounds, the upper ends of rigorous brackets. ``estimate_epsilon`` and ``estimate_delta``
+    return estimates, which may be below the truth.
 
     Example:
         >>> import dp_accounting
         >>> from accountants.interop.dp_accounting import Accountant
         >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
-        >>> round(Accountant().compose(step, 1000).get_epsilon(1e-6), 4)
-        2.1245
+        >>> round(Accountant().compose(step, 1000).get_epsilon(1e-6), 3)
+        2.125
     """
 
-    def __init__(self, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE, *, bracket: bool = False) -> None:
+    def __init__(self, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> None:
         """Start an empty accountant; a neighbouring relation that is not one of dp_accounting's is a TypeError."""
         if not isinstance(neighboring_relation, Relation):
             raise TypeError(f"neighboring_relation: {neighboring_relation!r} is not a NeighboringRelation")
         super().__init__(neighboring_relation)
-        self.bracket = bracket
         self._counts = Counter[_AccountedRelease]()
         self._composed: accountants.Guarantee | None = None
 
@@ -73,8 +74,6 @@ class Accountant(dp_accounting.PrivacyAccountant):
             releases = [(one, times) for one, times in _releases(event, count, self.neighboring_relation) if times]
         except _Unsupported as error:
             return _Details(*error.args)
-        if self.bracket and any(one.kind == "mixture" for one, _ in releases):
-            return _Details(event, "The masses of MixtureOfGaussiansDpEvent are estimates; they have no bracket.")
         if do_compose:
             self._composed = None
             for release, times in releases:
@@ -103,12 +102,31 @@ class Accountant(dp_accounting.PrivacyAccountant):
         return self._composed
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Return the smallest epsilon such that everything composed is (epsilon, target_delta)-DP."""
-        return self._epsilon(target_delta, self.bracket)[1]
+        """Return an epsilon such that everything composed is (epsilon, target_delta)-DP: an upper bound.
+
+        Raises:
+            ValueError: target_delta is not in [0, 1].
+        """
+        return self._epsilon_bracket(target_delta)[1]
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Return the smallest delta such that everything composed is (target_epsilon, delta)-DP."""
-        return self._delta(target_epsilon, self.bracket)[1]
+        """Return a delta such that everything composed is (target_epsilon, delta)-DP: an upper bound.
+
+        Raises:
+            ValueError: target_epsilon is negative.
+        """
+        return self._delta_bracket(target_epsilon)[1]
+
+    def estimate_epsilon(self, target_delta: float) -> float:
+        """Return an estimate of the smallest epsilon of everything composed; it may be below the truth."""
+        known = self._known_epsilon(target_delta)
+        epsilon = float(self.guarantee.estimate_epsilon(target_delta)) if known is None else known
+        return min(epsilon, self._pure_epsilon())
+
+    def estimate_delta(self, target_epsilon: float) -> float:
+        """Return an estimate of the smallest delta of everything composed; it may be below the truth."""
+        known = self._known_delta(target_epsilon)
+        return float(self.guarantee.estimate_delta(target_epsilon)) if known is None else known
 
     def get_bracket(self, *, delta: float | None = None, epsilon: float | None = None) -> tuple[float, float]:
         """Return a rigorous interval for epsilon at delta, or for delta at epsilon.
@@ -116,41 +134,45 @@ class Accountant(dp_accounting.PrivacyAccountant):
         For zCDP events only the upper end is rigorous: the lower end is that of the bound that stands for them.
 
         Raises:
-            ValueError: not exactly one of the two is given, it is out of range, or a mixture of Gaussians was composed.
+            ValueError: not exactly one of the two is given, or it is out of range.
         """
         if (delta is None) == (epsilon is None):
             raise ValueError("delta, epsilon: exactly one of them must be given")
-        if any(one.kind == "mixture" for one in self._counts):
-            raise ValueError("ledger: the masses of a mixture of Gaussians are estimates; they have no bracket")
-        return self._epsilon(delta, True) if delta is not None else self._delta(float(epsilon or 0.0), True)
+        return self._epsilon_bracket(delta) if delta is not None else self._delta_bracket(float(epsilon or 0.0))
 
-    def _epsilon(self, delta: float, bracket: bool) -> tuple[float, float]:
-        """Return (lower, upper) ends of epsilon, or the estimate twice."""
+    def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        known = self._known_epsilon(delta)
+        low, high = (known, known) if known is not None else self.guarantee.bracket(delta=float(delta))
+        return min(low, self._pure_epsilon()), min(high, self._upper_pure_epsilon())
+
+    def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
+        known = self._known_delta(epsilon)
+        return (known, known) if known is not None else self.guarantee.bracket(epsilon=float(epsilon))
+
+    def _known_epsilon(self, delta: float) -> float | None:
+        """Return epsilon where it does not need the composition, else None; inf at a delta of 0."""
         if not 0 <= delta <= 1:
             raise ValueError(f"target_delta: {delta} is not in [0, 1]")
-        if _NON_PRIVATE in self._counts:
-            return math.inf, math.inf
-        if not self._counts or delta == 1:
-            return 0.0, 0.0
-        pure = self._pure_epsilon()
-        if delta == 0:
-            return pure, pure * (1 + _ROUNDING * bracket)
-        made, at = self.guarantee, float(delta)
-        low, high = made.bracket(delta=at) if bracket else (float(made.epsilon(at)),) * 2
-        return min(low, pure), min(high, pure * (1 + _ROUNDING * bracket))
+        if delta == 0 or _NON_PRIVATE in self._counts:
+            return math.inf  # The pure epsilon is smaller, where there is one.
+        return 0.0 if not self._counts or delta == 1 else None
 
-    def _delta(self, epsilon: float, bracket: bool) -> tuple[float, float]:
+    def _known_delta(self, epsilon: float) -> float | None:
+        """Return delta where it does not need the composition, else None."""
         if not epsilon >= 0:
             raise ValueError(f"target_epsilon: {epsilon} is not at least 0")
         if _NON_PRIVATE in self._counts:
-            return 1.0, 1.0
-        if not self._counts or epsilon >= self._pure_epsilon() * (1 + _ROUNDING):
-            return 0.0, 0.0
-        made, at = self.guarantee, float(epsilon)
-        return made.bracket(epsilon=at) if bracket else (float(made.delta(at)),) * 2
+            return 1.0
+        return 0.0 if not self._counts or epsilon >= self._upper_pure_epsilon() else None
+
+    def _upper_pure_epsilon(self) -> float:
+        """Return ``_pure_epsilon``, rounded up."""
+        return self._pure_epsilon() * (1 + _ROUNDING) + _ROUNDING_OF_RATIO * sum(self._counts.values())
 
     def _pure_epsilon(self) -> float:
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
+        if _NON_PRIVATE in self._counts:
+            return math.inf
         levels = [(one.pure_levels(self.neighboring_relation), n) for one, n in self._counts.items()]
         return max(math.fsum(n * level[i] for level, n in levels) for i in (0, 1))
 
@@ -404,20 +426,10 @@ def _sampled(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRelease
     yield replace(release, rate=rate * (1.0 if release.rate is None else release.rate)), 1
 
 
-def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> Any:
+def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> GaussianMixture:
     """Return the pair of a mixture of Gaussians with the record, and the Gaussian at 0 without it."""
-    centres, masses = np.array([centre / sigma for centre, _ in mixture]), [mass for _, mass in mixture]
-
-    def log_q(y: np.ndarray) -> np.ndarray:
-        return -(y**2) / 2 - math.log(2 * math.pi) / 2
-
-    def log_p(y: np.ndarray) -> np.ndarray:
-        logs = [log_q(y - c) + math.log(w) for c, w in zip(centres, masses, strict=True)]
-        return np.logaddexp.reduce(logs)
-
-    # The tails beyond are below 2^-1000; the masses that quadrature sees in between are 1 to the last digits.
-    knots = (-38.0, *np.unique(np.append(0.0, centres)), float(centres.max()) + 38.0)
-    return accountants.densities(log_p, log_q, knots)
+    centres, weights = np.array(mixture).T
+    return GaussianMixture(centres / sigma, weights / math.fsum(weights))
 
 
 def _zcdp_pair(rho: float, xi: float) -> Any:

@@ -69,13 +69,23 @@ class TrainingRun:
         return noise.subsample(self.sampling_rate, adjacency=self.neighbours).repeat(self.steps)
 
     def delta(self, epsilon: float) -> float:
-        """Return a delta such that the run is (epsilon, delta)-DP."""
-        return min(1.0, float(self.guarantee.delta(epsilon)) + self._slack(epsilon))
+        """Return a delta such that the run is (epsilon, delta)-DP: the upper end of ``bracket``."""
+        return self._with_slack(self.guarantee.delta, epsilon)
 
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon such that the run is (epsilon, delta)-DP; infinite if the slack takes all of delta."""
-        made = self.guarantee
-        return self._solved(lambda rest: float(made.epsilon(rest)), delta)
+        """Return an epsilon such that the run is (epsilon, delta)-DP; infinite if the slack takes all of delta.
+
+        It is an upper bound: the upper end of ``bracket``.
+        """
+        return self._solved(self.guarantee.epsilon, delta)
+
+    def estimate_delta(self, epsilon: float) -> float:
+        """Return an estimate of ``delta``, which may be below the truth and takes less time."""
+        return self._with_slack(self.guarantee.estimate_delta, epsilon)
+
+    def estimate_epsilon(self, delta: float) -> float:
+        """Return an estimate of ``epsilon``, which may be below the truth and takes less time."""
+        return self._solved(self.guarantee.estimate_epsilon, delta)
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
         """Return a rigorous interval for delta at epsilon, or for epsilon at delta; give one of the two.
@@ -87,21 +97,22 @@ class TrainingRun:
             return low, min(1.0, high + self._slack(float(epsilon or 0.0)))
         made = self.guarantee
         low, high = made.bracket(epsilon=epsilon, delta=delta)
-        if not self.slack:
-            return low, high
-        return low, self._solved(lambda rest: made.bracket(delta=rest)[1], delta)
+        return low, self._solved(made.epsilon, delta) if self.slack else high
+
+    def _with_slack(self, delta_at: Callable[[float], float], epsilon: float) -> float:
+        return min(1.0, float(delta_at(epsilon)) + self._slack(epsilon))
 
     def _slack(self, epsilon: float) -> float:
         return self.steps * self.slack * (1 + math.exp(min(epsilon, 700.0)))
 
     def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
         """Return an eps, found from below, with delta(eps) + slack(eps) <= delta, next to the smallest one."""
-        eps = epsilon_at(delta)
+        eps = float(epsilon_at(delta))
         if not self.slack:
             return eps
         for _ in range(_MOST_STEPS):
             rest = delta - self._slack(eps + _ABOVE)
-            following = epsilon_at(rest) if rest > 0 else math.inf
+            following = float(epsilon_at(rest)) if rest > 0 else math.inf
             if following <= eps + _ABOVE:
                 return eps + _ABOVE
             eps = following
@@ -145,7 +156,8 @@ def _calibrated(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:
 
     def private(multiplier: float) -> bool:
         made = replace(run, noise_multiplier=multiplier)
-        return made.epsilon(delta) <= epsilon and made.bracket(delta=delta)[1] <= epsilon
+        # The estimate rules most candidates out in less time.
+        return made.estimate_epsilon(delta) <= epsilon and made.epsilon(delta) <= epsilon
 
     low = high = run.noise_multiplier
     while not private(high):

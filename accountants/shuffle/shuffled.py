@@ -22,7 +22,7 @@ import numpy as np
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms, of_dots
 from accountants.dominating_pairs.registry import bounded_pair
-from accountants.guarantee import ComposableGuarantee, Guarantee, check_one_given
+from accountants.guarantee import ASK_FOR_AN_ESTIMATE, ComposableGuarantee, Guarantee, check_one_given
 from accountants.precision import in_64_bits
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
@@ -52,11 +52,42 @@ class Shuffled(ComposableGuarantee):
         """Describe which inputs are neighbours, who is trusted, and which reports count."""
         return NEIGHBOURING
 
-    @in_64_bits
     def delta(self, epsilon: Any) -> Any:
-        """Return the least delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
+        """Return a delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
-        The value is an estimate; use ``bracket`` for rigorous bounds:
+        Of plain numbers it is the upper end of ``bracket``, of the integers that a release samples. Of JAX numbers it
+        is ``estimate_delta``.
+
+        Returns:
+            A float for a number, otherwise a NumPy float64 array; a JAX array for JAX arguments.
+
+        Raises:
+            ValueError: epsilon is out of range; the mechanism's probabilities are not exact; or JAX values have 32
+                bits.
+        """
+        if self._is_traced(epsilon):
+            return self.estimate_delta(epsilon)
+        checks.within("epsilon", epsilon, 0.0, np.inf)
+        return self._upper_ends(self._upper_delta, epsilon)
+
+    def epsilon(self, delta: Any) -> Any:
+        """Return an eps >= 0 at delta that the blanket proves: of plain numbers, the upper end of ``bracket``.
+
+        Raises:
+            ValueError: delta is not in (0, 1), or a case of ``delta``.
+        """
+        if self._is_traced(delta):
+            return self.estimate_epsilon(delta)
+        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+        return self._upper_ends(self._upper_epsilon, delta)
+
+    def _upper_ends(self, bound: Callable[[float], float], at: Any) -> Any:
+        self._check_exact(f"; or {ASK_FOR_AN_ESTIMATE}")
+        return _each(bound, at)
+
+    @in_64_bits
+    def estimate_delta(self, epsilon: Any) -> Any:
+        """Return an estimate of the least delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
         | case | method | relative error of delta |
         |---|---|---|
@@ -84,8 +115,10 @@ class Shuffled(ComposableGuarantee):
         return _each(self._upper_delta, epsilon)
 
     @in_64_bits
-    def epsilon(self, delta: Any) -> Any:
-        """Return the least eps >= 0 at delta, as accurate as ``delta``. Derivatives are implicit.
+    def estimate_epsilon(self, delta: Any) -> Any:
+        """Return an estimate of the least eps >= 0 at delta, as accurate as ``estimate_delta``.
+
+        Derivatives are implicit.
 
         Raises:
             ValueError: delta is not in (0, 1), or JAX traces values of 32 bits.
@@ -105,9 +138,9 @@ class Shuffled(ComposableGuarantee):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.
         if delta is None:
-            return plain(np.minimum(self._evaluate(self._lower, epsilon), self.delta(epsilon)))
+            return plain(np.minimum(self._evaluate(self._lower, epsilon), self.estimate_delta(epsilon)))
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        return plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
+        return plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.estimate_epsilon(delta)))
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         return self._lower_bound(epsilon, self._whole_n)(epsilon), self._upper_delta(epsilon)
@@ -144,7 +177,7 @@ class Shuffled(ComposableGuarantee):
         Raises:
             ValueError: rigorous is true and there is no ``bracket``.
         """
-        pair = self._rigorous_pair if rigorous else self._interpolated(self.delta, 1 + _MARGIN)
+        pair = self._rigorous_pair if rigorous else self._interpolated(self.estimate_delta, 1 + _MARGIN)
         return Guarantee((SelfComposed(pair, 1, 1.0, "replace"),))
 
     @property
@@ -159,7 +192,7 @@ class Shuffled(ComposableGuarantee):
     def _interpolated(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
         level = float(self.inputs.level) * (1 + 1e-12)
-        last = min(max(self.epsilon(_LAST), 1e-3 * level), 0.999 * level)
+        last = min(max(self.estimate_epsilon(_LAST), 1e-3 * level), 0.999 * level)
         eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
         t = np.exp(eps)
@@ -182,12 +215,15 @@ class Shuffled(ComposableGuarantee):
     def _whole_n(self) -> int:
         if self._is_traced() or float(self.n) != int(self.n):
             raise ValueError(f"n: must be a whole number of reports for a bracket, not {self.n}")
+        self._check_exact()
+        return int(self.n)
+
+    def _check_exact(self, otherwise: str = "") -> None:
         if not self.inputs.exact:
             raise ValueError(
                 "mechanism: its probabilities are known by quadrature only, without a bracket; use the integers that a "
-                "release samples: shuffled(dpkernels.exact_sampler(mechanism), n)"
+                f"release samples: shuffled(dpkernels.exact_sampler(mechanism), n){otherwise}"
             )
-        return int(self.n)
 
     def _is_traced(self, *values: Any) -> bool:
         return namespace(*values, self.n, *jax.tree.leaves(self.inputs.pairs)) is jnp
@@ -221,8 +257,8 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
             several coordinates, or neighbours within a sensitivity. The message says why.
 
     Example:
-        >>> from dpkernels import piecewise
-        >>> made = shuffled(piecewise(epsilon=4.0, lower=0.0, upper=1.0), 100_000)
+        >>> from dpkernels import exact_sampler, piecewise
+        >>> made = shuffled(exact_sampler(piecewise(epsilon=4.0, lower=0.0, upper=1.0)), 100_000)
         >>> round(made.epsilon(1e-6), 4)
         0.1158
     """

@@ -124,9 +124,9 @@ class Family(abc.ABC):
         self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon)
         return epsilon, 0.0
 
-    def check_allowed(self, name: str, found: float, allowed: float) -> None:
-        """Refuse a value that is above the allowed one by more than rounding, or NaN."""
-        if not found <= allowed * (1 + _ROUNDING):
+    def check_allowed(self, name: str, found: float, allowed: float, rounding: float = _ROUNDING) -> None:
+        """Refuse a value that is above the allowed one by more than rounding, relative to it, or NaN."""
+        if not found <= allowed * (1 + rounding):
             raise NotPrivateError(f"{self.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")
 
 

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import click
 import numpy as np
 
 import accountants
-from accountants.composition.self_composed import ConvergenceError
 from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
@@ -183,12 +183,21 @@ def _finite(value: Real) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def _as_bound(value: float | None, *, upper: bool) -> str:
+    """Return a bound with nine digits, rounded to its own side."""
+    if value is None:
+        return "none"
+    digits = Context(prec=9, rounding=ROUND_CEILING if upper else ROUND_FLOOR)
+    return f"{float(digits.create_decimal(repr(value))):.9g}"
+
+
 def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], at: Callable[[Any], str]) -> str:
     lines = [f"{name:<19} {text}" for name, text in facts.items()]
     for rows in filter(None, tables.values()):
         cells = [[name.replace("_", " ") for name in rows[0]]]
-        for place, *found in (row.values() for row in rows):
-            cells.append([at(place), *("none" if value is None else f"{value:.9g}" for value in found)])
+        for row in rows:
+            (_, place), *bounds = row.items()
+            cells.append([at(place), *(_as_bound(value, upper=name != "at_least") for name, value in bounds)])
         lines += ["", *aligned(cells)]
     return "\n".join(lines)
 
@@ -213,14 +222,10 @@ class SeveralReports:
         }
 
     def _row(self, name: str, **at: float) -> dict[str, float | None]:
-        try:
-            value = getattr(self.guarantee, name)(*at.values())
-        except ConvergenceError:  # only the bracket is known
-            value = math.inf
         low, high = self.guarantee.bracket(**at)
         # The least that is known of shuffled reports, where all others hold one input.
         revealed = {} if self.sampler is None else {"some_inputs": float(self.guarantee.lower(**at))}
-        return {name: _finite(value), **revealed, "at_least": _finite(low), "at_most": _finite(high)}
+        return {name: _finite(high), **revealed, "at_least": _finite(low)}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -283,7 +288,7 @@ _MOST_POINTS, _DECADES = 25, 2
 
 
 def _plot_shuffled(target: Path, account: SeveralReports) -> None:
-    """Draw central epsilon against n, around the given n, with the bounds that are known from eps0 alone."""
+    """Draw estimates of central epsilon around the given n, with the bounds that are known from eps0 alone."""
     from matplotlib.figure import Figure
 
     n, delta = account.guarantee.n, (account.one.deltas or _DELTAS)[0]
@@ -293,12 +298,18 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
     level = float(account.guarantee.inputs.level)
     clones = [published.epsilon_of(partial(published.published_clones, level, count), delta, level) for count in counts]
     known = "known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
-    epsilon = account.guarantee.epsilon(delta)
+    epsilon = account.guarantee.estimate_epsilon(delta)
     figure = Figure(figsize=(8, 5.5), dpi=150)
     axes = figure.subplots()
     axes.axhline(level, color="0.5", linestyle=":", label=f"one report without the shuffler: {level:.4g}")
     axes.plot(counts, clones, "--", color="C1", label=known)
-    axes.plot(counts, [one.epsilon(delta) for one in made], color="C0", linewidth=2, label="this mechanism, any inputs")
+    axes.plot(
+        counts,
+        [one.estimate_epsilon(delta) for one in made],
+        color="C0",
+        linewidth=2,
+        label="this mechanism, any inputs",
+    )
     revealed = [one.lower(delta=delta) for one in made]
     axes.plot(counts, revealed, color="C2", linestyle="-.", label="revealed where all others hold one input")
     axes.plot([n], [epsilon], "o", color="C3", label=f"n = {n}: {epsilon:.4g}")

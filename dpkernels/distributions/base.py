@@ -122,7 +122,7 @@ class Distribution(Noise):
         name = type(self).__name__
         raise TypeError(
             f"noise: {name} has no bound on how fast its density changes, so it has no bracket; write the method "
-            f"{name}.steepness(left, right)"
+            f"{name}.steepness(left, right), or ask for estimate_delta or estimate_epsilon"
         )
 
     def loss(self, z: Real, shift: Real) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from accountants import calibrate, recycling
 from accountants.calibrate.composed import gaussian_ratio, largest_budget, log_budget, upper_delta
-from accountants.composition.bounds import Bracket
+from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.registry import dominating_pairs
@@ -225,12 +225,12 @@ class Composed(Family):
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify all releases together, by the upper end of the rigorous bracket."""
         epsilon, delta = map(float, self.budget)
-        bracket = Bracket(self.guarantee(mechanism))
-        found = bracket.upper_delta(epsilon)
+        bounds = RigorousBounds(self.guarantee(mechanism))
+        found = bounds.upper_delta(epsilon)
         if found > delta:
-            # The bracket of epsilon, on another grid, may prove what that of delta does not.
-            found = delta if bracket.upper_epsilon(delta) <= epsilon else bracket.delta(epsilon)[1]
-        self.check_allowed("delta", found, delta)
+            # The bound of epsilon, on another grid, may prove what that of delta does not.
+            found = delta if bounds.upper_epsilon(delta) <= epsilon else bounds.delta(epsilon)[1]
+        self.check_allowed("delta", found, delta, rounding=0.0)
         return epsilon, found
 
 
@@ -316,7 +316,7 @@ class ShuffledFamily(Family):
         """Verify all reports together, by the upper end of the rigorous bracket of the integers."""
         epsilon, delta = map(float, self.budget)
         found = upper_delta(mechanism, self.n, epsilon)
-        self.check_allowed("delta", found, delta)
+        self.check_allowed("delta", found, delta, rounding=0.0)
         return epsilon, found
 
 

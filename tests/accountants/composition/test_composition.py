@@ -73,13 +73,15 @@ def test_reference_values(name):
     make, rows = REFERENCE[name]
     made = make()
     for what, at, expected, allowed in rows:
-        assert getattr(made, what)(at) == pytest.approx(expected, rel=allowed)
+        assert getattr(made, f"estimate_{what}")(at) == pytest.approx(expected, rel=allowed)
+        # What users get is above the published digits, by the width of a bracket at most.
+        assert expected * (1 - allowed) <= getattr(made, what)(at) <= expected * (1 + 1e-4)
 
 
 @pytest.mark.thorough
 def test_calibrated_sigma_of_the_reference_meets_its_budget():
     made = gaussian(1.5626656014552).subsample(0.01).repeat(1000)
-    assert made.epsilon(1e-6) == pytest.approx(1.0, rel=1e-8)
+    assert made.estimate_epsilon(1e-6) == pytest.approx(1.0, rel=1e-8)
 
 
 # Closed forms
@@ -94,10 +96,12 @@ def test_gaussian_n_fold_is_one_gaussian(sigma, D, n):
     exact = ndtr(mu / 2 - eps / mu) - np.exp(eps) * ndtr(-mu / 2 - eps / mu)
     # The closed form loses digits to cancellation.
     rounding = 1e-15 * ndtr(mu / 2 - eps / mu)
-    np.testing.assert_allclose(made.delta(eps), exact, rtol=2e-9, atol=rounding.max() if eps.max() > 50 else 1e-20)
+    np.testing.assert_allclose(
+        made.estimate_delta(eps), exact, rtol=2e-9, atol=rounding.max() if eps.max() > 50 else 1e-20
+    )
     for at, target in zip(eps, exact, strict=True):
         if 1e-12 < target < 0.5:
-            assert made.epsilon(float(target)) == pytest.approx(at, rel=1e-8)
+            assert made.estimate_epsilon(float(target)) == pytest.approx(at, rel=1e-8)
 
 
 @pytest.mark.thorough
@@ -111,7 +115,7 @@ def test_response_n_fold_is_kairouz(eps0, n):
         low, high = made.bracket(epsilon=eps)
         assert low <= exact <= high
         assert high - low <= 1e-5 * high
-        assert made.delta(eps) == pytest.approx(exact, rel=1e-8)
+        assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-8)
 
 
 @pytest.mark.thorough
@@ -120,7 +124,7 @@ def test_lattices_never_pass_as_smooth(n):
     """Many atoms with spread mass between: what is returned is within the bracket, to its own precision."""
     made = guarantee(Additive(Laplace(10.0)), 1.0).repeat(n)
     low, high = made.bracket(epsilon=0.05 * n)
-    assert low <= made.delta(0.05 * n) <= high * (1 + 1e-7)
+    assert low <= made.estimate_delta(0.05 * n) <= high * (1 + 1e-7)
 
 
 # Another way: one report's exact profile, averaged over the other's loss in 30 digits
@@ -155,7 +159,7 @@ def test_two_laplace_reports_by_convolution(eps0, shares):
         low, high = made.bracket(epsilon=eps)
         assert low <= exact <= high
         assert high - low <= 1e-4 * high
-        assert made.delta(eps) == pytest.approx(exact, rel=1e-4)
+        assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-4)
 
 
 def test_one_recycled_gaussian_by_quadrature():
@@ -174,8 +178,10 @@ def test_one_recycled_gaussian_by_quadrature():
         cuts = [D / 2 - (eps + level) * s**2 / D for level in levels]
         points = sorted([*range(-18, 20, 2), theta, -theta, D - theta, D + theta, *cuts])
         exact = float(mpmath.quad(gap, points))
-    assert made.delta(eps) == pytest.approx(exact, rel=1e-12)
-    assert accountants.delta(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), eps, D) == made.delta(eps)
+    assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
+    assert accountants.delta(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), eps, D) == made.estimate_delta(
+        eps
+    )
 
 
 def test_different_mechanisms_by_enumeration():
@@ -206,12 +212,12 @@ def test_independent_infinite_losses_add_up():
     made = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1).repeat(50)
     one = float(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0).mass(-3.0, -2.9))
     certain = -math.expm1(50 * math.log1p(-one))
-    assert made.delta(60.0) == pytest.approx(certain, rel=1e-9)
+    assert made.estimate_delta(60.0) == pytest.approx(certain, rel=1e-9)
     low, high = made.bracket(epsilon=60.0)
     assert low <= certain * (1 + 1e-12)
     assert certain * (1 - 1e-12) <= high
     assert high - low <= 1e-6 * high
-    assert made.epsilon(0.9 * certain) == math.inf
+    assert made.estimate_epsilon(0.9 * certain) == math.inf
     assert made.bracket(delta=0.9 * certain) == (math.inf, math.inf)
 
 
@@ -221,7 +227,7 @@ def test_independent_infinite_losses_add_up():
 @pytest.mark.thorough
 def test_order_of_two_does_not_matter():
     a, b = gaussian(9.0).repeat(30), gaussian(4.0).subsample(0.3).repeat(40)
-    assert a.compose(b).delta(2.0) == pytest.approx(b.compose(a).delta(2.0), rel=1e-11)
+    assert a.compose(b).estimate_delta(2.0) == pytest.approx(b.compose(a).estimate_delta(2.0), rel=1e-11)
 
 
 def mixed_terms() -> list[Guarantee]:
@@ -237,14 +243,14 @@ def test_order_and_grouping_do_not_matter():
     a, b, c = mixed_terms()
     whole = a.compose(b, c)
     for other in (c.compose(b).compose(a), b.compose(a.compose(c))):
-        assert other.epsilon(1e-6) == pytest.approx(whole.epsilon(1e-6), rel=1e-12)
-        assert other.delta(3.0) == pytest.approx(whole.delta(3.0), rel=1e-11)
+        assert other.estimate_epsilon(1e-6) == pytest.approx(whole.estimate_epsilon(1e-6), rel=1e-12)
+        assert other.estimate_delta(3.0) == pytest.approx(whole.estimate_delta(3.0), rel=1e-11)
 
 
 @pytest.mark.thorough
 def test_repeat_is_repeated_compose():
     one = gaussian(3.0).subsample(0.2).repeat(5)
-    assert one.compose(one, one).delta(0.5) == pytest.approx(one.repeat(3).delta(0.5), rel=1e-11)
+    assert one.compose(one, one).estimate_delta(0.5) == pytest.approx(one.repeat(3).estimate_delta(0.5), rel=1e-11)
     assert one.repeat(2).repeat(3).terms == one.repeat(6).terms
     two = laplace(0.7)
     np.testing.assert_allclose(two.compose(two).bracket(epsilon=0.4), two.repeat(2).bracket(epsilon=0.4), rtol=1e-6)
@@ -253,9 +259,9 @@ def test_repeat_is_repeated_compose():
 @pytest.mark.slow
 def test_more_reports_reveal_more():
     a, b, _ = mixed_terms()
-    assert a.compose(b).epsilon(1e-6) > max(a.epsilon(1e-6), b.epsilon(1e-6))
-    assert a.repeat(2).epsilon(1e-6) > a.epsilon(1e-6)
-    assert a.compose(b).epsilon(1e-6) < a.epsilon(5e-7) + b.epsilon(5e-7)
+    assert a.compose(b).estimate_epsilon(1e-6) > max(a.estimate_epsilon(1e-6), b.estimate_epsilon(1e-6))
+    assert a.repeat(2).estimate_epsilon(1e-6) > a.estimate_epsilon(1e-6)
+    assert a.compose(b).estimate_epsilon(1e-6) < a.estimate_epsilon(5e-7) + b.estimate_epsilon(5e-7)
 
 
 @pytest.mark.thorough
@@ -264,19 +270,19 @@ def test_more_reports_reveal_more():
 )
 def test_sampling_everything_changes_nothing(made):
     eps = np.array([0.3, 1.0, 2.5])
-    np.testing.assert_allclose(made.subsample(1.0).delta(eps), made.delta(eps), rtol=1e-8)
+    np.testing.assert_allclose(made.subsample(1.0).estimate_delta(eps), made.estimate_delta(eps), rtol=1e-8)
     np.testing.assert_allclose(made.subsample(1.0).bracket(epsilon=1.0), made.bracket(epsilon=1.0), rtol=1e-3)
 
 
 @pytest.mark.thorough
 def test_samples_reveal_less_and_one_sample_is_amplified():
     made = gaussian(2.0)
-    rates = [made.subsample(rate).repeat(50).epsilon(1e-6) for rate in (0.05, 0.3, 1.0)]
+    rates = [made.subsample(rate).repeat(50).estimate_epsilon(1e-6) for rate in (0.05, 0.3, 1.0)]
     assert rates == sorted(rates)
-    assert rates[-1] == pytest.approx(made.repeat(50).epsilon(1e-6), rel=1e-8)
+    assert rates[-1] == pytest.approx(made.repeat(50).estimate_epsilon(1e-6), rel=1e-8)
     # One report: eps' = log(1 + r (e^eps - 1)) at r delta, of record added and removed the larger.
     rate, eps = 0.3, 0.8
-    delta = rate * made.delta(eps)
+    delta = rate * made.estimate_delta(eps)
     low, high = made.subsample(rate).bracket(delta=delta)
     assert low <= math.log1p(rate * math.expm1(eps)) * (1 + 1e-9)
     assert math.log1p(rate * math.expm1(eps)) * (1 - 1e-9) <= high
@@ -306,7 +312,7 @@ def test_one_report_is_the_exact_profile(m, D):
 )
 def test_profiles_fall_and_are_convex_in_exp_eps(made):
     x = np.linspace(1.0, math.exp(2.0), 25)
-    delta = made.delta(np.log(x))
+    delta = made.estimate_delta(np.log(x))
     steps = np.diff(delta)
     assert np.all(steps < 0)
     assert np.all(np.diff(steps) > -1e-9 * delta[1:-1])
@@ -350,35 +356,36 @@ def test_nothing_is_left_at_an_infinite_epsilon():
     made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0))
     assert made.repeat(3).delta(np.inf) == pytest.approx(made.repeat(3).delta(500.0), rel=1e-12)
     for one in (guarantee(dpk.gaussian(sigma=1.0), 1.0), guarantee(dpk.laplace(epsilon=1.0))):
-        assert one.repeat(3).delta(np.inf) == one.repeat(3).delta(np.array([np.inf, 1e308]))[1] == 0.0
+        assert one.repeat(3).delta(np.inf) == 0.0
+        assert one.repeat(3).delta(np.array([np.inf, 1e308]))[1] <= 5e-324  # Next to nothing, rounded upwards.
 
 
 @pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-9, 1e-30])
 def test_eps_of_few_joint_outcomes_is_where_delta_is_met(delta):
     made = guarantee(dpk.piecewise(epsilon=0.5, lower=0.0, upper=1.0)).repeat(20)
-    eps = made.epsilon(delta)
+    eps = made.estimate_epsilon(delta)
     low, high = made.bracket(delta=delta)
     assert low <= eps <= high
-    assert made.delta(eps) == pytest.approx(delta, rel=1e-11)
-    assert made.epsilon(min(1.01 * made.delta(0.0), 0.99)) == 0.0
-    assert made.delta(1e9) == 0.0
+    assert made.estimate_delta(eps) == pytest.approx(delta, rel=1e-11)
+    assert made.estimate_epsilon(min(1.01 * made.estimate_delta(0.0), 0.99)) == 0.0
+    assert made.estimate_delta(1e9) == 0.0
 
 
 @pytest.mark.parametrize(("budget", "count", "delta"), [(10.0, 73, 1e-6), (5.0, 150, 0.5), (20.0, 40, 1e-6)])
 def test_few_joint_outcomes_have_losses_whose_exponentials_overflow(budget, count, delta):
     made = guarantee(randomised_response(budget)).repeat(count)
     low, high = made.bracket(delta=delta)
-    assert low <= made.epsilon(delta) <= high
-    assert made.compose(guarantee(randomised_response(0.1))).epsilon(delta) >= low
-    assert made.delta(0.0) <= 1.0
-    assert made.delta(count * budget + 1e-9) == 0.0
+    assert low <= made.estimate_epsilon(delta) <= high
+    assert made.compose(guarantee(randomised_response(0.1))).estimate_epsilon(delta) >= low
+    assert made.estimate_delta(0.0) <= 1.0
+    assert made.estimate_delta(count * budget + 1e-9) == 0.0
 
 
 @pytest.mark.lengthy
 def test_nan_of_few_joint_outcomes_is_no_guarantee(x64):
     def eps(budget, delta):
         made = guarantee(randomised_response(budget)).repeat(2).compose(guarantee(randomised_response(1.0)))
-        return made.epsilon(delta)
+        return made.estimate_epsilon(delta)
 
     assert math.isnan(jax.jit(eps)(np.nan, 1e-6))
     assert math.isnan(jax.jit(eps)(1.0, np.nan))

@@ -73,7 +73,7 @@ class Release:
 def check(name, scale, rate, count, delta):
     mechanism = dpk.gaussian(sigma=scale) if name == "gaussian" else dpk.laplace(epsilon=1 / scale)
     made = guarantee(mechanism, 1.0).subsample(rate).repeat(count)
-    eps = made.epsilon(delta)
+    eps = made.estimate_epsilon(delta)
     if eps > 0:
         both = [Release(name, scale, rate, removed) for removed in (False, True)]
         rounding = 4 * np.spacing(eps)  # Next to the largest losses, that of eps itself counts.
@@ -81,7 +81,7 @@ def check(name, scale, rate, count, delta):
         # The density of Laplace noise has kinks, next to which tails this small lose digits.
         allowed = (5e-7 if name == "laplace" and delta < 1e-9 else 1e-9) * exact + (high - low)
         assert abs(exact - delta) <= allowed
-        assert abs(made.delta(eps) - exact) <= allowed
+        assert abs(made.estimate_delta(eps) - exact) <= allowed
 
 
 CASES = [(0.7, 0.01), (1.0, 0.01), (0.5, 0.1), (2.0, 0.3), (0.7, 0.8), (0.5, 0.001), (5.0, 0.1), (5.0, 0.001)]
@@ -115,7 +115,7 @@ SHAPES = {
 )
 def test_jax_numbers_have_the_values_of_plain_ones(x64, name, scale, rate, count, delta):
     def epsilon(scale, rate):
-        return guarantee(dpk.Additive(SHAPES[name](scale)), 1.0).subsample(rate).repeat(count).epsilon(delta)
+        return guarantee(dpk.Additive(SHAPES[name](scale)), 1.0).subsample(rate).repeat(count).estimate_epsilon(delta)
 
     value, slopes = jax.jit(jax.value_and_grad(epsilon, (0, 1)))(jnp.float64(scale), jnp.float64(rate))
     assert float(value) == pytest.approx(epsilon(scale, rate), rel=1e-12)
@@ -130,4 +130,4 @@ def test_opposite_atoms_of_two_releases_cancel(outside, beside):
     noise = dpk.Reweighted(dpk.Laplace(2.0), -2.0, 2.0, outside)
     made = guarantee(dpk.Additive(noise), 1.0).repeat(2)
     low, high = made.bracket(epsilon=0.0)
-    assert low * (1 - beside) <= made.delta(0.0) <= high * (1 + beside)
+    assert low * (1 - beside) <= made.estimate_delta(0.0) <= high * (1 + beside)

@@ -49,8 +49,8 @@ def test_three_losses_by_enumeration(n, share):
     eps = share * n * loss
     exact = three_losses(p, loss, n, eps)
     made = guarantee(weights(p, p[::-1])).repeat(n)
-    assert made.delta(eps) == pytest.approx(exact, rel=1e-12)
-    assert made.epsilon(exact) == pytest.approx(eps, rel=1e-12)
+    assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
+    assert made.estimate_epsilon(exact) == pytest.approx(eps, rel=1e-12)
 
 
 def test_windowed_reports_are_three_losses():
@@ -58,7 +58,7 @@ def test_windowed_reports_are_three_losses():
     m = dpk.piecewise(epsilon=1.0, **UNIT)
     inside = m.width * (m.level + m.height)
     p = np.array([inside, 1 - inside * (1 + math.exp(-1.0)), inside * math.exp(-1.0)])
-    assert made.delta(9.3) == pytest.approx(three_losses(p, 1.0, 30, 9.3), rel=1e-12)
+    assert made.estimate_delta(9.3) == pytest.approx(three_losses(p, 1.0, 30, 9.3), rel=1e-12)
 
 
 def counted(p, losses, n, eps):
@@ -83,8 +83,8 @@ def test_samples_of_three_losses_by_enumeration(n, rate):
     eps = 0.4 * max(losses.max() for _, losses in ways) * min(n, 9)
     exact = max(counted(one, losses, n, eps) for one, losses in ways)
     made = guarantee(weights(p, p[::-1])).subsample(rate).repeat(n)
-    assert made.delta(eps) == pytest.approx(exact, rel=3e-12)
-    assert made.epsilon(exact) == pytest.approx(eps, rel=3e-12)
+    assert made.estimate_delta(eps) == pytest.approx(exact, rel=3e-12)
+    assert made.estimate_epsilon(exact) == pytest.approx(eps, rel=3e-12)
 
 
 COUNTED = [
@@ -139,7 +139,7 @@ def test_noise_next_to_its_largest_losses(count):
     made = guarantee(dpk.laplace(epsilon=0.5)).repeat(count)
     for delta in 10.0 ** -np.arange(3.0, 12.5):
         low, high = made.bracket(delta=delta)
-        assert low * (1 - 1e-4) <= made.epsilon(delta) <= high * (1 + 1e-4)
+        assert low * (1 - 1e-4) <= made.estimate_epsilon(delta) <= high * (1 + 1e-4)
 
 
 @jax.jit
@@ -156,7 +156,7 @@ def test_equal_losses_of_two_parts_are_one():
         for reports, alone in three_of(as_float64(made)):
             assert bool(alone)
             exact.append(counted(np.asarray(reports.mass), np.asarray(reports.loss), 22, 1.0))
-    assert made.delta(1.0) == pytest.approx(max(exact), rel=1e-11)
+    assert made.estimate_delta(1.0) == pytest.approx(max(exact), rel=1e-11)
 
 
 @pytest.mark.thorough
@@ -165,7 +165,7 @@ def test_whole_counts_leave_a_derivative_in_the_parameters(x64):
 
     def eps(t):
         p = jnp.stack([0.5 + t, 0.3, 0.2 - t])
-        return guarantee(Atoms(p, p[::-1])).subsample(0.2).repeat(9).epsilon(1e-4)
+        return guarantee(Atoms(p, p[::-1])).subsample(0.2).repeat(9).estimate_epsilon(1e-4)
 
     h = 1e-7
     value = float(jax.jit(jax.grad(eps))(jnp.float64(0.01)))
@@ -231,7 +231,7 @@ def test_agrees_with_the_contour(name):
         for delta in (1e-3, 1e-9):
             values, good = zip(*by_contour(as_float64(made), jnp.float64(delta)), strict=True)
             assert all(good)
-            assert made.epsilon(delta) == pytest.approx(float(max(values)), rel=1e-8)
+            assert made.estimate_epsilon(delta) == pytest.approx(float(max(values)), rel=1e-8)
 
 
 # All mechanisms
@@ -297,7 +297,7 @@ def drawn(kind, number):
 
 @jax.jit
 def value_and_gradient(made, delta):
-    return jax.value_and_grad(lambda made, delta: made.epsilon(delta), argnums=(0, 1))(made, delta)
+    return jax.value_and_grad(lambda made, delta: made.estimate_epsilon(delta), argnums=(0, 1))(made, delta)
 
 
 def differences(made, delta, which, size):
@@ -359,8 +359,10 @@ def test_values_and_gradients_of_all(x64, kind, number):
 @pytest.mark.thorough
 def test_the_count_has_a_derivative(x64):
     made = guarantee(Additive(Laplace(3.0)), 1.0)
-    slope = jax.jit(jax.grad(lambda n: made.repeat(n).epsilon(1e-6)))(jnp.float64(400.0))
-    near, far = (made.repeat(400 + k).epsilon(1e-6) - made.repeat(400 - k).epsilon(1e-6) for k in (1, 2))
+    slope = jax.jit(jax.grad(lambda n: made.repeat(n).estimate_epsilon(1e-6)))(jnp.float64(400.0))
+    near, far = (
+        made.repeat(400 + k).estimate_epsilon(1e-6) - made.repeat(400 - k).estimate_epsilon(1e-6) for k in (1, 2)
+    )
     assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
 
 
@@ -393,17 +395,17 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
 @pytest.mark.thorough
 def test_a_traced_count_of_one_is_the_exact_profile(x64):
     m = Additive(Laplace(1.4), 1.0)
-    at = jax.jit(jax.value_and_grad(lambda b, n: guarantee(Additive(Laplace(b), 1.0)).repeat(n).epsilon(0.1)))
+    at = jax.jit(jax.value_and_grad(lambda b, n: guarantee(Additive(Laplace(b), 1.0)).repeat(n).estimate_epsilon(0.1)))
     for n in (1, 3):
         value, slope = at(jnp.float64(1.4), jnp.float64(n))
-        assert float(value) == pytest.approx(guarantee(m).repeat(n).epsilon(0.1), rel=1e-12)
+        assert float(value) == pytest.approx(guarantee(m).repeat(n).estimate_epsilon(0.1), rel=1e-12)
         assert np.isfinite(slope)
 
 
 @pytest.mark.thorough
 def test_vmap_over_budgets_counts_and_parameters(x64):
     def eps(scale, count, delta):
-        return guarantee(Additive(Laplace(scale)), 1.0).repeat(count).epsilon(delta)
+        return guarantee(Additive(Laplace(scale)), 1.0).repeat(count).estimate_epsilon(delta)
 
     scales, counts, deltas = np.array([2.0, 5.0, 1.0]), np.array([3.0, 50.0, 7.0]), np.array([1e-4, 1e-8, 1e-2])
     found = jax.jit(jax.vmap(eps))(*map(jnp.asarray, (scales, counts, deltas)))
@@ -414,7 +416,7 @@ def test_vmap_over_budgets_counts_and_parameters(x64):
 @pytest.mark.slow
 def test_second_derivatives_alone_and_of_many(x64):
     def eps(scale, delta):
-        return guarantee(Additive(Laplace(scale)), 1.0).repeat(50).epsilon(delta)
+        return guarantee(Additive(Laplace(scale)), 1.0).repeat(50).estimate_epsilon(delta)
 
     scales, delta, h = jnp.array([2.0, 5.0]), jnp.float64(1e-6), 1e-4
     slopes = jax.jit(jax.vmap(jax.grad(eps), (0, None)))
@@ -429,7 +431,7 @@ def test_a_traced_threshold_of_recycled_noise(x64):
     """Whether it is even is not known while it is traced."""
 
     def eps(theta):
-        return guarantee(Additive(Reweighted(Gaussian(3.0), -theta, theta, 0.2)), 1.0).repeat(50).epsilon(1e-6)
+        return guarantee(Additive(Reweighted(Gaussian(3.0), -theta, theta, 0.2)), 1.0).repeat(50).estimate_epsilon(1e-6)
 
     value, slope = jax.jit(jax.value_and_grad(eps))(jnp.float64(5.0))
     assert float(value) == pytest.approx(eps(5.0), rel=1e-6)
@@ -439,9 +441,9 @@ def test_a_traced_threshold_of_recycled_noise(x64):
 @pytest.mark.thorough
 def test_where_no_contour_and_no_narrow_bracket_is_there_is_a_value():
     made = guarantee(dpk.hybrid(epsilon=2.29, **UNIT)).repeat(10)
-    assert made.delta(22.94) < 1e-15  # Above ten times 2.29.
+    assert made.estimate_delta(22.94) < 1e-15  # Above ten times 2.29.
     low, high = made.bracket(delta=1e-6)
-    assert low <= made.epsilon(1e-6) <= high
+    assert low <= made.estimate_epsilon(1e-6) <= high
 
 
 @pytest.mark.lengthy
@@ -453,7 +455,7 @@ def test_few_samples_whose_losses_crowd_at_one_end(scale, rate, count, eps):
     """Nodes within a step of an atom are no density: read as one, these were off by 3e-4 to 0.04."""
     made = guarantee(dpk.Additive(dpk.Laplace(scale), 1.0)).subsample(rate).repeat(count)
     low, high = made.bracket(epsilon=eps)
-    assert low * (1 - 1e-3) <= made.delta(eps) <= high * (1 + 1e-4)
+    assert low * (1 - 1e-3) <= made.estimate_delta(eps) <= high * (1 + 1e-4)
 
 
 def off_the_bracket(random):
@@ -467,7 +469,7 @@ def off_the_bracket(random):
         eps = float(many * top + (count - many) * low + shift * step)
         least, most = made.bracket(epsilon=max(eps, 0.0))
         if most > 1e-13:
-            value = made.delta(max(eps, 0.0))
+            value = made.estimate_delta(max(eps, 0.0))
             yield max(least / value, value / most, 1.0) - 1
 
 
@@ -484,7 +486,7 @@ def test_few_samples_next_to_the_largest_losses_of_so_many():
 def test_an_infinite_loss_is_no_atom_at_0():
     """Against quadrature in 30 digits; where what is next to 0 was taken for an atom's, it was 5e-7 low."""
     made = guarantee(Additive(Reweighted(Laplace(1.0), -6.0, 6.0, 0.0), 1.0)).repeat(2)
-    assert made.delta(1.0) == pytest.approx(0.244648117441945936, rel=5e-8)
+    assert made.estimate_delta(1.0) == pytest.approx(0.244648117441945936, rel=5e-8)
 
 
 @pytest.mark.thorough
@@ -494,7 +496,7 @@ def test_noise_narrower_than_the_shift_has_infinite_losses_alone(x64, scale):
 
     def value(scale, rate):
         made = guarantee(Additive(Reweighted(Laplace(scale), -0.5, 0.5, 0.0)), 2.0)
-        return (made if rate is None else made.subsample(rate)).repeat(3).delta(1.0)
+        return (made if rate is None else made.subsample(rate)).repeat(3).estimate_delta(1.0)
 
     for rate, delta in ((None, 1.0), (0.25, 1 - 0.75**3)):
         assert value(scale, rate) == pytest.approx(delta, rel=1e-15)
@@ -504,8 +506,8 @@ def test_noise_narrower_than_the_shift_has_infinite_losses_alone(x64, scale):
     made = guarantee(Additive(Reweighted(Laplace(scale), -0.5, 0.5, 0.0)), 2.0).repeat(3)
     assert made.bracket(epsilon=1.0) == (1.0, 1.0)
     assert made.bracket(delta=0.5) == (np.inf, np.inf)
-    assert made.epsilon(0.5) == np.inf
-    assert made.compose(guarantee(Additive(Laplace(1.0)), 1.0)).delta(1.0) == 1.0
+    assert made.estimate_epsilon(0.5) == np.inf
+    assert made.compose(guarantee(Additive(Laplace(1.0)), 1.0)).estimate_delta(1.0) == 1.0
 
 
 @pytest.mark.thorough
@@ -515,7 +517,7 @@ def test_an_infinite_eps_leaves_infinite_losses(x64, kernel):
         m = Additive(noise, 1.0)
         delta = 1 - (1 - accountants.delta(m, np.inf)) ** 5
         made = guarantee(m).repeat(5)
-        assert made.delta(np.inf) == pytest.approx(delta, rel=1e-12)
+        assert made.estimate_delta(np.inf) == pytest.approx(delta, rel=1e-12)
         value, slope = jax.value_and_grad(made.delta)(jnp.float64(np.inf))
         assert (float(value), float(slope)) == (pytest.approx(delta, rel=1e-12), 0.0)
 
@@ -526,15 +528,15 @@ def test_staircases_that_cross_at_many_steps_are_not_cut_short():
     made = guarantee(Additive(noise, 1.0)).repeat(2)
     for eps in (36.0, 40.0):
         low, high = made.bracket(epsilon=eps)
-        assert low * (1 - 1e-6) <= made.delta(eps) <= high * (1 + 1e-6)
+        assert low * (1 - 1e-6) <= made.estimate_delta(eps) <= high * (1 + 1e-6)
 
 
 @pytest.mark.thorough
 def test_numbers_of_32_bits_where_there_are_64(x64):
     made = guarantee(Additive(Laplace(2.0), 1.0)).repeat(5)
-    assert float(made.delta(jnp.float32(1.0))) == pytest.approx(made.delta(1.0), rel=1e-5)
-    counted = jax.jit(lambda n: guarantee(Additive(Laplace(2.0), 1.0)).repeat(n).delta(jnp.float32(1.0)))
-    assert float(counted(5.0)) == pytest.approx(made.delta(1.0), rel=1e-5)
+    assert float(made.estimate_delta(jnp.float32(1.0))) == pytest.approx(made.estimate_delta(1.0), rel=1e-5)
+    counted = jax.jit(lambda n: guarantee(Additive(Laplace(2.0), 1.0)).repeat(n).estimate_delta(jnp.float32(1.0)))
+    assert float(counted(5.0)) == pytest.approx(made.estimate_delta(1.0), rel=1e-5)
 
 
 @pytest.mark.thorough
@@ -542,18 +544,18 @@ def test_signs_that_are_equal_next_to_0(x64):
     """Against a distribution of losses connected at steps of 1e-5; an atom next to no loss made it 1e-5 high."""
     noise = Reweighted(Gaussian(0.6389767496280642), -5.0, 3.0, 0.6721150601904602)
     made = guarantee(Additive(noise, 1.0)).subsample(0.023269633137062935).repeat(174)
-    assert made.epsilon(0.0020795228139002257) == pytest.approx(3.5946547, rel=3e-8)
+    assert made.estimate_epsilon(0.0020795228139002257) == pytest.approx(3.5946547, rel=3e-8)
 
 
 @pytest.mark.thorough
 def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
     made = guarantee(Additive(Reweighted(Laplace(1.0), -9.0, 9.0, 0.0)), 1.0).repeat(5)
-    assert made.epsilon(1e-9) == np.inf
-    assert float(made.epsilon(jnp.float64(1e-9))) == np.inf
+    assert made.estimate_epsilon(1e-9) == np.inf
+    assert float(made.estimate_epsilon(jnp.float64(1e-9))) == np.inf
     huge = guarantee(Additive(Gaussian(1e6)), 1.0).subsample(0.5).repeat(1 << 40)
     with pytest.raises(ConvergenceError, match=r"^delta: "):
-        huge.epsilon(1e-6)
-    assert float(huge.epsilon(jnp.float64(1e-6))) == np.inf
+        huge.estimate_epsilon(1e-6)
+    assert float(huge.estimate_epsilon(jnp.float64(1e-6))) == np.inf
 
 
 # Precisions
@@ -567,8 +569,8 @@ def test_both_precisions_in_one_process(first):
     jax.clear_caches()
     deltas = np.float32([1e-4, 1e-6])
     ways = {
-        "plain": lambda: [made.epsilon(float(delta)) for delta in deltas],
-        "jax": lambda: [float(made.epsilon(jnp.float32(delta))) for delta in deltas],
+        "plain": lambda: [made.estimate_epsilon(float(delta)) for delta in deltas],
+        "jax": lambda: [float(made.estimate_epsilon(jnp.float32(delta))) for delta in deltas],
     }
     found = {way: ways[way]() for way in (first, *ways)}
     np.testing.assert_allclose(found["jax"], found["plain"], rtol=2e-6)
@@ -584,10 +586,12 @@ def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
         return guarantee(dpk.Additive(dpk.Reweighted(dpk.Gaussian(sigma), -50.0, 50.0, 0.3)), 1.0).repeat(300)
 
     # The ends of the weights are negligibly far out.
-    true = guarantee(dpk.Additive(dpk.Gaussian(sigma)), 1.0).repeat(300).epsilon(1e-5)
-    assert composed(sigma).delta(1.0) == pytest.approx(1.0)
-    assert composed(sigma).epsilon(1e-5) >= true * (1 - 1e-9)
-    delta, epsilon = jax.jit(lambda s: (composed(s).delta(1.0), composed(s).epsilon(1e-5)))(jnp.float64(sigma))
+    true = guarantee(dpk.Additive(dpk.Gaussian(sigma)), 1.0).repeat(300).estimate_epsilon(1e-5)
+    assert composed(sigma).estimate_delta(1.0) == pytest.approx(1.0)
+    assert composed(sigma).estimate_epsilon(1e-5) >= true * (1 - 1e-9)
+    delta, epsilon = jax.jit(lambda s: (composed(s).estimate_delta(1.0), composed(s).estimate_epsilon(1e-5)))(
+        jnp.float64(sigma)
+    )
     assert delta == pytest.approx(1.0)
     assert epsilon >= true * (1 - 1e-9)
 

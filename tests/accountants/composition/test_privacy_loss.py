@@ -85,7 +85,7 @@ def test_brackets_of_nearly_all_data(small, rate, eps):
     made = guarantee(weights(p, q)).subsample(float(r))
     low, high = made.bracket(epsilon=eps)
     assert low <= exact <= high
-    assert 0 <= made.delta(eps) - exact < 1e-4 * exact
+    assert 0 <= made.estimate_delta(eps) - exact < 1e-4 * exact
 
 
 def test_samples_of_a_truncated_staircase_are_inside_their_bracket():
@@ -98,7 +98,7 @@ def test_samples_of_a_truncated_staircase_are_inside_their_bracket():
     made = guarantee(dpk.Additive(K), 1.0).subsample(0.5).repeat(n)
     low, high = made.bracket(epsilon=0.1)
     assert low * (1 - 1e-12) <= exact <= high * (1 + 1e-12)
-    assert made.delta(0.1) == pytest.approx(exact, rel=1e-5)
+    assert made.estimate_delta(0.1) == pytest.approx(exact, rel=1e-5)
 
 
 def test_two_equal_inputs_add_nothing():
@@ -106,8 +106,8 @@ def test_two_equal_inputs_add_nothing():
     for centre in (0.3, -0.3):
         both = guarantee(WindowedPair(Sine(), Constant(), 0.5, 3.0, 0.0, centre)).compose(noise)
         low, high = both.bracket(epsilon=0.5)
-        assert low <= noise.delta(0.5) <= high
-        assert both.delta(0.5) == pytest.approx(noise.delta(0.5), rel=1e-6)
+        assert low <= noise.estimate_delta(0.5) <= high
+        assert both.estimate_delta(0.5) == pytest.approx(noise.estimate_delta(0.5), rel=1e-6)
 
 
 def test_a_shape_that_states_no_steepness_has_no_bracket():
@@ -117,8 +117,10 @@ def test_a_shape_that_states_no_steepness_has_no_bracket():
 
     pair = WindowedPair(Raised(), Quartic(0.4), 0.7, 3.0, 1.3)
     with pytest.raises(ValueError, match="no bound on how fast its density changes"):
-        guarantee(pair).bracket(epsilon=0.5)
-    assert 0 < guarantee(pair).repeat(3).delta(0.5) < 1
+        guarantee(pair).repeat(3).bracket(epsilon=0.5)
+    with pytest.raises(ValueError, match="state its steepness, or ask for estimate_delta or estimate_epsilon"):
+        guarantee(pair).repeat(3).delta(0.5)
+    assert 0 < guarantee(pair).repeat(3).estimate_delta(0.5) < 1
 
 
 def test_the_larger_of_both_directions_has_their_losses():

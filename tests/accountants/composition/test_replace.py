@@ -99,14 +99,14 @@ def test_one_gaussian_report(sigma, rate):
         exact = half_line(sigma, rate, eps)
         low, high = made.bracket(epsilon=eps)
         assert low <= exact <= high
-        assert made.delta(eps) == pytest.approx(exact, rel=1e-4)
+        assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.thorough
 def test_everything_sampled_is_twice_the_sensitivity():
     eps = np.array([0.5, 2.0, 4.0])
-    exact = guarantee(Additive(Gaussian(4.0)), 2.0).repeat(10).delta(eps)
-    np.testing.assert_allclose(replaced(Gaussian(4.0), 1.0, 10).delta(eps), exact, rtol=1e-8)
+    exact = guarantee(Additive(Gaussian(4.0)), 2.0).repeat(10).estimate_delta(eps)
+    np.testing.assert_allclose(replaced(Gaussian(4.0), 1.0, 10).estimate_delta(eps), exact, rtol=1e-8)
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ PEER = {
 def test_sampled_gaussian_against_another_library(at):
     sigma, rate, n, delta = at
     made, (low, high) = replaced(Gaussian(sigma), rate, n), PEER[at]
-    found = made.epsilon(delta)
+    found = made.estimate_epsilon(delta)
     assert low <= found <= high
     assert found == pytest.approx(high, rel=1e-5), "their upper end is the near one"
     below, above = made.bracket(delta=delta)
@@ -169,20 +169,20 @@ def test_three_reports_of_a_lattice_by_enumeration():
     made = replaced(noise, rate, 3)
     low, high = made.bracket(epsilon=eps)
     assert low <= exact <= high
-    assert made.delta(eps) == pytest.approx(exact, rel=1e-3)
+    assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_replaced_records_reveal_more_than_added_ones_and_less_than_two_of_them():
     one = guarantee(Additive(Gaussian(2.0)), 1.0)
     added, swapped, twice = (
-        one.subsample(0.2).repeat(50).epsilon(1e-6),
-        one.subsample(0.2, "replace").repeat(50).epsilon(1e-6),
-        one.subsample(0.2).repeat(100).epsilon(1e-6),
+        one.subsample(0.2).repeat(50).estimate_epsilon(1e-6),
+        one.subsample(0.2, "replace").repeat(50).estimate_epsilon(1e-6),
+        one.subsample(0.2).repeat(100).estimate_epsilon(1e-6),
     )
     assert added < swapped
     assert added < twice
-    rates = [one.subsample(rate, "replace").repeat(50).epsilon(1e-6) for rate in (0.05, 0.2, 1.0)]
+    rates = [one.subsample(rate, "replace").repeat(50).estimate_epsilon(1e-6) for rate in (0.05, 0.2, 1.0)]
     assert rates == sorted(rates)
 
 
@@ -196,9 +196,9 @@ def test_one_report_of_a_bounded_mechanism_is_amplified(name):
     """r delta at log(1 + r (e^eps - 1)), either way."""
     rate = 0.3
     made = guarantee(ALL[name])
-    top = made.epsilon(1e-6)
+    top = made.estimate_epsilon(1e-6)
     for share in (0.0, 0.3, 0.8):
-        exact = rate * made.delta(share * top)
+        exact = rate * made.estimate_delta(share * top)
         low, high = made.subsample(rate, "replace").bracket(epsilon=math.log1p(rate * math.expm1(share * top)))
         assert low <= exact * (1 + 1e-9)
         assert exact * (1 - 1e-9) <= high
@@ -231,7 +231,7 @@ def test_reports_of_two_points_bound_every_choice_of_records():
 def test_the_precise_value_of_windows_is_in_the_bracket():
     made = guarantee(ALL["sine-1"]).subsample(0.3, "replace").repeat(50)
     low, high = made.bracket(delta=1e-5)
-    assert low <= made.epsilon(1e-5) <= high
+    assert low <= made.estimate_epsilon(1e-5) <= high
     assert high - low <= 1e-4 * high
 
 
@@ -250,7 +250,7 @@ SAMPLED = {
 )
 def test_gradients_against_differences(x64, name):
     make, at = SAMPLED[name]
-    both = jax.jit(jax.value_and_grad(lambda v: make(v).epsilon(jnp.float64(1e-6))))
+    both = jax.jit(jax.value_and_grad(lambda v: make(v).estimate_epsilon(jnp.float64(1e-6))))
     expected = slope_by_differences(lambda v: both(jnp.float64(v))[0], at, 1e-3 * at)
     assert float(both(jnp.float64(at))[1]) == pytest.approx(expected, rel=1e-6)
 
@@ -258,8 +258,8 @@ def test_gradients_against_differences(x64, name):
 @pytest.mark.slow
 def test_order_and_repetition():
     a, b = replaced(Gaussian(3.0), 0.2, 5), guarantee(Additive(Gaussian(9.0)), 1.0).repeat(30)
-    assert a.compose(b).delta(1.0) == pytest.approx(b.compose(a).delta(1.0), rel=1e-11)
-    assert a.compose(a, a).delta(1.0) == pytest.approx(a.repeat(3).delta(1.0), rel=1e-11)
+    assert a.compose(b).estimate_delta(1.0) == pytest.approx(b.compose(a).estimate_delta(1.0), rel=1e-11)
+    assert a.compose(a, a).estimate_delta(1.0) == pytest.approx(a.repeat(3).estimate_delta(1.0), rel=1e-11)
 
 
 @pytest.mark.parametrize("noise", [Gaussian(2.0), DiscreteLaplace(1.7, 1.0, 12), SYMMETRIC["staircase-0.3"]])
@@ -340,8 +340,8 @@ def test_a_window_at_two_inputs_of_the_users_own_is_composed_both_ways():
     m = ALL["sine-1"]
     x, other = m.lower + 0.9 * (m.upper - m.lower), m.lower + 0.4 * (m.upper - m.lower)
     made, eps = guarantee(windowed_pair(m, x, other)), 0.1
-    ways = [guarantee(windowed_pair(m, *inputs)).delta(eps) for inputs in ((x, other), (other, x))]
-    assert ways[0] == ways[1] == made.delta(eps)
+    ways = [guarantee(windowed_pair(m, *inputs)).estimate_delta(eps) for inputs in ((x, other), (other, x))]
+    assert ways[0] == ways[1] == made.estimate_delta(eps)
     with pytest.raises(ValueError, match=r"^adjacency: "):
         made.subsample(0.5, "replace")
 
@@ -351,4 +351,4 @@ def test_a_bracket_of_noise_whose_density_jumps(kernel):
     """Panels without width at a knot would be evaluated on its other side."""
     made = guarantee(Additive(Reweighted(kernel, -2.6, 2.6, 0.3), 1.0)).subsample(0.5, "replace")
     low, high = made.bracket(epsilon=0.3)
-    assert low <= made.delta(0.3) <= high < 1.001 * low
+    assert low <= made.estimate_delta(0.3) <= high < 1.001 * low

@@ -39,11 +39,11 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""
     one = guarantee(weights(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
     truth = exact(epsilon)
-    low, high = one.repeat(REPORTS).bracket(epsilon=epsilon)
+    low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
     monkeypatch.setattr(bounds, "_NEGLIGIBLE", 0.1)
-    low, high = one.repeat(REPORTS).bracket(epsilon=epsilon)
+    low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
 

@@ -194,10 +194,22 @@ def test_three_hundred_random_mechanisms():
 def test_epsilon_and_delta_are_inverse(n):
     made = shuffled(piecewise(2.0), n)
     for delta in (1e-3, 1e-10):
-        eps = made.epsilon(delta)
-        assert made.delta(eps) == pytest.approx(delta, rel=1e-8) or (eps == 0 and made.delta(0.0) <= delta)
-    assert np.all(np.diff(made.delta(np.linspace(0.0, 2.0, 9))) <= 0)
-    assert made.delta(np.zeros((2, 3))).shape == (2, 3)
+        eps = made.estimate_epsilon(delta)
+        back = made.estimate_delta(eps)
+        assert back == pytest.approx(delta, rel=1e-8) or (eps == 0 and made.estimate_delta(0.0) <= delta)
+    assert np.all(np.diff(made.estimate_delta(np.linspace(0.0, 2.0, 9))) <= 0)
+    assert made.estimate_delta(np.zeros((2, 3))).shape == (2, 3)
+
+
+def test_probabilities_by_quadrature_are_refused_and_estimated_by_name():
+    mechanism = dpk.composite("sine", epsilon=2.0, lower=0.0, upper=1.0)
+    made = shuffled(mechanism, 1000)
+    for ask in (lambda: made.delta(0.1), lambda: made.epsilon(1e-6)):
+        with pytest.raises(ValueError, match=r"exact_sampler.*; or ask for estimate_delta or estimate_epsilon"):
+            ask()
+    assert made.estimate_epsilon(1e-6) == pytest.approx(
+        shuffled(dpk.exact_sampler(mechanism), 1000).epsilon(1e-6), rel=1e-2
+    )
 
 
 @pytest.mark.parametrize("share", [0.9, 1 - 1e-6, 1 - 1e-9])

@@ -940,7 +940,9 @@ def test_composition_is_certified_by_the_bracket_of_epsilon():
     """The finest bracket of delta is 2e-6 above the target here, that of epsilon is not, and the mechanism is not."""
     family = tune.composed(tune.laplace(epsilon=1.0), count=10, epsilon=1.0, delta=1e-5)
     found = tune.best(family, tune.worst_variance)
-    assert accountants.guarantee(found.mechanism).repeat(10).delta(1.0) <= found.delta <= 1e-5
+    together = accountants.guarantee(found.mechanism).repeat(10)
+    assert together.estimate_delta(1.0) <= found.delta <= 1e-5
+    assert together.epsilon(1e-5) <= 1.0
 
 
 @dataclass(frozen=True)

@@ -192,8 +192,8 @@ def check_intervals(m, n, found, rel):
 def expected_total(setting, m):
     state = setting["state"]
     if state["shuffle"]:
-        return accountants.shuffled(m, state["n"]).epsilon(state["delta"])
-    return accountants.guarantee(m).repeat(state["count"]).epsilon(state["delta"])
+        return accountants.shuffled(m, state["n"]).estimate_epsilon(state["delta"])
+    return accountants.guarantee(m).repeat(state["count"]).estimate_epsilon(state["delta"])
 
 
 def checked(kind, count, tmp_path):

@@ -162,7 +162,7 @@ def test_errors_of_a_count(show, sensitivity):
     assert ("discrete-laplace" in several) == (sensitivity == 1)
     if sensitivity == 1:
         _, own, together, _ = several["discrete-laplace"]
-        found = accountants.guarantee(dpk.discrete_laplace(epsilon=number(own))).repeat(20).epsilon(1e-6)
+        found = accountants.guarantee(dpk.discrete_laplace(epsilon=number(own))).repeat(20).estimate_epsilon(1e-6)
         assert found <= 0.8 * (1 + 1e-9)
         assert number(together) == close(found)
 
@@ -218,7 +218,7 @@ def test_several_releases_for_the_distribution(show):
         m = made_by(show(know="distribution", epsilon=3, count=10, delta=1e-8, n=20_000, mechanism=name))
         assert m.epsilon == number(own)
         pair = m.unbiased if name == "square-wave" else m
-        composed = accountants.guarantee(pair).repeat(10).epsilon(1e-8)
+        composed = accountants.guarantee(pair).repeat(10).estimate_epsilon(1e-8)
         assert composed <= 3
         assert number(together) == close(composed)
         assert number(error) == close(expected_error(m, 20_000))
@@ -259,13 +259,13 @@ def test_several_releases(show, name):
     page = show(epsilon=2.5, count=30, delta=1e-6, mechanism=name)
     _, _, own, together, *_ = ranking(page)[name]
     m = bounded(name, number(own))
-    found = accountants.guarantee(m).repeat(30).epsilon(1e-6)
+    found = accountants.guarantee(m).repeat(30).estimate_epsilon(1e-6)
     assert found <= 2.5
     assert number(together) == close(found)
     assert found > 2.5 * (1 - (0.04 if name == "optimal" else 2e-3)), "rounded down, but not by more"
     shown = dict(rows(page, "growth"))
     for count in (2, 100):
-        assert shown[count] == close(accountants.guarantee(m).repeat(count).epsilon(1e-6))
+        assert shown[count] == close(accountants.guarantee(m).repeat(count).estimate_epsilon(1e-6))
 
 
 def test_several_releases_of_a_statistic(show):
@@ -273,7 +273,7 @@ def test_several_releases_of_a_statistic(show):
     for name, make in (("gaussian", accountants.calibrate.gaussian), ("staircase", dpk.staircase)):
         error, own, together, _ = map(number, [*ranking(page)[name][:3], "0"])
         m = make(epsilon=own, sensitivity=1.0, **({"delta": 1e-8} if name == "gaussian" else {}))
-        found = accountants.guarantee(m).repeat(100).epsilon(1e-8)
+        found = accountants.guarantee(m).repeat(100).estimate_epsilon(1e-8)
         assert error == close(math.sqrt(m.worst_variance))
         assert found <= 3.0
         assert together == close(found)
@@ -285,7 +285,7 @@ def test_shuffled_reports(show, people, epsilon):
     found = ranking(page)
     assert set(found) == {"duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle"}
     for name, (_, _, own, together, _) in found.items():
-        central = accountants.shuffled(bounded(name, number(own)), people).epsilon(1e-6)
+        central = accountants.shuffled(bounded(name, number(own)), people).estimate_epsilon(1e-6)
         assert central <= epsilon
         assert number(together) == close(central)
 
