@@ -425,7 +425,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
     def meets(made: Any) -> bool:
         """Return whether the bound meets the target, read as delta at eps and as eps at delta."""
         reports = account(exact_sampler(made), n)
-        return reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon
+        return bool(reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon)
 
     return first_feasible(candidates, meets)
 

@@ -158,7 +158,7 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
         return _profile(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
 
 
-def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: np.ndarray) -> Any:
+def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
     """Return a lower bound of ``profile`` for plain numbers, at a higher eps and without all of its allowances."""
     unit = np.finfo(np.float64).eps
     return profile(pairs, epsilon + _UNITS_BELOW * unit * (1 + epsilon)) * (1 - _UNITS_OF_SUMS * unit)

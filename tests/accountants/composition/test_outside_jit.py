@@ -66,11 +66,11 @@ def difference(function: Callable[[float], Any], t: float) -> float:
 @pytest.mark.parametrize("name", [*CASES])
 def test_values_and_gradients_are_those_of_plain_numbers(name: str) -> None:
     make, t, eps = CASES[name]
-    delta = make(t).delta(eps)
+    delta = make(t).estimate_delta(eps)
     for quantity, at in (("delta", eps), ("epsilon", float(delta))):
 
         def function(t: Any, at: Any = at, quantity: str = quantity) -> Any:
-            return getattr(make(t), quantity)(at)
+            return getattr(make(t), f"estimate_{quantity}")(at)
 
         value, (by_t, by_at) = jax.value_and_grad(function, (0, 1))(t, at)
         np.testing.assert_allclose(value, function(t), rtol=1e-7)
@@ -81,39 +81,41 @@ def test_values_and_gradients_are_those_of_plain_numbers(name: str) -> None:
 def test_vmap_jacfwd_and_arrays_of_eps() -> None:
     make, t, _ = CASES["gaussian"]
     eps = np.array([0.5, 1.0, 2.0])
-    values, slopes = jax.vmap(jax.value_and_grad(lambda t: make(t).delta(1.0)))(jnp.array([6.0, 8.0]))
-    np.testing.assert_allclose(values, [make(6.0).delta(1.0), make(8.0).delta(1.0)], rtol=1e-12)
+    values, slopes = jax.vmap(jax.value_and_grad(lambda t: make(t).estimate_delta(1.0)))(jnp.array([6.0, 8.0]))
+    np.testing.assert_allclose(values, [make(6.0).estimate_delta(1.0), make(8.0).estimate_delta(1.0)], rtol=1e-12)
     for row, one in zip(slopes, (6.0, 8.0), strict=True):
-        np.testing.assert_allclose(row, difference(lambda t: make(t).delta(1.0), one), rtol=1e-6)
-    along = jax.jacfwd(lambda t: make(t).delta(eps))(t)
-    np.testing.assert_allclose(along, [difference(lambda t, e=e: make(t).delta(e), t) for e in eps], rtol=1e-6)
-    by_eps = jax.grad(lambda eps: make(t).delta(eps).sum())(jnp.asarray(eps))
+        np.testing.assert_allclose(row, difference(lambda t: make(t).estimate_delta(1.0), one), rtol=1e-6)
+    along = jax.jacfwd(lambda t: make(t).estimate_delta(eps))(t)
+    np.testing.assert_allclose(along, [difference(lambda t, e=e: make(t).estimate_delta(e), t) for e in eps], rtol=1e-6)
+    by_eps = jax.grad(lambda eps: make(t).estimate_delta(eps).sum())(jnp.asarray(eps))
     np.testing.assert_allclose(by_eps, [difference(make(t).delta, e) for e in eps], rtol=1e-6)
 
 
 def test_an_unknown_number_stays_unknown() -> None:
     make, _, eps = CASES["samples"]
-    value, slope = jax.value_and_grad(lambda t: make(t).delta(eps))(jnp.nan)
+    value, slope = jax.value_and_grad(lambda t: make(t).estimate_delta(eps))(jnp.nan)
     assert np.isnan(value)
     assert np.isnan(slope)
 
 
 def test_a_value_at_its_end_does_not_move() -> None:
-    value, slope = jax.value_and_grad(lambda t: accountants.guarantee(dpk.laplace(epsilon=t)).repeat(2).delta(1.0))(0.1)
+    value, slope = jax.value_and_grad(
+        lambda t: accountants.guarantee(dpk.laplace(epsilon=t)).repeat(2).estimate_delta(1.0)
+    )(0.1)
     assert (value, slope) == (0.0, 0.0)
 
 
 def test_numbers_keep_their_type() -> None:
     with jax.enable_x64(False):
-        value, slope = jax.value_and_grad(lambda t: accountants.guarantee(dpk.laplace(epsilon=t)).repeat(9).delta(0.5))(
-            jnp.float32(0.1)
-        )
+        value, slope = jax.value_and_grad(
+            lambda t: accountants.guarantee(dpk.laplace(epsilon=t)).repeat(9).estimate_delta(0.5)
+        )(jnp.float32(0.1))
     assert (value.dtype, slope.dtype) == (jnp.float32, jnp.float32)
     make = accountants.guarantee(dpk.laplace(epsilon=0.1)).repeat(9)
-    np.testing.assert_allclose(value, make.delta(0.5), rtol=1e-4)
+    np.testing.assert_allclose(value, make.estimate_delta(0.5), rtol=1e-4)
 
 
 def test_second_derivatives_are_refused_in_words() -> None:
     make, t, eps = CASES["grid"]
     with pytest.raises(NotImplementedError, match="first derivatives only"):
-        jax.hessian(lambda t: make(t).delta(eps))(t)
+        jax.hessian(lambda t: make(t).estimate_delta(eps))(t)
