@@ -48,6 +48,7 @@ class Released:
                     force=False,
                     ledger=[],
                     budget=[],
+                    rows=[],
                     missing=missing,
                     decimals=None,
                     shuffle_rows=False,
