@@ -4,6 +4,7 @@ At 16 random bits every word is tried, for every kind of mechanism. At 32 bits a
 ``-m slow``, a contiguous slice of 2^24 otherwise, and at 64 bits the words at every boundary.
 """
 
+import dataclasses
 from fractions import Fraction
 
 import jax
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_table, tables
 
-from dpkernels import piecewise
+from noise_tables import form_of, plain_table
+
+from dpkernels import laplace, piecewise
 from dpkernels.decimals import rational
 from dpkernels.exact.bounded import ExactWindow, WindowCertificate
 from dpkernels.exact.registry import ExactMixture
-from dpkernels.exact.sampler import COORDINATE_STREAM, alias_columns, nearest_rows, order_keys
+from dpkernels.exact.sampler import COORDINATE_STREAM, alias_columns, alias_kernel, nearest_rows, order_keys
 from dpkernels.random import host
 from dpkernels.release import perturb as perturbation
 
@@ -170,6 +173,36 @@ def test_words_at_the_boundaries(name, epsilon):
         with jax.enable_x64(True):
             codes = sampler(table)(np.array(sorted(words), dtype), np.int32(row))
         assert np.asarray(codes).tolist() == [code(word, row) for word in sorted(words)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 31, 32, 33])
+def test_every_word_of_an_alias_table_counts(count):
+    """Tables of 2^k outcomes and of one more or less, by every program: in a full one the last column is an alias."""
+    weights = RNG.integers(1, (1 << 16) // count, count)
+    weights[-1] += (1 << 16) - weights.sum()
+    columns = alias_columns(weights.tolist(), 16)
+    kernel, tables_in_a_row = alias_kernel(columns), alias_kernel(stacked([columns, columns]))
+    programs = {
+        "host": kernel(WORDS16),
+        "compiled": jax.jit(kernel)(WORDS16),
+        "mapped": jax.vmap(kernel)(jnp.asarray(WORDS16).reshape(64, -1)).reshape(-1),
+        "second of two, host": tables_in_a_row(WORDS16, np.int32(1)),
+        "second of two, compiled": jax.jit(tables_in_a_row)(WORDS16, np.int32(1)),
+    }
+    if count > 1:
+        form = form_of(laplace(epsilon=1.0), plain_table(weights, 0))
+        x, ends, rounding = np.zeros(1 << 16), order_keys(np.array([-1.0, 1.0])), np.zeros(1 << 16, np.uint32)
+        programs["release, host"] = form.reports(x, WORDS16, rounding)
+        with jax.enable_x64(True):
+            programs["release, compiled"] = form.compiled(jnp.zeros_like(x), ends, x, WORDS16, rounding)[0]
+    for program, outcomes in programs.items():
+        counts = np.bincount(np.asarray(outcomes).astype(int), minlength=count)
+        assert counts.tolist() == weights.tolist(), program
+
+
+def stacked(columns):
+    """Return the columns of several tables in a row, as ``alias_kernel`` takes them."""
+    return dataclasses.replace(columns[0], packed=np.concatenate([part.packed for part in columns]))
 
 
 @pytest.mark.slow
