@@ -105,7 +105,10 @@ def _lattice_pair(noise: Lattice, sensitivity: Real) -> Atoms:
 
 
 def _exact_noise_pairs(certificate: Any, sensitivity: Any) -> tuple[Atoms, ...]:
-    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions."""
+    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions.
+
+    Of cells wider than the sensitivity, the other one is a mixture of the table and the shifted one.
+    """
     if not isinstance(certificate, NoiseCertificate):
         raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")
     if sensitivity is not None and sensitivity > certificate.sensitivity:
@@ -113,8 +116,13 @@ def _exact_noise_pairs(certificate: Any, sensitivity: Any) -> tuple[Atoms, ...]:
     if not certificate.table.is_unimodal:
         raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
     weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
-    pair = shifted_pair(weights, certificate.shift)
-    return (pair,) if (weights == weights[::-1]).all() else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
+    pair, share = shifted_pair(weights, math.ceil(certificate.shift)), min(1.0, float(certificate.shift))
+    is_even = bool((weights == weights[::-1]).all())
+    if share == 1:
+        return (pair,) if is_even else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
+    ends = [(pair.p, pair.q)] if is_even else [(pair.p, pair.q), (pair.q, pair.p)]
+    mixed = [(p, (1 - share) * p + share * q) for p, q in ends]
+    return tuple(Atoms(*order) for p, q in mixed for order in ((p, q), (q, p)))
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:

@@ -40,6 +40,7 @@ from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.discrete import Lattice
+from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import (
     MOST_WEIGHTS,
     Certificate,
@@ -82,7 +83,7 @@ class NoiseTable:
 
     @cached_property
     def total(self) -> int:
-        return sum(self.outcomes)
+        return arithmetic.total(self.weights)
 
     @property
     def bin_width(self) -> Fraction:
@@ -136,12 +137,12 @@ def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
     return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
 
 
-def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
+def excess(weights: np.ndarray, shift: int, ratio: Fraction) -> Fraction:
     """Return the sum of max(0, w[j] - ratio w[j - shift]) over codes, for a shift of either sign; w is 0 outside."""
-    steps = [0] * abs(shift)
-    here, there = (weights + steps, steps + weights) if shift >= 0 else (steps + weights, weights + steps)
-    p, q = ratio.numerator, ratio.denominator
-    return Fraction(sum(d for a, b in zip(here, there, strict=True) if (d := q * a - p * b) > 0), q)
+    alone, paired = (weights[:shift], weights[shift:]) if shift >= 0 else (weights[shift:], weights[:shift])
+    others = weights[: len(paired)] if shift >= 0 else weights[len(alone) :]
+    above = arithmetic.exceeds(paired, others, ratio)
+    return arithmetic.total(alone) + arithmetic.total(paired[above]) - ratio * arithmetic.total(others[above])
 
 
 def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
@@ -149,8 +150,30 @@ def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
     # Shifts beyond the table's length have the same delta. For unimodal weights the largest shift is the worst.
     shift = min(shift, table.codes)
     shifts = [shift] if table.is_unimodal else range(1, shift + 1)
-    worst = max(excess(table.outcomes, sign * s, ratio) for s in shifts for sign in (1, -1))
+    worst = max(excess(table.weights, sign * s, ratio) for s in shifts for sign in (1, -1))
     return worst / table.total
+
+
+def rounding_share(table: NoiseTable, sensitivity: Fraction) -> Fraction:
+    """Return the largest probability, at most 1, with which rounding moves inputs D apart to different positions.
+
+    Where a bin has M grid points and D fewer, n, this is the probability of n neighbouring values of r, or of all but
+    M - n. Of the words, n neighbouring values have at most ceil(n 2^32/M), and M - n at least floor((M - n) 2^32/M).
+    """
+    points = math.ceil(sensitivity / Fraction(2) ** table.grid_log2)
+    return min(Fraction(1), Fraction(-((-points << 32) // table.points_per_bin), 1 << 32))
+
+
+def mixed_hockey_stick(table: NoiseTable, share: Fraction, ratio: Fraction) -> Fraction:
+    """Return delta between the table T and the mixture of T and its neighbour S, T shifted by a cell, exactly.
+
+    With a the share of S and rho the ratio, in one order T - rho ((1 - a) T + a S) = (1 - rho + rho a) T - rho a S, in
+    the other (1 - a) T + a S - rho T = a S - (rho - 1 + a) T.
+    """
+    own = 1 - ratio * (1 - share)
+    forward = [own * excess(table.weights, sign, ratio * share / own) for sign in (1, -1)] if own > 0 else [Fraction(0)]
+    backward = [share * excess(table.weights, sign, (ratio - 1 + share) / share) for sign in (1, -1)]
+    return max(forward + backward) / table.total
 
 
 # The exclusions of every certificate of additive noise.
@@ -208,13 +231,14 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     """Verified facts about one table of noise; see ``AdditiveCertificate``.
 
     Neighbours are at most the sensitivity apart (the float's exact value), which is at most ``shift`` cells. The
-    realised delta is the largest at epsilon over all shifts up to this, both ways.
+    realised delta is the largest at epsilon over all shifts up to this, both ways. A shift below 1 is the probability
+    with which rounding moves neighbours to different cells.
     """
 
     epsilon: float
     delta: float
     sensitivity: float
-    shift: int
+    shift: int | Fraction
     realised_delta: Fraction
     table: NoiseTable
 
@@ -235,28 +259,44 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> NoiseCertificate:
         claims = (real(name, payload[name]) for name in ("sensitivity", "epsilon", "delta"))
-        return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims)
+        is_mixed = isinstance(payload["shift"], str)
+        return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims, is_mixed=is_mixed)
 
     def lines(self) -> list[tuple[str, str]]:
         epsilon, delta, D = (shortest(value) for value in (self.epsilon, self.delta, self.sensitivity))
         realised = shortest(float_at_least(self.realised_delta))
+        cells = f"{self.shift} cells"
+        if self.shift < 1:
+            cells = f"one cell, with probability {float_at_least(Fraction(self.shift)):.6g}"
         return [
             ("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
-            ("neighbours", f"at most {D} apart, which is at most {self.shift} cells"),
+            ("neighbours", f"at most {D} apart, which is at most {cells}"),
             *super().lines(),
         ]
 
 
-def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: float) -> NoiseCertificate:
-    """Verify the total, the cells and delta at every shift, and return the certificate, or say what fails."""
-    checks.epsilon(epsilon)
+def certify_noise(
+    table: NoiseTable, sensitivity: float, epsilon: float, delta: float, *, is_mixed: bool = False
+) -> NoiseCertificate:
+    """Verify the total, the cells and delta at every shift, and return the certificate, or say what fails.
+
+    With ``is_mixed``, for cells wider than the sensitivity, delta is that of the mixtures that rounding makes.
+    """
+    checks.noise_epsilon(epsilon)
     checks.positive("sensitivity", sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     check_lattice(table)
-    shift = table.cells(Fraction(sensitivity))
-    if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
-        raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
-    realised = hockey_stick(table, shift, exp_lower_bound(epsilon))
+    shift: int | Fraction = table.cells(Fraction(sensitivity))
+    ratio = exp_lower_bound(epsilon)
+    if is_mixed:
+        shift = rounding_share(table, Fraction(sensitivity))
+        if shift >= 1:
+            raise CertificateError(f"shift: is {shift}; cells are not wider than the sensitivity")
+        realised = mixed_hockey_stick(table, shift, ratio)
+    else:
+        if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
+            raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
+        realised = hockey_stick(table, shift, ratio)
     check_delta(realised, epsilon, delta, f"inputs {shortest(sensitivity)} apart")
     return NoiseCertificate(float(epsilon), float(delta), float(sensitivity), shift, realised, table)
 
@@ -300,7 +340,7 @@ class VectorClaim:
     sigma: float | None  # In cells, of the Gaussian that the table rounds; None for noise judged in l1.
 
     def __post_init__(self) -> None:
-        checks.epsilon(self.epsilon)
+        checks.noise_epsilon(self.epsilon)
         checks.within("delta", self.delta, 0.0, 1.0, open_ends=True)
         checks.positive("sensitivity", self.sensitivity)
         checks.one_of("norm", self.norm, NORMS)
@@ -392,7 +432,7 @@ def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
     most = least * (1 + Fraction(1, 1 << 100))
     if claim.sigma is None:
         rho = exp_lower_bound(eps / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
-        tau = max(excess(table.outcomes, sign, rho) for sign in (1, -1)) / table.total
+        tau = max(excess(table.weights, sign, rho) for sign in (1, -1)) / table.total
         return tau * (most - 1) / (rho - 1)
     sigma = Fraction(claim.sigma)
     mu = shift / sigma
@@ -522,11 +562,14 @@ _SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
 _FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
 _GRID_BITS = 22
+# log2 of the most sensitivities of a bin, of wide noise: a bin has less than 2^32 grid points.
+_WIDEST = 8
 # And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 points have room in integers.
 _GRAIN_BITS = 27
 # The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
 _NODES, _WEIGHTS = gauss_legendre(16)
+_BLOCK = 1 << 12  # Of intervals that are integrated together.
 
 Certified = TypeVar("Certified")
 
@@ -543,7 +586,9 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
         raise CertificateError(f"delta: {delta:g} is below 2^-{BITS}, the least that a table's last code weighs")
 
     def certified(codes: int, stretch: float) -> NoiseCertificate:
-        return certify_noise(noise_table(mechanism.noise, Fraction(D), BITS, codes, stretch), D, epsilon, delta)
+        table = noise_table(mechanism.noise, Fraction(D), BITS, codes, stretch)
+        is_mixed = not isinstance(mechanism.noise, Lattice) and rounding_share(table, Fraction(D)) < 1
+        return certify_noise(table, D, epsilon, delta, is_mixed=is_mixed)
 
     return narrowest([partial(certified, codes) for codes in _SIZES])
 
@@ -571,16 +616,20 @@ def noise_table(
     """Return a table of the noise for neighbours up to ``sensitivity`` apart.
 
     Noise on a lattice has one code per point. For a density, D is cut into n bins, a power of two or a few less,
-    because a bin is a whole number of grid points. The table has about ``codes`` codes, and more for wide noise. The
-    noise is wider by the factor 1 + ``stretch``; noise on a lattice is stretched on the lattice.
+    because a bin is a whole number of grid points. The table has about ``codes`` codes, and more for wide noise. Where
+    it would have more than it holds, a bin is 2 to 2^8 sensitivities. The noise is wider by the factor 1 + ``stretch``; noise on a lattice is stretched on the lattice.
     """
     if isinstance(noise, Lattice):
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
         return _table(weights / weights.sum(), -noise.reach, bits, *lattice_grid(noise.step, sensitivity))
     D = float(sensitivity)
     low, high = _ends(noise, D, bits)
-    lattice = grid(sensitivity, 1 << min(_FINEST, _parts_log2(codes, D, high - low)))
-    return density_table(noise, D, cells_apart(sensitivity, *lattice), *lattice, bits, stretch)
+    parts_log2 = min(_FINEST, _parts_log2(codes, D, high - low))
+    if high - low > _MOST_CODES * D:
+        parts_log2 = -min(_WIDEST, math.ceil(math.log2((high - low) / D / _MOST_CODES)))
+    lattice = grid(sensitivity, Fraction(2) ** parts_log2)
+    cells = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
+    return density_table(noise, D, cells, *lattice, bits, stretch)
 
 
 def _parts_log2(codes: int, sensitivity: float, width: float) -> int:
@@ -639,14 +688,17 @@ def _masses(noise: Any, edges: np.ndarray, bin_width: float) -> np.ndarray:
     cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
     widths = np.diff(points)
-    pieces = bin_width * widths * (noise.prob((points[:-1, None] + widths[:, None] * _NODES) * bin_width) @ _WEIGHTS)
+    # In blocks that stay in the processor's cache.
+    blocks = [slice(first, first + _BLOCK) for first in range(0, len(widths), _BLOCK)]
+    nodes = ((points[:-1][at, None] + widths[at, None] * _NODES) * bin_width for at in blocks)
+    pieces = bin_width * widths * np.concatenate([noise.prob(z) @ _WEIGHTS for z in nodes])
     masses = np.add.reduceat(pieces, np.searchsorted(points, edges[:-1]))
     mirrored = np.allclose(masses, masses[::-1], rtol=1e-12, atol=0)
     return (masses + masses[::-1]) / 2 if mirrored else masses
 
 
-def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
-    """Return (grid_log2, M) with n bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
+def grid(sensitivity: Fraction, parts: int | Fraction) -> tuple[int, int]:
+    """Return (grid_log2, M) with ``parts`` bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
     grid_log2 = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
     if not GRID_LOG2_RANGE[0] <= grid_log2 <= GRID_LOG2_RANGE[1]:
         raise CertificateError(
@@ -673,24 +725,21 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
 
 def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per_bin: int) -> NoiseTable:
     """Return the table of the masses, with what rounding leaves of the total on the code 0."""
-    weights = _rounded_up([int(mass) for mass in np.ldexp(masses, bits + 40)], 1 << bits)
-    weights[-first] += (1 << bits) - sum(weights)
-    if weights[-first] >> bits:
+    weights, total = _rounded_up(np.ldexp(masses, bits + 40), 1 << bits), 1 << bits
+    middle = int(weights[-first]) + total - arithmetic.total(weights)
+    if middle >> bits:
         raise CertificateError("noise: too narrow; it is 0 for certain")
-    return NoiseTable(np.array(weights, np.uint64), first, bits, grid_log2, points_per_bin)
+    weights[-first] = middle
+    return NoiseTable(weights, first, bits, grid_log2, points_per_bin)
 
 
-def _rounded_up(masses: list[int], total: int) -> list[int]:
-    """Return ceil(mass s) for the largest scale s at which the sum is at most ``total``, within 2^-40 of a unit."""
+def _rounded_up(masses: np.ndarray, total: int) -> np.ndarray:
+    """Return ceil(floor(mass) s) for the largest scale s, in units of 2^-40 over the total, that keeps within it."""
     if len(masses) >= total:
         raise CertificateError(f"noise: {len(masses)} codes for a total of {total}")
-    unit, mass = total.bit_length() + 40, sum(masses)
-    low, high = ((total - len(masses)) << unit) // mass, (total << unit) // mass + 1
-    for _ in range(40):
-        middle = (low + high) // 2
-        fits = sum(-(-mass * middle >> unit) for mass in masses) <= total
-        low, high = (middle, high) if fits else (low, middle)
-    return [-(-mass * low >> unit) for mass in masses]
+    exponents = np.maximum(np.frexp(masses)[1] - 53, 0)
+    mantissas = np.ldexp(masses, -exponents).astype(np.uint64)  # Whole numbers, or cut to them.
+    return arithmetic.rounded_up(mantissas, exponents, total.bit_length() + 40, total)
 
 
 # For vectors: the numbers of codes that are tried, and the shares of the sensitivity that rounding may add before a

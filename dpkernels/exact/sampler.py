@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.numerics import RealArray, namespace
 
@@ -172,37 +173,48 @@ def take(table: np.ndarray, at: RealArray) -> RealArray:
     return jnp.asarray(table).at[at].get(mode="promise_in_bounds")
 
 
-def alias_columns(weights: list[int], bits: int) -> AliasColumns:
-    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0."""
+def alias_columns(weights: Any, bits: int) -> AliasColumns:
+    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0.
+
+    The light columns, one after the other, are filled up by the first heavy column that has something left, which is
+    then itself a column to fill by the next one, if it is not full. With the sums D of what the light columns lack and
+    E of what the heavy ones have too much, heavy m serves the light k for which D(k - 1) < E(m), the first of these
+    for which D(k) >= E(m) exhausts it, and it lacks D(k) - E(m).
+    """
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (bits - log_columns)
-    padded = weights + [0] * ((1 << log_columns) - len(weights))
-    left, threshold, alias = list(padded), list(padded), list(range(1 << log_columns))
-    light = [c for c, weight in enumerate(left) if weight < capacity]
-    heavy = [c for c, weight in enumerate(left) if weight > capacity]
-    while light:
-        small, large = light.pop(), heavy[-1]
-        threshold[small], alias[small] = left[small], large
-        left[large] -= capacity - left[small]
-        if left[large] <= capacity:
-            heavy.pop()
-            threshold[large] = left[large]
-            if left[large] < capacity:
-                light.append(large)
+    padded = np.zeros(1 << log_columns, np.uint64)
+    padded[: len(weights)] = weights
+    threshold, alias = padded.copy(), np.arange(1 << log_columns)
+    light, heavy = (np.flatnonzero(is_one)[::-1] for is_one in (padded < capacity, padded > capacity))
+    lack = np.cumsum(np.uint64(capacity) - padded[light]) if len(light) else padded[:0]
+    surplus = np.cumsum(padded[heavy] - np.uint64(capacity)) if len(heavy) else padded[:0]
+    if arithmetic.total(padded) != 1 << bits:
+        raise CertificateError(_OFF)
+    if len(heavy):
+        alias[light] = heavy[np.searchsorted(surplus, np.append(np.uint64(0), lack[:-1]), side="right")]
+        below = lack[np.searchsorted(lack, surplus)] - surplus
+        threshold[heavy] = np.uint64(capacity) - below
+        alias[heavy[:-1]] = np.where(below[:-1] > 0, heavy[1:], heavy[:-1])
     # A full column, whose threshold has a bit too many and whose alias is itself, is as well one with threshold 0.
-    packed = [below % capacity << log_columns | other for below, other in zip(threshold, alias, strict=True)]
-    columns = AliasColumns(np.array(packed, f"uint{bits}"), log_columns, bits)
+    packed = threshold % np.uint64(capacity) << np.uint64(log_columns) | alias.astype(np.uint64)
+    columns = AliasColumns(packed.astype(f"uint{bits}"), log_columns, bits)
     _check_masses(columns, padded)
     return columns
 
 
-def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
-    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled."""
-    capacity, masses = 1 << (columns.bits - columns.log_columns), columns.threshold.tolist()
-    for below, other in zip(columns.threshold.tolist(), columns.alias.tolist(), strict=True):
-        masses[other] += capacity - below
-    if masses != weights:
-        raise CertificateError("alias columns: do not add up to the table's weights")
+_OFF = "alias columns: do not add up to the table's weights"
+
+
+def _check_masses(columns: AliasColumns, weights: np.ndarray) -> None:
+    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled.
+
+    Sums are modulo 2^64, and exact where the weights sum to 2^bits.
+    """
+    masses = columns.threshold.astype(np.uint64)
+    np.add.at(masses, columns.alias, np.uint64(1 << (columns.bits - columns.log_columns)) - masses)
+    if not np.array_equal(masses, weights):
+        raise CertificateError(_OFF)
 
 
 def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:

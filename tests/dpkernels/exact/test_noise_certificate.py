@@ -25,13 +25,25 @@ from noise_tables import (
 
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
+from dpkernels.decimals import rational
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.noise import BITS, NoiseCertificate, NoiseTable, certify_noise, excess, hockey_stick, noise_table
+from dpkernels.exact.noise import (
+    BITS,
+    NoiseCertificate,
+    NoiseTable,
+    certify_noise,
+    excess,
+    hockey_stick,
+    mixed_hockey_stick,
+    noise_table,
+    rounding_share,
+)
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
 
 RNG = np.random.default_rng(11)
 every_claim = pytest.mark.parametrize("name", CLAIMS)
 every_law = pytest.mark.parametrize("name", SMALL)
+PROMISED_COST = 1e-3
 DENSITIES = [name for name in CLAIMS if "discrete" not in name]
 
 
@@ -83,7 +95,7 @@ def test_a_valley_is_found():
     """The largest shift reveals nothing, a smaller one all."""
     table = plain_table([1 << 15, 0, 1 << 15], -1)
     assert hockey_stick(table, 2, Fraction(2)) == 1
-    assert excess(table.outcomes, 2, Fraction(2)) == 1 << 15
+    assert excess(table.weights, 2, Fraction(2)) == 1 << 15
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 2.718281828, 20.0])
@@ -198,15 +210,109 @@ def test_any_sensitivity_has_a_table(D):
 def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypatch):
     tried = []
 
-    def counted(table, *claim):
+    def counted(table, *claim, **how):
         tried.append(table)
-        return certify_noise(table, *claim)
+        return certify_noise(table, *claim, **how)
 
     monkeypatch.setattr("dpkernels.exact.noise.certify_noise", counted)
     noise = dpk.Additive(dpk.Gaussian(9.0))
     with pytest.raises(CertificateError, match="delta"):
         dpk.exact_sampler(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))
     assert len(tried) == tables
+
+
+# Cells wider than the sensitivity.
+
+
+def places(M):
+    """Return for every grid point of a cell the exact mean of the cells that it is rounded up by."""
+    words = [-(-(r << 32) // M) for r in range(M + 1)]  # r has the words from words[r] to words[r + 1].
+    return [Fraction((1 << 32) - words[M - a], 1 << 32) for a in range(M)]
+
+
+@pytest.mark.parametrize("M", [2, 3, 7, 12, 64])
+def test_the_share_of_rounding_bounds_that_of_all_inputs(M):
+    up = places(M)
+    mean = [cell + up[a] for cell in range(3) for a in range(M)]
+    for points in range(1, M):
+        share = rounding_share(plain_table([1 << 16], 0, 16, 0, M), Fraction(points))
+        largest = max(b - a for a, b in zip(mean, mean[points:], strict=False))
+        assert largest <= share <= largest + Fraction(2, 1 << 32)
+
+
+@pytest.mark.parametrize("kind", ["any", "unimodal", "flat"])
+@pytest.mark.parametrize(("M", "points"), [(2, 1), (5, 2), (8, 7)])
+def test_delta_of_wide_cells_is_that_of_the_worst_inputs(kind, M, points):
+    """All pairs of inputs, as mixtures of two tables each, in Fractions."""
+    up = places(M)
+    for _ in range(5):
+        table = plain_table(random_weights(int(RNG.integers(2, 9)), kind), -int(RNG.integers(0, 2)), 16, 0, M)
+        w = {**dict(enumerate(table.outcomes)), -1: 0, -2: 0, -3: 0}
+        places_of_reports = range(table.codes + 3)
+        rows = [
+            [(1 - up[a]) * w.get(j - cell, 0) + up[a] * w.get(j - cell - 1, 0) for j in places_of_reports]
+            for cell in (0, 1)
+            for a in range(M)
+        ]
+        share = rounding_share(table, Fraction(points))
+        for ratio in (Fraction(1), Fraction(101, 100), Fraction(3, 2), Fraction(100)):
+            worst = max(
+                sum(max(Fraction(0), p - ratio * q) for p, q in zip(first, second, strict=True))
+                for k, one in enumerate(rows)
+                for other in rows[k + 1 : k + points + 1]
+                for first, second in ((one, other), (other, one))
+            ) / (1 << 16)
+            delta = mixed_hockey_stick(table, share, ratio)
+            assert worst <= delta <= worst + Fraction(8, 1 << 32)
+
+
+SMALL_BUDGETS = {
+    "gaussian-0.001": lambda: dpk.gaussian(sigma=2e3, sensitivity=1.0, epsilon=1e-3, delta=1e-5),
+    "gaussian-1e-6": lambda: dpk.gaussian(sigma=2.8e5, sensitivity=0.7, epsilon=1e-6, delta=1e-6),
+    "laplace-0.001": lambda: dpk.Additive(dpk.Laplace(1e3)).claim(sensitivity=1.0, epsilon=1e-3, delta=1e-15),
+    "laplace-1e-6": lambda: dpk.Additive(dpk.Laplace(7e5)).claim(sensitivity=0.7, epsilon=1e-6, delta=1e-15),
+    "discrete-laplace": lambda: dpk.Additive(dpk.DiscreteLaplace(1e3)).claim(
+        sensitivity=1.0, epsilon=1e-3, delta=1e-15
+    ),
+    "vector": lambda: dpk.on_vectors(
+        dpk.gaussian(sigma=2e3, sensitivity=1.0, epsilon=1e-3, delta=1e-5), dimensions=2, norm="l2", lattice=1.0
+    ),
+}
+
+
+@pytest.mark.lengthy
+@pytest.mark.quick("gaussian-0.001", "discrete-laplace")
+@pytest.mark.parametrize("name", SMALL_BUDGETS)
+def test_small_budgets_that_are_claimed_are_released(name):
+    mechanism = SMALL_BUDGETS[name]()
+    sampler = dpk.exact_sampler(mechanism)
+    certificate = sampler.certificate
+    assert certificate.realised_delta <= rational(mechanism.delta)
+    assert abs(sampler.variance_cost) <= PROMISED_COST
+    again = Certificate.from_dict(json.loads(json.dumps(certificate.to_dict())))
+    assert str(again) == str(certificate)
+    x = np.zeros((400, getattr(mechanism, "dimensions", 1)))
+    reports = dpk.perturb(x, mechanism, key=dpk.key_from_bytes(bytes(range(32))))
+    deviation = float(mechanism.worst_variance) ** 0.5
+    # The key is fixed.
+    assert abs(reports.mean()) < 6 * deviation / 20
+    assert 0.7 < reports.std() / deviation < 1.4
+
+
+def test_a_mixture_is_claimed_for_wide_cells_only():
+    form = json.loads(json.dumps(exact("laplace-1").certificate.to_dict()))
+    with pytest.raises(CertificateError, match="cells are not wider than the sensitivity"):
+        Certificate.from_dict({**form, "shift": "1/2"})
+
+
+@pytest.mark.lengthy
+def test_wide_cells_10_percent_too_narrow_are_refused():
+    mechanism = dpk.gaussian(sigma=3e5, sensitivity=1.0, epsilon=1e-6, delta=0.999e-6)
+    certificate = dpk.exact_sampler(mechanism).certificate
+    assert certificate.shift < 1
+    narrow = dataclasses.replace(certificate.table, points_per_bin=round(certificate.table.points_per_bin / 1.1))
+    with pytest.raises(CertificateError, match=r"^delta: is"):
+        certify_noise(narrow, 1.0, 1e-6, certificate.delta, is_mixed=True)
 
 
 # Planted faults. Every table has the right total.

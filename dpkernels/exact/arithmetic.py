@@ -1,0 +1,98 @@
+"""Exact arithmetic on vectors of 64-bit weights: products and comparisons that do not fit into 64 bits."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+_WORD, _HALF, _LOW = 1 << 64, np.uint64(32), np.uint64((1 << 32) - 1)
+_SUMMANDS = 1 << 31  # Sums of so many halves of a word stay below 2^63.
+
+
+def total(values: np.ndarray) -> int:
+    """Return the sum of words (uint64) as a Python integer."""
+    if len(values) > _SUMMANDS:
+        raise ValueError(f"values: are {len(values)}, more than 2^31")
+    return (int((values >> _HALF).sum()) << 32) + int((values & _LOW).sum())
+
+
+def product(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the high and the low words of words times a factor below 2^64."""
+    high, low = np.uint64(factor >> 32), np.uint64(factor & 0xFFFFFFFF)
+    upper, lower = values >> _HALF, values & _LOW
+    middle = upper * low
+    carry = (lower * low >> _HALF) + (middle & _LOW)
+    second = lower * high
+    carry += second & _LOW
+    carry >>= _HALF
+    carry += middle >> _HALF
+    carry += second >> _HALF
+    carry += upper * high
+    return carry, values * np.uint64(factor)
+
+
+def exceeds(first: np.ndarray, second: np.ndarray, ratio: Fraction) -> np.ndarray:
+    """Return whether first > ratio second for every pair of words, exactly, for a ratio of 1 or more."""
+    p, q = ratio.numerator, ratio.denominator
+    whole, fraction = divmod((p << 64) // q, _WORD)
+    if not 1 <= whole < _WORD - 1:
+        raise ValueError(f"ratio: {float(ratio):.6g} is not in 1..2^64")
+    high, low = product(second, fraction)
+    above = first > second * np.uint64(whole) + high
+    # The ratio is cut after 64 binary digits, so a product may be just below an integer that it reaches.
+    unsure = low + second < low
+    # Larger products may not fit into a word. They are at least 2^63, and hardly a first word is.
+    large = second > np.uint64((_WORD - 1) // (whole + 1))
+    above[large] = False
+    unsure = np.flatnonzero(np.where(large, first >> np.uint64(63) == 1, unsure))
+    if len(unsure):
+        pairs = zip(first[unsure].tolist(), second[unsure].tolist(), strict=True)
+        above[unsure] = [q * a > p * b for a, b in pairs]
+    return above
+
+
+def rounded_up(mantissas: np.ndarray, exponents: np.ndarray, unit: int, limit: int) -> np.ndarray:
+    """Return ceil(mantissa 2^exponent s / 2^unit) for the largest integer s at which the sum is at most ``limit``.
+
+    Mantissas are words below 2^53, exponents are at most ``unit``, below 128, and s has to be below 2^75.
+    """
+    mass = sum(total(mantissas[exponents == e]) << int(e) for e in np.unique(exponents))
+    low, high = ((limit - len(mantissas)) << unit) // mass, (limit << unit) // mass + 1
+    if high >> 75:
+        raise ValueError(f"mantissas: sum to {mass}, too little for a unit of 2^{unit}")
+    shifts = np.uint64(unit) - exponents.astype(np.uint64)
+    weights, above = (_rounded_products(mantissas, shifts, s) for s in (low, high))
+    at, at_low, at_high = np.arange(len(mantissas)), weights, above
+    rest, excess, is_lower = limit - total(at_low), total(at_high) - limit, True
+    while high - low > 1:
+        # Values are monotone in s: those that are alike at both ends are alike in between.
+        changed = at_low != at_high
+        at, at_low, at_high = at[changed], at_low[changed], at_high[changed]
+        # The sum rises evenly but for roundings. One step on either side of where it would be ``limit`` encloses s.
+        guess, spread = low + (high - low) * rest // (rest + excess), math.isqrt(len(at)) + 1
+        step = guess + (-spread if is_lower else spread) if high - low > 8 * spread else (low + high) // 2
+        step, is_lower = min(max(step, low + 1), high - 1), not is_lower
+        values = _rounded_products(mantissas[at], shifts[at], step)
+        risen = total(values) - total(at_low)
+        if risen <= rest:
+            low, at_low, rest = step, values, rest - risen
+            weights[at] = values
+        else:
+            high, at_high, excess = step, values, risen - rest
+    return weights
+
+
+def _rounded_products(mantissas: np.ndarray, shifts: np.ndarray, factor: int) -> np.ndarray:
+    """Return ceil(mantissa factor / 2^shift), which must be words, for shifts below 128."""
+    high, low = product(mantissas, factor % _WORD)
+    high += mantissas * np.uint64(factor >> 64)
+    # ceil(x / 2^n) = floor((x - 1) / 2^n) + 1 for positive x.
+    high -= low == 0
+    low -= np.uint64(1)
+    is_long, short = shifts >= np.uint64(64), shifts % np.uint64(64)
+    joined = (high << (np.uint64(63) - short) << np.uint64(1)) | (low >> short)
+    rounded = np.where(is_long, high >> short, joined) + np.uint64(1)
+    rounded[mantissas == 0] = 0
+    return rounded
