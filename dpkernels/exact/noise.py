@@ -617,7 +617,8 @@ def noise_table(
 
     Noise on a lattice has one code per point. For a density, D is cut into n bins, a power of two or a few less,
     because a bin is a whole number of grid points. The table has about ``codes`` codes, and more for wide noise. Where
-    it would have more than it holds, a bin is 2 to 2^8 sensitivities. The noise is wider by the factor 1 + ``stretch``; noise on a lattice is stretched on the lattice.
+    it would have more than it holds, a bin is 2 to 2^8 sensitivities. The noise is wider by the factor 1 + ``stretch``;
+    noise on a lattice is stretched on the lattice.
     """
     if isinstance(noise, Lattice):
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))

@@ -184,7 +184,7 @@ def alias_columns(weights: Any, bits: int) -> AliasColumns:
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (bits - log_columns)
     padded = np.zeros(1 << log_columns, np.uint64)
-    padded[: len(weights)] = weights
+    padded[: len(weights)] = np.asarray(weights, np.uint64)
     threshold, alias = padded.copy(), np.arange(1 << log_columns)
     light, heavy = (np.flatnonzero(is_one)[::-1] for is_one in (padded < capacity, padded > capacity))
     lack = np.cumsum(np.uint64(capacity) - padded[light]) if len(light) else padded[:0]

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_table, tables
-
 from noise_tables import form_of, plain_table
 
 from dpkernels import laplace, piecewise

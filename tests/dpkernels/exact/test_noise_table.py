@@ -334,7 +334,7 @@ def test_lattices_too_fine_for_integers_are_refused(step, D):
 def test_noise_without_a_table_is_refused():
     with pytest.raises(TypeError, match="no table"):
         noise_table("laplace", Fraction(1))
-    with pytest.raises(CertificateError, match="sensitivities of 0.00391 cells wide; a table holds at most 1048576"):
+    with pytest.raises(CertificateError, match=r"sensitivities of 0\.00391 cells wide; a table holds at most 1048576"):
         dpk.exact_sampler(dpk.gaussian(sigma=1e9, sensitivity=1.0, epsilon=1.0, delta=1e-5))
     with pytest.raises(CertificateError, match="codes for a total of 65536"):
         noise_table(dpk.Gaussian(1e4), Fraction(1), bits=16)
