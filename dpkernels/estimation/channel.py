@@ -10,7 +10,7 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from scipy import signal
 
 from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
+from dpkernels.caching import bounded_cache
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import convex_below
 from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, RowTable, WindowCertificate, WindowTable
@@ -427,7 +428,7 @@ def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | Non
     return Certificate.from_dict(columns[column]), decimals if stated is None else stated
 
 
-@lru_cache(maxsize=16)
+@bounded_cache(1 << 28)
 def _channel(certificate: Certificate, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
     if isinstance(certificate, VectorNoiseCertificate | MultivariateCertificate):
         raise TypeError(

@@ -23,6 +23,7 @@ from operator import itemgetter
 import numpy as np
 from scipy.interpolate import BSpline
 
+from dpkernels.caching import bounded_cache
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.likelihood import AnyDistribution, Dictionary, most_likely, smoothed
 
@@ -230,7 +231,7 @@ class ReportModels:
         return weights, counts.sum() * fit.log_likelihood - penalty
 
 
-models_of = lru_cache(maxsize=16)(ReportModels)  # The models of a channel are made once.
+models_of = bounded_cache(1 << 27)(ReportModels)  # The models of a channel are made once.
 
 MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
     "splines": ReportModels.splines,

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -32,6 +32,7 @@ import numpy as np
 from scipy import signal
 
 from dpkernels import checks
+from dpkernels.caching import bounded_cache
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.counts import numbers_of
 from dpkernels.estimation.intervals import plain, with_interval
@@ -127,7 +128,7 @@ def bounds_of(
     return np.nextafter(y - below, -np.inf), np.nextafter(y + above, np.inf)
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(1 << 26)
 def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
     """Return (a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
     below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
@@ -494,7 +495,7 @@ class GridNoise:
         return GridNoise(step, a.first + b.first + start, p[start:end], a.room + b.room, slack)
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(1 << 27)
 def sum_of(table: NoiseTable, count: int) -> GridNoise:
     """Return the sum of ``count`` independent draws from a table, in cells."""
     if count == 1:

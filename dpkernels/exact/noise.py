@@ -117,7 +117,7 @@ class NoiseTable:
 
     def kernel(self) -> Callable[[RealArray], RealArray]:
         """Return the sampler, random word of ``bits`` bits -> code, int32."""
-        outcomes, first = alias_kernel(alias_columns(self.outcomes, self.bits)), np.int32(self.first)
+        outcomes, first = alias_kernel(alias_columns(self.weights, self.bits)), np.int32(self.first)
         return lambda r: outcomes(r) + first
 
     def to_dict(self) -> dict[str, Any]:

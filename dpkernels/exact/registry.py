@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache, singledispatch
+from functools import cached_property, singledispatch
 from typing import Any, ClassVar
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.bounded_json import integer
+from dpkernels.caching import bounded_cache
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.bounded import (
     ExactRows,
@@ -205,10 +206,12 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
+    if hasattr(mechanism, "certificate"):  # Faster than a check of the class, for releases of few values.
+        return mechanism
     if _has_hash(mechanism):
-        return _once(mechanism)
+        return _cached(mechanism)
     if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter is an array.
-        return _once(_of_numbers(mechanism))
+        return _cached(_of_numbers(mechanism))
     return _sampler(mechanism)
 
 
@@ -220,9 +223,9 @@ def _has_hash(item: Any) -> bool:
     return True
 
 
-@lru_cache(maxsize=256)
-def _once(mechanism: Any) -> Any:
-    return mechanism if isinstance(mechanism, ExactSampler | ExactMultivariate) else _sampler(_of_numbers(mechanism))
+@bounded_cache(1 << 28)
+def _cached(mechanism: Any) -> Any:
+    return _sampler(_of_numbers(mechanism))
 
 
 def _of_numbers(mechanism: Any) -> Any:

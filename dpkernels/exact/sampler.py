@@ -62,6 +62,17 @@ class ExactSampler(abc.ABC):
     def kernel(self) -> Any:
         return self.table.kernel()
 
+    @cached_property
+    def _derived(self) -> dict[Any, Any]:
+        return {}
+
+    def derive(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``make(self, *arguments)``, made once and kept as long as the sampler, and no longer."""
+        key = make, *arguments
+        if key not in self._derived:
+            self._derived.setdefault(key, make(self, *arguments))
+        return self._derived[key]
+
     @property
     @abc.abstractmethod
     def words(self) -> tuple[Words, ...]:

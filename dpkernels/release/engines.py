@@ -45,7 +45,7 @@ class DeviceRelease:
             if device.platform != "cpu":
                 check_words(device)
         self.sampler, self.devices, self._key = sampler, devices, key
-        self._compute = sharded(sampler, devices)
+        self._compute = sampler.derive(sharded, devices)
         # Two chunks with words and reports take at most 64 MiB of host memory.
         self.chunk = _DEVICE_CHUNK if devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 
@@ -89,7 +89,6 @@ class DeviceRelease:
             return self._compute(*jax.device_put([padded, *heads], split))[skip : skip + len(x)]
 
 
-@lru_cache(maxsize=64)
 def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
     """Return the jitted program (values, the head of every stream) -> reports, all split over the devices."""
     split = PartitionSpec("values")

@@ -46,9 +46,9 @@ class HostRelease:
         If there is such a value, no output of the kernel is copied to ``out``.
         """
         few = x.size <= _FEW or (
-            x.size <= _MORE and next(_calls(self.sampler, padded_length(x.size), out.dtype)) < _CALLS
+            x.size <= _MORE and next(self.sampler.derive(_calls, padded_length(x.size), out.dtype)) < _CALLS
         )
-        if few and _is_far_from_subnormal(self.sampler, out.dtype):
+        if few and self.sampler.derive(_is_far_from_subnormal, out.dtype):
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)
             return x.size
@@ -61,7 +61,7 @@ class HostRelease:
 
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         skip = start % BLOCK_VALUES
-        words = [np.empty(skip + len(x), kind) for kind in _word_types(self.sampler)]
+        words = [np.empty(skip + len(x), kind) for kind in self.sampler.derive(_word_types)]
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
@@ -73,7 +73,7 @@ class HostRelease:
         the memory of values to JAX would take longer than copying them; XLA writes only to memory of its own.
         """
         count, skip = x.size, start % BLOCK_VALUES
-        words, length = _word_types(self.sampler), padded_length(count)
+        words, length = self.sampler.derive(_word_types), padded_length(count)
         program, idle = _compiled(self.sampler, length, out.dtype), _idle(words, length, out.dtype)
         try:
             space = idle.pop()
@@ -98,12 +98,10 @@ class HostRelease:
             source.fill(buffer, need.stream, first * need.bits // 512)
 
 
-@lru_cache(maxsize=1024)
 def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
     return itertools.count()
 
 
-@lru_cache(maxsize=256)
 def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     """Return whether all nonzero numbers of a computation are too large for XLA to flush them to 0.
 
@@ -119,10 +117,9 @@ _compiling = threading.Lock()
 def _compiled(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
     """Return the sampler's program for values of a length and type; threads that need one together compile one."""
     with _compiling:
-        return _program(sampler, length, dtype)
+        return sampler.derive(_program, length, dtype)
 
 
-@lru_cache(maxsize=256)
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
     where = SingleDeviceSharding(calling_thread_device())
@@ -133,7 +130,6 @@ def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..
         return sampler.compiled.lower(*like).compile()
 
 
-@lru_cache(maxsize=256)
 def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
     return tuple(_WORD[need.bits] for need in sampler.words)
 

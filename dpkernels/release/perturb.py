@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache, singledispatch
+from functools import singledispatch
 from typing import Any
 
 import jax
@@ -239,16 +239,13 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
 @_reports.register
 def _(sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
-    bounds = _sampler_bounds(sampler, clip)
+    bounds = sampler.derive(Bounds.of, clip)
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
         reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), first)
         advance(x.size)
         return reports.reshape(x.shape)
     return in_chunks(exact_engine(sampler, secret), bounds, x, start=first, row=0, advance=advance)
-
-
-_sampler_bounds = lru_cache(maxsize=256)(Bounds.of)
 
 
 @_reports.register

@@ -97,7 +97,7 @@ def test_alias_columns_are_those_of_the_sequential_algorithm(count, bits):
         weights = [1] * count if kind == "heavy" else RNG.integers(0, (1 << bits) // count, count, np.uint64).tolist()
         if kind == "round":
             digits = max(0, bits - count.bit_length() - 3)
-            weights = [weight >> digits << digits for weight in weights]
+            weights = [max(1, weight >> digits) << digits for weight in weights]
         weights[count // 3] += (1 << bits) - sum(weights)
         columns = alias_columns(weights, bits)
         assert (columns.threshold.tolist(), columns.alias.tolist()) == sequential_columns(weights, bits)

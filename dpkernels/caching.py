@@ -1,0 +1,109 @@
+"""A cache that is bounded by the memory of what it holds, and an estimate of that memory."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial, update_wrapper
+from typing import Any
+
+import jax
+import numpy as np
+
+# Of a compiled program, which has copies of the tables that it looks up: measured for noise from tables of 2^16 codes.
+_PROGRAM = 3 << 20
+_OBJECT = 64  # Of a number or another small object, and of an entry of a container.
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    value: Any
+    used: int  # When it was last used, by a counter, and when it was measured: it may have grown in between.
+    measured: int = -1
+    size: int = 0
+
+
+class BoundedCache:
+    """A function of hashable arguments that keeps its values, the least recently used of which it forgets.
+
+    Arguments and values take at most ``limit`` bytes together, by ``memory_of``, when a value is added: what a value
+    caches itself counts. A value that is larger by itself is kept until the next one is added.
+    """
+
+    def __init__(self, function: Callable[..., Any], limit: int) -> None:
+        self.function, self.limit = function, limit
+        self._entries, self._clock, self._lock = dict[tuple[Any, ...], _Entry](), itertools.count(), threading.Lock()
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        entry = self._entries.get(arguments)
+        if entry is None:
+            value = self.function(*arguments)
+            with self._lock:
+                entry = self._entries.setdefault(arguments, _Entry(value, next(self._clock)))
+                size = self._measure()
+                for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
+                    if size <= self.limit or oldest is entry:
+                        break
+                    size -= self._entries.pop(key).size
+        entry.used = next(self._clock)
+        return entry.value
+
+    def cache_clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            self._entries.clear()
+
+    def memory(self) -> int:
+        """Return the bytes of all arguments and values."""
+        with self._lock:
+            return self._measure()
+
+    def _measure(self) -> int:
+        for key, entry in self._entries.items():
+            if entry.measured < entry.used:
+                entry.measured, entry.size = next(self._clock), memory_of((*key, entry.value))
+        return sum(entry.size for entry in self._entries.values())
+
+
+def bounded_cache(limit: int) -> Callable[[Callable[..., Any]], BoundedCache]:
+    """Return a decorator that makes a ``BoundedCache`` of a function."""
+    return partial(BoundedCache, limit=limit)
+
+
+def memory_of(value: Any) -> int:
+    """Return about how many bytes a value takes: arrays, containers, programs, and objects and functions of ours."""
+    seen, size, left = set[int](), 0, [value]
+    while left:
+        item = left.pop()
+        if item is None or isinstance(item, bool | int | float | str | type) or id(item) in seen:
+            size += _OBJECT
+            continue
+        seen.add(id(item))
+        if isinstance(item, np.ndarray | jax.Array):
+            base = getattr(item, "base", None)
+            left += [] if base is None else [base]
+            size += item.nbytes if base is None else 0
+        elif isinstance(item, Mapping):
+            left += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple) and item and type(item[0]) is int and type(item[-1]) is int:
+            size += _OBJECT * len(item)
+        elif isinstance(item, list | tuple | set | frozenset):
+            left += item
+        elif isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):
+            size += _PROGRAM
+        elif not isinstance(item, Fraction):
+            left += _parts(item)
+    return size
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    """Return what a function encloses, or the attributes of an object; nothing of other packages' objects."""
+    if not str(getattr(item, "__module__", None) or "").startswith(("dpkernels", "accountants")):
+        return ()
+    if closure := getattr(item, "__closure__", None):
+        return [cell.cell_contents for cell in closure]
+    return [*getattr(item, "__dict__", {}).values()]
