@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -35,21 +34,22 @@ class BoundedCache:
 
     def __init__(self, function: Callable[..., Any], limit: int) -> None:
         self.function, self.limit = function, limit
-        self._entries, self._clock, self._lock = dict[tuple[Any, ...], _Entry](), itertools.count(), threading.Lock()
+        self._entries, self._clock, self._lock = dict[tuple[Any, ...], _Entry](), 0, threading.Lock()
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
-        entry = self._entries.get(arguments)
-        if entry is None:
+        try:
+            entry = self._entries[arguments]
+        except KeyError:
             value = self.function(*arguments)
             with self._lock:
-                entry = self._entries.setdefault(arguments, _Entry(value, next(self._clock)))
+                entry = self._entries.setdefault(arguments, _Entry(value, self._clock))
                 size = self._measure()
                 for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
                     if size <= self.limit or oldest is entry:
                         break
                     size -= self._entries.pop(key).size
-        entry.used = next(self._clock)
+        self._clock = entry.used = self._clock + 1
         return entry.value
 
     def cache_clear(self) -> None:
@@ -64,8 +64,8 @@ class BoundedCache:
 
     def _measure(self) -> int:
         for key, entry in self._entries.items():
-            if entry.measured < entry.used:
-                entry.measured, entry.size = next(self._clock), memory_of((*key, entry.value))
+            if entry.measured <= entry.used:
+                entry.measured, entry.size = self._clock, memory_of((*key, entry.value))
         return sum(entry.size for entry in self._entries.values())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -63,15 +64,9 @@ class ExactSampler(abc.ABC):
         return self.table.kernel()
 
     @cached_property
-    def _derived(self) -> dict[Any, Any]:
-        return {}
-
-    def derive(self, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Return ``make(self, *arguments)``, made once and kept as long as the sampler, and no longer."""
-        key = make, *arguments
-        if key not in self._derived:
-            self._derived.setdefault(key, make(self, *arguments))
-        return self._derived[key]
+    def derived(self) -> Derived:
+        """Return what releases derive from the sampler: ``derived[make, *arguments]`` is ``make(self, *arguments)``."""
+        return Derived(self)
 
     @property
     @abc.abstractmethod
@@ -115,6 +110,20 @@ class ExactSampler(abc.ABC):
             return reports, reduce(and_, parts).all()
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
+
+
+class Derived(dict[tuple[Any, ...], Any]):
+    """Values that are made once from an object, and kept as long as the object; threads make one together."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self._lock = source, threading.RLock()
+
+    def __missing__(self, key: tuple[Any, ...]) -> Any:
+        make, *arguments = key
+        with self._lock:
+            if key not in self:
+                self[key] = make(self.source, *arguments)
+            return self[key]
 
 
 class BoundedSampler(ExactSampler):

@@ -45,7 +45,7 @@ class DeviceRelease:
             if device.platform != "cpu":
                 check_words(device)
         self.sampler, self.devices, self._key = sampler, devices, key
-        self._compute = sampler.derive(sharded, devices)
+        self._compute = sampler.derived[sharded, devices]
         # Two chunks with words and reports take at most 64 MiB of host memory.
         self.chunk = _DEVICE_CHUNK if devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -46,9 +45,9 @@ class HostRelease:
         If there is such a value, no output of the kernel is copied to ``out``.
         """
         few = x.size <= _FEW or (
-            x.size <= _MORE and next(self.sampler.derive(_calls, padded_length(x.size), out.dtype)) < _CALLS
+            x.size <= _MORE and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
         )
-        if few and self.sampler.derive(_is_far_from_subnormal, out.dtype):
+        if few and self.sampler.derived[_is_far_from_subnormal, out.dtype]:
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)
             return x.size
@@ -61,7 +60,7 @@ class HostRelease:
 
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         skip = start % BLOCK_VALUES
-        words = [np.empty(skip + len(x), kind) for kind in self.sampler.derive(_word_types)]
+        words = [np.empty(skip + len(x), kind) for kind in self.sampler.derived[_word_types,]]
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
@@ -73,8 +72,8 @@ class HostRelease:
         the memory of values to JAX would take longer than copying them; XLA writes only to memory of its own.
         """
         count, skip = x.size, start % BLOCK_VALUES
-        words, length = self.sampler.derive(_word_types), padded_length(count)
-        program, idle = _compiled(self.sampler, length, out.dtype), _idle(words, length, out.dtype)
+        words, length = self.sampler.derived[_word_types,], padded_length(count)
+        program, idle = self.sampler.derived[_program, length, out.dtype], _idle(words, length, out.dtype)
         try:
             space = idle.pop()
         except IndexError:
@@ -111,16 +110,8 @@ def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
 
-_compiling = threading.Lock()
-
-
-def _compiled(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
-    """Return the sampler's program for values of a length and type; threads that need one together compile one."""
-    with _compiling:
-        return sampler.derive(_program, length, dtype)
-
-
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
+    """Return the sampler's program for values of a length and type."""
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
     where = SingleDeviceSharding(calling_thread_device())
     sizes = [(length, dtype), (_KEYS, _key_type(dtype)), (length, dtype)]

@@ -239,7 +239,7 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
 @_reports.register
 def _(sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
-    bounds = sampler.derive(Bounds.of, clip)
+    bounds = sampler.derived[Bounds.of, clip]
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
         reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), first)

@@ -154,7 +154,7 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
 def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
     """Parts would go to other threads, which are waited for; a program of JAX's own client on two cores has two."""
     form = dpk.exact_sampler(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
-    program = host_engine._compiled(form, host_engine.CHUNK, np.dtype(np.float64))
+    program = host_engine._program(form, host_engine.CHUNK, np.dtype(np.float64))
     assert "outer_dimension_partitions" not in program.as_text()
     for value in (None, "7"):
         monkeypatch.delenv("PJRT_NPROC", raising=False)
@@ -197,7 +197,7 @@ def test_nothing_is_read_from_a_workspace_that_was_there_before():
 @pytest.mark.parametrize("where", ["words", "kernel"])
 def test_a_call_that_ends_in_the_middle_leaves_no_workspace(monkeypatch, error, where):
     expected = reports(PIECEWISE, 9001, "float64")
-    fill, compiled = host.Keystream.fill, host_engine._compiled
+    fill, compiled = host.Keystream.fill, host_engine._program
 
     def half(self, out, stream, first):
         fill(self, out[: len(out) // 2], stream, first)
@@ -215,7 +215,7 @@ def test_a_call_that_ends_in_the_middle_leaves_no_workspace(monkeypatch, error, 
         if where == "words":
             patch.setattr(host.Keystream, "fill", half)
         else:
-            patch.setattr(host_engine, "_compiled", after)
+            patch.setattr(host_engine, "_program", after)
         with pytest.raises(error):
             reports(PIECEWISE, 9001, "float64")
     assert idle() == []
