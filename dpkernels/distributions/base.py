@@ -40,6 +40,14 @@ class Noise(abc.ABC):
         """Return sigma of a Gaussian, whose vectors are accounted in l2; None for others."""
         return None
 
+    @property
+    def geometric_tail(self) -> tuple[float, float | None] | None:
+        """Return (z0, period): f(z + period) = c f(z) for |z| > z0, for even noise; a period of None stands for any.
+
+        None means that there are no such numbers. Otherwise a release draws the tail without end, and is pure.
+        """
+        return None
+
     @staticmethod
     def classes() -> dict[str, type[Noise]]:
         """Return every class of distributions by its name."""

@@ -34,10 +34,13 @@ class Lattice(Noise):
         checks.whole("reach", self.reach, 0, MOST_POINTS)
         if not self.reach:
             checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(self))
-            farthest = self._width * (math.sqrt(2 * _TAIL_NATS) if self.power == 2 else _TAIL_NATS) / self.step
-            object.__setattr__(self, "reach", math.ceil(min(MOST_POINTS, farthest)) + 1)
+            object.__setattr__(self, "reach", self._farthest())
         if not 1 <= self.reach < MOST_POINTS // 2:
             raise too_fine(self.step)
+
+    def _farthest(self) -> int:
+        farthest = self._width * (math.sqrt(2 * _TAIL_NATS) if self.power == 2 else _TAIL_NATS) / self.step
+        return math.ceil(min(MOST_POINTS, farthest)) + 1
 
     @property
     def _width(self) -> Any:
@@ -116,6 +119,11 @@ class DiscreteLaplace(Lattice):
     scale: Real
     step: Real = 1.0
     reach: int = 0
+
+    @property
+    def geometric_tail(self) -> tuple[float, float | None] | None:
+        """Return that of the distribution on all multiples, unless it is truncated nearer than by default."""
+        return (0.0, None) if self.reach >= self._farthest() else None
 
 
 @partial(pytree, static=("reach",))

@@ -30,6 +30,10 @@ class Laplace(PiecewiseExponential):
         b, xp = self.scale, namespace(z, self.scale)
         return -xp.abs(z) / b - xp.log(2 * b)
 
+    @property
+    def geometric_tail(self) -> tuple[float, float | None]:
+        return 0.0, None
+
     def score(self, z: Real) -> RealArray:
         return -namespace(z, self.scale).sign(z) / self.scale
 
@@ -78,6 +82,10 @@ class MergedLaplace(PiecewiseExponential):
     def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
         rates = tuple(rate / factor * unit for rate in self.rates)
         return dataclasses.replace(self, rates=rates, breaks=tuple(end * factor / unit for end in self.breaks))
+
+    @property
+    def geometric_tail(self) -> tuple[float, float | None]:
+        return (float(self.breaks[-1]) if self.breaks else 0.0), None
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
         """Return (start, end, rate, F) of every segment."""

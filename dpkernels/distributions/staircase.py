@@ -52,6 +52,10 @@ class Staircase(Symmetric):
         k = xp.floor(t)
         return k, t - k
 
+    @property
+    def geometric_tail(self) -> tuple[float, float | None]:
+        return 0.0, float(self.period)
+
     def log_prob(self, z: Real) -> Real:
         z = floating(z)
         xp = namespace(z, self.period, self.epsilon)

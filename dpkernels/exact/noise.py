@@ -27,12 +27,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
@@ -51,7 +53,8 @@ from dpkernels.exact.certificate import (
     integers,
     moments,
 )
-from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words, alias_columns, alias_kernel
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Later, Words, alias_columns, alias_kernel
+from dpkernels.exact.tail import EDGE, FARTHEST, Tail, check_pure
 from dpkernels.mechanisms.additive import NORMS, Additive, AdditiveVector
 from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
 
@@ -65,6 +68,7 @@ class NoiseTable:
     bits: int  # log2 of the total.
     grid_log2: int  # log2 of g, to which inputs are rounded first.
     points_per_bin: int  # M, the grid points in a bin.
+    tail: Tail | None = None  # Codes beyond the first and the last one, which are otherwise impossible.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", frozen_weights(self.weights))
@@ -83,7 +87,7 @@ class NoiseTable:
 
     @cached_property
     def total(self) -> int:
-        return arithmetic.total(self.weights)
+        return arithmetic.total(self.weights) + (2 * self.tail.rest if self.tail else 0)
 
     @property
     def bin_width(self) -> Fraction:
@@ -96,8 +100,14 @@ class NoiseTable:
 
     @cached_property
     def _mean_and_square(self) -> tuple[Fraction, Fraction]:
-        first, second = moments(self.outcomes, range(self.first, self.last + 1))
-        return self.bin_width * Fraction(first, self.total), self.bin_width**2 * Fraction(second, self.total)
+        first, second = (
+            Fraction(moment, self.total) for moment in moments(self.outcomes, range(self.first, self.last + 1))
+        )
+        if self.tail:  # The same on both sides.
+            mean, square = self.tail.moments
+            start = self.last + 1
+            second += Fraction(2 * self.tail.rest, self.total) * (start**2 + 2 * start * mean + square)
+        return self.bin_width * first, self.bin_width**2 * second
 
     @property
     def mean(self) -> Fraction:
@@ -116,20 +126,28 @@ class NoiseTable:
         return not (falls.any() and rises[int(falls.argmax()) :].any())
 
     def kernel(self) -> Callable[[RealArray], RealArray]:
-        """Return the sampler, random word of ``bits`` bits -> code, int32."""
-        outcomes, first = alias_kernel(alias_columns(self.weights, self.bits)), np.int32(self.first)
+        """Return the sampler, random word of ``bits`` bits -> code, int32; a code too many on a side is the tail."""
+        weights, first = self.weights, np.int32(self.first)
+        if self.tail:
+            rest = np.array([self.tail.rest], np.uint64)
+            weights, first = np.concatenate([rest, weights, rest]), np.int32(self.first - 1)
+        outcomes = alias_kernel(alias_columns(weights, self.bits))
         return lambda r: outcomes(r) + first
 
     def to_dict(self) -> dict[str, Any]:
         # A copy of the list that is sampled, because the caller may change it.
         weights, grid = self.weights.tolist(), {"grain": self.grid_log2, "grains": self.points_per_bin}
-        return {"weights": weights, "first": self.first, "bits": self.bits, **grid}
+        tail = {} if self.tail is None else {"tail": self.tail.to_dict()}
+        return {"weights": weights, "first": self.first, "bits": self.bits, **grid, **tail}
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
         """Return the table in a payload, after a check of types and sizes only."""
         numbers = (integer(name, payload[name]) for name in ("first", "bits", "grain", "grains"))
-        return cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
+        table = cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
+        if "tail" not in payload:
+            return table
+        return replace(table, tail=Tail.from_dict(payload["tail"], table.bits))
 
 
 def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
@@ -205,21 +223,29 @@ class AdditiveCertificate(Certificate):
         """Return a bound on the variance of a report or a coordinate at any input, input rounding included."""
         return self.table.variance + (0 if self.lattice else self.table.bin_width**2 / 4)
 
+    @property
+    def guarantee(self) -> str:
+        return "(epsilon, delta)-DP" if self.delta else "pure epsilon-DP"
+
     realised_epsilon = property(attrgetter("epsilon"))  # The budget, which goes with ``realised_delta``.
 
     @property
-    def lowest(self) -> Fraction:
-        return self.table.bin_width * self.table.first
+    def lowest(self) -> Fraction | None:
+        """Return the least noise, or None if there is none."""
+        return None if self.table.tail else self.table.bin_width * self.table.first
 
     @property
-    def highest(self) -> Fraction:
-        return self.table.bin_width * self.table.last
+    def highest(self) -> Fraction | None:
+        """Return the largest noise, or None if there is none."""
+        return None if self.table.tail else self.table.bin_width * self.table.last
 
     def lines(self) -> list[tuple[str, str]]:
-        ends = f"{float(self.lowest):.9g} to {float(self.highest):.9g}"
+        table = self.table
+        ends = " to ".join(f"{float(table.bin_width * code):.9g}" for code in (table.first, table.last))
+        beyond = f", and beyond in blocks of {table.tail.codes} without end" if table.tail else ""
         return [
             ("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
-            ("noise", f"{self.table.codes} values from {ends}"),
+            ("noise", f"{self.table.codes} values from {ends}{beyond}"),
             ("total weight", f"2^{self.table.bits}"),
             ("mean of the noise", f"{float(self.table.mean):.9g}"),
             ("variance", f"at most {shortest(float_at_least(self.worst_variance))} a value"),
@@ -252,7 +278,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     @property
     def covers(self) -> str:
         return (
-            "(epsilon, delta)-DP of each report; neighbouring: datasets whose true values, as floats, differ by at "
+            f"{self.guarantee} of each report; neighbouring: datasets whose true values, as floats, differ by at "
             f"most the sensitivity. {NOISE_LIMITS}"
         )
 
@@ -284,7 +310,7 @@ def certify_noise(
     """
     checks.noise_epsilon(epsilon)
     checks.positive("sensitivity", sensitivity)
-    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    checks.below_one("delta", delta)
     check_lattice(table)
     shift: int | Fraction = table.cells(Fraction(sensitivity))
     ratio = exp_lower_bound(epsilon)
@@ -292,7 +318,12 @@ def certify_noise(
         shift = rounding_share(table, Fraction(sensitivity))
         if shift >= 1:
             raise CertificateError(f"shift: is {shift}; cells are not wider than the sensitivity")
-        realised = mixed_hockey_stick(table, shift, ratio)
+    if table.tail:
+        limit = 1 + (ratio - 1) / shift if is_mixed else ratio
+        check_pure(table.weights, table.first, table.tail, math.ceil(shift), limit)
+        realised = Fraction(0)
+    elif is_mixed:
+        realised = mixed_hockey_stick(table, Fraction(shift), ratio)
     else:
         if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
             raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
@@ -341,7 +372,7 @@ class VectorClaim:
 
     def __post_init__(self) -> None:
         checks.noise_epsilon(self.epsilon)
-        checks.within("delta", self.delta, 0.0, 1.0, open_ends=True)
+        checks.below_one("delta", self.delta)
         checks.positive("sensitivity", self.sensitivity)
         checks.one_of("norm", self.norm, NORMS)
         checks.whole("dimensions", self.dimensions, 1, 1 << 31)
@@ -393,7 +424,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
     @property
     def covers(self) -> str:
         return (
-            "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at "
+            f"{self.guarantee} of each vector; neighbouring: datasets whose true vectors, as floats, differ by at "
             f"most the sensitivity in the norm. {NOISE_LIMITS}"
         )
 
@@ -432,6 +463,9 @@ def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
     most = least * (1 + Fraction(1, 1 << 100))
     if claim.sigma is None:
         rho = exp_lower_bound(eps / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
+        if table.tail:  # A code and its neighbour differ by rho at most, and rho to the power of all cells is e^eps.
+            check_pure(table.weights, table.first, table.tail, 1, rho)
+            return Fraction(0)
         tau = max(excess(table.weights, sign, rho) for sign in (1, -1)) / table.total
         return tau * (most - 1) / (rho - 1)
     sigma = Fraction(claim.sigma)
@@ -534,9 +568,63 @@ class ExactNoise(ExactSampler):
         return 2.0 ** (self.table.grid_log2 - 1)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        """Return the reports, or NaN where the noise is in the tail."""
         noise, rounding = words
-        position = self.positions(x, rounding) + self.kernel(noise)
-        return (position.astype(np.float64) * float(self.table.bin_width)).astype(x.dtype, copy=False)
+        code = self.kernel(noise)
+        reports = self._values(self.positions(x, rounding) + code, x.dtype)
+        if not self.table.tail:
+            return reports
+        return namespace(code).where(self._is_in_tail(code), x.dtype.type(np.nan), reports)
+
+    def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
+        """Return the reports, those of the tail by the words of later turns.
+
+        A report beyond the edge is the edge. A code that stops at the largest one is there at any input.
+        """
+        if not self.table.tail:
+            return self.reports(x, *words)
+        noise, rounding = words
+        code = self.kernel(noise)
+        xp, in_tail = namespace(code), self._is_in_tail(code)
+        far = xp.where(code > 0, 1, -1) * self._distance(in_tail, later)
+        return self._values(xp.clip(self.positions(x, rounding) + xp.where(in_tail, far, code), -EDGE, EDGE), x.dtype)
+
+    def _is_in_tail(self, code: RealArray) -> RealArray:
+        return abs(code) > np.int32(self.table.last)
+
+    def _values(self, position: RealArray, dtype: Any) -> RealArray:
+        return (position.astype(np.float64) * float(self.table.bin_width)).astype(dtype, copy=False)
+
+    def _distance(self, in_tail: RealArray, later: Later) -> RealArray:
+        """Return the distance from 0 of codes in the tail, int64, drawn with the words of as many turns as it takes."""
+        tail, xp, kernel = self.table.tail, namespace(in_tail), self._tail_kernel
+        if tail is None:
+            raise ValueError("table: has no tail")
+
+        def goes_on(state: tuple[Any, Any, Any]) -> Any:
+            return state[2].any()
+
+        def turn(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            number, distance, pending = state
+            t = kernel(later(number))
+            distance = xp.minimum(distance + xp.where(pending, t, np.int32(0)), FARTHEST)
+            return number + 1, distance, pending & (t == tail.codes)
+
+        start = in_tail.astype(np.int64) * (self.table.last + 1)
+        if xp is not np:
+            return jax.lax.while_loop(goes_on, turn, (jnp.uint32(1), start, in_tail))[1]
+        state = 1, start, in_tail
+        while goes_on(state):
+            state = turn(state)
+        return state[1]
+
+    @cached_property
+    def _tail_kernel(self) -> Any:
+        return self.table.tail.kernel()
+
+    @property
+    def has_later_turns(self) -> bool:
+        return self.table.tail is not None
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
@@ -571,43 +659,53 @@ STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
 _NODES, _WEIGHTS = gauss_legendre(16)
 _BLOCK = 1 << 12  # Of intervals that are integrated together.
 
+# The same for noise with a tail, whose power 1/(1 + stretch) is taken. Its last weights have about 30 bits.
+PURE_STRETCHES = tuple(2.0**-k for k in range(26, 6, -4))
+_TAIL_MASS = 2.0**-25  # Of either side, at most: a release hardly ever draws from it.
+_TAIL_DECAY = 4.0  # Probabilities of a block are e^-4 of those of the block before it, or less.
+
 Certified = TypeVar("Certified")
 
 
 def noise_certificate(mechanism: Additive) -> NoiseCertificate:
     """Return the certified table of a mechanism's noise: the narrowest that has the claim."""
     D, epsilon, delta = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
-    if D is None or epsilon is None or not delta:
+    if D is None or epsilon is None or delta is None:
         raise CertificateError(
-            f"mechanism: claims sensitivity {D}, epsilon {epsilon}, delta {delta}; a release needs all three and "
-            "delta > 0, see Additive.claim"
+            f"mechanism: claims sensitivity {D}, epsilon {epsilon}, delta {delta}; a release needs all three, see "
+            "Additive.claim"
         )
-    if delta < 2.0**-BITS:
+    if 0 < delta < 2.0**-BITS:
         raise CertificateError(f"delta: {delta:g} is below 2^-{BITS}, the least that a table's last code weighs")
 
     def certified(codes: int, stretch: float) -> NoiseCertificate:
-        table = noise_table(mechanism.noise, Fraction(D), BITS, codes, stretch)
+        build = noise_table if delta else endless_table
+        table = build(mechanism.noise, Fraction(D), BITS, codes, stretch)
         is_mixed = not isinstance(mechanism.noise, Lattice) and rounding_share(table, Fraction(D)) < 1
         return certify_noise(table, D, epsilon, delta, is_mixed=is_mixed)
 
+    if not delta:
+        return narrowest([partial(certified, _SIZES[0])], PURE_STRETCHES)
     return narrowest([partial(certified, codes) for codes in _SIZES])
 
 
-def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
+def narrowest(
+    kinds: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES
+) -> Certified:
     """Return the certificate of the narrowest table with its claim, from the first kind that has one."""
     for certified in kinds:
         with suppress(CertificateError):
-            return certified(STRETCHES[0])
+            return certified(stretches[0])
         try:
-            widest = certified(STRETCHES[-1])  # If this one fails, those in between would fail as well.
+            widest = certified(stretches[-1])  # If this one fails, those in between would fail as well.
         except CertificateError as failed:
             error = failed
             continue
-        for stretch in STRETCHES[1:-1]:
+        for stretch in stretches[1:-1]:
             with suppress(CertificateError):
                 return certified(stretch)
         return widest
-    raise CertificateError(f"{error}, although the noise is {STRETCHES[-1]:.3g} wider than asked for") from error
+    raise CertificateError(f"{error}, although the noise is {stretches[-1]:.3g} wider than asked for") from error
 
 
 def noise_table(
@@ -631,6 +729,78 @@ def noise_table(
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
     cells = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
     return density_table(noise, D, cells, *lattice, bits, stretch)
+
+
+def endless_table(
+    noise: Noise, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0], stretch: float = PURE_STRETCHES[0]
+) -> NoiseTable:
+    """Return a table with a tail for neighbours up to ``sensitivity`` apart, with the bins of ``noise_table``."""
+    D = float(sensitivity)
+    if isinstance(noise, Lattice):
+        return tailed_table(noise, 1, *lattice_grid(noise.step, sensitivity), bits, stretch)
+    low, high = _ends(noise, D, bits)
+    parts_log2 = min(_FINEST, _parts_log2(codes, D, high - low))
+    reach = 2 * float(noise.isf(np.float64(_TAIL_MASS)))
+    if reach > _MOST_CODES * D:
+        parts_log2 = -min(_WIDEST, math.ceil(math.log2(reach / D / _MOST_CODES)))
+    lattice = grid(sensitivity, Fraction(2) ** parts_log2)
+    cells = cells_apart(sensitivity, *lattice)
+    return tailed_table(noise, cells, *lattice, bits, stretch, D / (cells if parts_log2 >= 0 else 2.0**parts_log2))
+
+
+def tailed_table(
+    noise: Noise,
+    cells: int,
+    grid_log2: int,
+    points_per_bin: int,
+    bits: int,
+    stretch: float,
+    bin_width: float | None = None,
+) -> NoiseTable:
+    """Return a table with a tail, of neighbours ``cells`` apart, for noise whose tail is geometric.
+
+    The density to the power 1/(1 + ``stretch``) has ratios to this power, and steps at the same places. A block is a
+    whole number of times the neighbours' distance. A lattice needs no bin width.
+    """
+    if not isinstance(noise, Lattice | Distribution) or noise.geometric_tail is None:
+        raise CertificateError(
+            f"delta: is 0; the table of {type(noise).__name__} noise ends, and needs delta > 0, see Additive.claim"
+        )
+    start, period = noise.geometric_tail
+    width = float(noise.step) if bin_width is None else bin_width
+    if period is not None and not math.isclose(period, cells * width, rel_tol=1e-12):
+        raise CertificateError(f"delta: is 0; noise of period {shortest(period)} is pure for this sensitivity only")
+    far = start + width
+    logs = noise.log_weight if isinstance(noise, Lattice) else noise.log_prob
+    power = 1 / (1 + stretch)
+    decay = float(logs(far) - logs(far + cells * width)) * power  # Over the distance of neighbours.
+    # The last weight times decay times 2^-14 is 4 at least: so much wider noise has room for its rounding.
+    mass = max(_TAIL_MASS, 2.0 ** (16 - bits) * cells / decay**2)
+    if isinstance(noise, Lattice):
+        reach = -math.log(mass) * cells * width / decay
+    else:
+        reach = float(noise.isf(np.float64(min(mass, 0.25))))
+    last, block = math.ceil(max(reach, far) / width), cells * math.ceil(_TAIL_DECAY / decay)
+    if max(last, block) >= _MOST_CODES:
+        raise CertificateError(
+            f"noise: is {2 * last} cells wide; a table holds at most {_MOST_CODES} cells; use wider ones"
+        )
+    if isinstance(noise, Lattice):
+        masses = np.exp(noise.log_weight(width * np.arange(last + cells + block + 1)) * power)
+    else:
+        masses = _masses(noise, np.arange(last + cells + block + 2) - 0.5, width, power)
+    # Blocks begin where the noise falls most, not within a step, so that rounding makes no block begin with a rise.
+    falls = masses[last : last + cells] / masses[last + 1 : last + cells + 1]
+    last += int(np.argmax(falls >= falls.max() * (1 - 1e-9)))
+    half = np.minimum.accumulate(masses[: last + 1])
+    tail = np.minimum.accumulate(masses[last + 1 : last + 1 + block])
+    again = math.exp(-decay * block / cells)
+    rest = tail.sum() / (1 - again)
+    both = np.concatenate([[rest], half[:0:-1], half, [rest]])
+    table = _table(both / both.sum(), -last - 1, bits, grid_log2, points_per_bin)
+    further = math.floor(Fraction(again) * (1 << bits)) + 1
+    weights = _rounded_up(np.ldexp(tail / tail.sum(), bits + 40), (1 << bits) - further)
+    return replace(table, weights=table.weights[1:-1], first=-last, tail=Tail(int(table.weights[0]), weights, bits))
 
 
 def _parts_log2(codes: int, sensitivity: float, width: float) -> int:
@@ -683,8 +853,11 @@ def _ends(noise: Noise, sensitivity: float, bits: int = BITS) -> tuple[float, fl
     return max(low, first - sensitivity), min(high, last + sensitivity)
 
 
-def _masses(noise: Any, edges: np.ndarray, bin_width: float) -> np.ndarray:
-    """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots."""
+def _masses(noise: Any, edges: np.ndarray, bin_width: float, power: float = 1.0) -> np.ndarray:
+    """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
+
+    With a power they are integrals of the density to this power.
+    """
     # In cells whole edges are exactly alike: a step of e^eps leaves no room for other differences.
     cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
@@ -692,7 +865,8 @@ def _masses(noise: Any, edges: np.ndarray, bin_width: float) -> np.ndarray:
     # In blocks that stay in the processor's cache.
     blocks = [slice(first, first + _BLOCK) for first in range(0, len(widths), _BLOCK)]
     nodes = ((points[:-1][at, None] + widths[at, None] * _NODES) * bin_width for at in blocks)
-    pieces = bin_width * widths * np.concatenate([noise.prob(z) @ _WEIGHTS for z in nodes])
+    density = noise.prob if power == 1 else lambda z: np.exp(power * noise.log_prob(z))
+    pieces = bin_width * widths * np.concatenate([density(z) @ _WEIGHTS for z in nodes])
     masses = np.add.reduceat(pieces, np.searchsorted(points, edges[:-1]))
     mirrored = np.allclose(masses, masses[::-1], rtol=1e-12, atol=0)
     return (masses + masses[::-1]) / 2 if mirrored else masses
@@ -750,7 +924,7 @@ _VECTOR_SIZES, _SMALL, _LARGE = (1 << 16, 1 << 18), 1e-3, 0.1
 
 def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
     """Return the certified table of a vector mechanism: the narrowest that has the claim."""
-    noise, own = vector.coordinate.noise, float(vector.coordinate.sensitivity)
+    noise, own, delta = vector.coordinate.noise, float(vector.coordinate.sensitivity), vector.coordinate.delta
 
     def certified(stretch: float) -> VectorNoiseCertificate:
         if isinstance(noise, Lattice):
@@ -758,12 +932,16 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
                 raise CertificateError(
                     f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
                 )
-            return certify_vector(noise_table(noise, Fraction(own), stretch=stretch), _claim(vector, 1.0))
+            build = noise_table if delta else endless_table
+            return certify_vector(build(noise, Fraction(own), stretch=stretch), _claim(vector, 1.0))
         grid_log2, points_per_bin, parts = _finest(noise, vector, own)
+        if not delta:
+            table = tailed_table(noise, 1, grid_log2, points_per_bin, BITS, stretch, own / float(parts))
+            return certify_vector(table, _claim(vector, 1.0))
         table = density_table(noise, own, float(parts), grid_log2, points_per_bin, stretch=stretch)
         return certify_vector(table, _claim(vector, float(parts) / own * (1 + stretch)))
 
-    return narrowest([certified])
+    return narrowest([certified], STRETCHES if delta else PURE_STRETCHES)
 
 
 def _claim(vector: AdditiveVector, cells: float) -> VectorClaim:

@@ -35,6 +35,9 @@ ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
     ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
 
+# Returns the noise words of a later turn, from its number, 1 and so on.
+Later = Callable[[Any], RealArray]
+
 _PARTS = 16  # of a vector whose inputs are checked together
 
 
@@ -91,11 +94,21 @@ class ExactSampler(abc.ABC):
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         """Return reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
 
+    def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
+        """Return ``reports``, those completed that need words of later turns."""
+        return self.reports(x, *words)
+
+    @property
+    def has_later_turns(self) -> bool:
+        """Return whether ``reports`` may be NaN, where a report needs words of later turns, see ``all_reports``."""
+        return False
+
     @cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """Return the jitted function (memory, ends, x, *words) -> (reports, whether every value is within the ends).
+        """Return the jitted function (memory, ends, x, *words) -> (reports, flags).
 
-        The reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
+        The flags are whether every value is within the ends, and whether no report needs words of later turns. The
+        reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
         largest valid input. A value outside them is replaced before it meets noise.
         """
 
@@ -107,7 +120,8 @@ class ExactSampler(abc.ABC):
             reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
             # On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
             parts = [inside(part, ends) for part in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
-            return reports, reduce(and_, parts).all()
+            needs_later = jnp.isnan(reports).any() if self.has_later_turns else jnp.zeros((), bool)
+            return reports, jnp.stack([reduce(and_, parts).all(), ~needs_later])
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
 

@@ -36,7 +36,8 @@ class Additive(Mechanism):
         noise: the distribution of Z.
         sensitivity: D in [1e-100, 1e100], the largest change of x between neighbours that the claim covers, or None.
         epsilon: the claimed epsilon, in [1e-6, 20]. ``accountants.delta`` computes the realised privacy profile.
-        delta: the claimed delta, in [0, 1]. A release requires a positive delta, since its tables are finite.
+        delta: the claimed delta, in [0, 1]. A release requires a positive delta, since its tables are finite, unless
+            the tail of the noise is geometric (Laplace, merged Laplace, staircase, discrete Laplace).
     """
 
     noise: Noise
@@ -187,6 +188,11 @@ def growth(norm: str, own_norm: str, dimensions: int) -> float:
     return dimensions**power
 
 
+def _vector_delta(delta: Any) -> Any:
+    xp = namespace(delta)
+    return xp.where(xp.asarray(delta) == 0, 0.0, xp.maximum(delta, 1e-10))[()]
+
+
 def on_vectors(
     mechanism: Additive,
     *,
@@ -210,8 +216,8 @@ def on_vectors(
         dimensions: d, 1 to 2^31.
         norm: "l1", "l2" or "linf".
         sensitivity: D; by default the largest that the mechanism's claim covers, or a ``ValueError`` above it.
-        delta: delta of the vector's claim; by default the larger of the mechanism's delta and 1e-10, because d finite
-            tables cannot reach the delta of a single one.
+        delta: delta of the vector's claim; by default 0 for a mechanism that claims 0, otherwise the larger of the
+            mechanism's delta and 1e-10, because d finite tables cannot reach the delta of a single one.
         lattice: a number of which every value is a multiple, such as 1.0 for counts; at most D. A release checks this.
     """
     checks.one_of("norm", norm, NORMS)
@@ -220,7 +226,7 @@ def on_vectors(
         raise ValueError("mechanism: claims nothing; it needs a sensitivity, epsilon and delta")
     if lattice is not None:
         checks.positive("lattice", lattice)
-    total = namespace(mechanism.delta).maximum(mechanism.delta, 1e-10)[()] if delta is None else delta
+    total = _vector_delta(mechanism.delta) if delta is None else delta
     claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=total)
     own_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).own_norm
     most = mechanism.sensitivity / growth(norm, own_norm, dimensions)

@@ -42,7 +42,7 @@ from dpkernels.solve import first_feasible, floats_from, root
 
 WINDOWS: dict[str, Window] = {kind.name: kind() for kind in Window.kinds() if kind.name}
 BASES = ("constant", "quartic")
-TABLE_DELTA = 1e-15  # What the truncation of an integer table may cost a release of pure-DP noise.
+TABLE_DELTA = 1e-15  # What the ends of an integer table may cost a release of pure noise whose tail is not geometric.
 
 # Wang 2019, equation (7): below this budget Duchi alone is better in the worst case.
 HYBRID_EPSILON = math.log(
@@ -239,12 +239,9 @@ MECHANISMS: dict[str, Callable[..., Bounded]] = {
 
 
 def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Return Laplace noise of scale b = D / eps, for epsilon in [0.01, 20].
-
-    The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
-    """
+    """Return Laplace noise of scale b = D / eps, for epsilon in [0.01, 20]. It is pure eps-DP, also when released."""
     _check(epsilon, sensitivity)
-    return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
+    return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, 0.0)
 
 
 def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
@@ -378,12 +375,11 @@ def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:
 def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
     """Return staircase noise (Geng & Viswanath 2014) for epsilon in [0.01, 20] and gamma in [0, 1].
 
-    By default gamma = 1/(1 + e^(eps/2)), of least E|Z|. The float density is pure eps-DP; the claim has delta = 1e-15
-    for the ends of a release's table.
+    By default gamma = 1/(1 + e^(eps/2)), of least E|Z|. It is pure eps-DP, also when released.
     """
     _check(epsilon, sensitivity)
     gamma = 1 / (1 + elementary(epsilon).exp(epsilon / 2)) if gamma is None else gamma
-    return Additive(Staircase(epsilon, sensitivity, gamma), sensitivity, epsilon, TABLE_DELTA)
+    return Additive(Staircase(epsilon, sensitivity, gamma), sensitivity, epsilon, 0.0)
 
 
 def budget_recycled(
@@ -412,13 +408,13 @@ def budget_recycled(
 def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
     """Return Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
-    D, the sensitivity, is rounded up to a multiple of the step. Epsilon is in [0.01, 20]. The noise has at most 2^20
-    points. Give ``reach``, the largest k, if JAX traces an argument; by default probabilities beyond it are below
-    2^-66. For these the claim has delta = 1e-15.
+    D, the sensitivity, is rounded up to a multiple of the step. Epsilon is in [0.01, 20]. A release is pure eps-DP: its
+    noise has no largest k. In floats there are at most 2^20 points, and probabilities beyond them are below 2^-66. Give
+    ``reach``, the largest k, if JAX traces an argument; then the noise ends there, and the claim has delta = 1e-15.
     """
     _check(epsilon, sensitivity)
     noise = DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step, reach or 0)
-    return Additive(noise, sensitivity, epsilon, TABLE_DELTA)
+    return Additive(noise, sensitivity, epsilon, TABLE_DELTA if reach else 0.0)
 
 
 def truncated_discrete_laplace(

@@ -24,14 +24,17 @@ class Keystream:
 
         self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
-    def fill(self, out: np.ndarray, stream: int, first_block: int) -> None:
-        """Fill contiguous unsigned integers with a stream's words from the 64-byte block number, below 2^64, on."""
+    def fill(self, out: np.ndarray, stream: int, first_block: int, turn: int = 0) -> None:
+        """Fill contiguous unsigned integers with a stream's words from the 64-byte block number, below 2^64, on.
+
+        Every turn, below 2^32, has a stream of its own.
+        """
         view, size, at = out.data.cast("B"), out.nbytes, 0
         while at < size:
             block = first_block + at // 64
             # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
             length = min(size - at, _ZEROS.nbytes, 64 * ((1 << 32) - block % (1 << 32)))
-            self._encryptor.reset_nonce(_COUNTER.pack(block, stream, 0))
+            self._encryptor.reset_nonce(_COUNTER.pack(block, stream, turn))
             self._encryptor.update_into(_ZEROS[:length], view[at : at + length])
             at += length
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.sampler import ExactSampler, Words
 from dpkernels.random import host
 from dpkernels.release.inputs import Bounds
 from dpkernels.release.process import calling_thread_device, own_settings
@@ -64,6 +64,27 @@ class HostRelease:
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
+            if self.sampler.has_later_turns:
+                self._complete(x, start, out)
+
+    def _complete(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        """Replace the reports that are NaN, whose noise takes words of later turns: those of a value's own index."""
+        at = np.flatnonzero(np.isnan(out))
+        if not at.size:
+            return
+        source, needs = host.Keystream(self.key), self.sampler.words
+
+        def words(need: Words, turn: int) -> np.ndarray:
+            kind = _WORD[need.bits]
+            own, block = np.empty(at.size, kind), np.empty(64 // kind.itemsize, kind)
+            for i, index in enumerate((at + start).tolist()):
+                source.fill(block, need.stream, index // len(block), turn)
+                own[i] = block[index % len(block)]
+            return own
+
+        first = [words(need, 0) for need in needs]
+        values = x[at].astype(out.dtype, copy=False)
+        out[at] = self.sampler.all_reports(values, *first, later=lambda turn: words(needs[0], turn))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
@@ -83,11 +104,14 @@ class HostRelease:
         space.x[count:] = space.x[0]
         self._fill([buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words], start - skip)
         with own_settings():
-            space.reports, inside = program(space.reports, *space.arguments())
-            is_inside = bool(np.asarray(inside))
+            space.reports, flags = program(space.reports, *space.arguments())
+            is_inside, is_complete = np.asarray(flags).tolist()
             if is_inside:
                 out[:] = np.asarray(space.reports)[:count]
         idle.append(space)
+        if is_inside and not is_complete:
+            with np.errstate(all="ignore"):
+                self._complete(x, start, out)
         return is_inside
 
     def _fill(self, buffers: list[np.ndarray], first: int) -> None:

@@ -137,7 +137,10 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
     words = [chacha.stream_words(key, need.stream, (0, 0), len(x), need.bits) for need in sampler.words]
     if getattr(sampler.mechanism, "lattice", None) is not None:
         words[1] = jnp.zeros_like(words[1])  # Values on the lattice are whole cells, so that rounding moves none.
-    return sampler.reports(x, *words)
+    noise = sampler.words[0]
+    return sampler.all_reports(
+        x, *words, later=lambda turn: chacha.stream_words(key, noise.stream, (0, 0), len(x), noise.bits, turn)
+    )
 
 
 def _with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:

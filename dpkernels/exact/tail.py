@@ -1,0 +1,114 @@
+"""The endless tail of a noise table: blocks of codes that repeat.
+
+Beyond its last code n a table has the weight ``rest`` on either side. A draw of it goes on in the tail: a second word
+draws a code of the first block, n + 1 + t, or the weight ``further``, which stands for the next block; a third word then
+draws from the same weights for that block, and so on without end. With B the bits of a word, the code
+n + 1 + k L + t, and its negative, has the probability
+
+    rest/2^B (further/2^B)^k block[t]/2^B,    t = 0..L - 1, k = 0, 1, ...
+
+So what holds for the first block and the step from it to the second one holds for all blocks. See
+docs/proofs/endless_noise.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpkernels.bounded_json import integer
+from dpkernels.exact import arithmetic
+from dpkernels.exact.certificate import MOST_WEIGHTS, CertificateError, frozen_weights, integers, moments
+from dpkernels.exact.sampler import alias_columns, alias_kernel
+from dpkernels.numerics import RealArray
+
+# Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge. A
+# code of the tail stops at the largest one, at which the report is the edge, whatever the input.
+EDGE, FARTHEST = (1 << 61) + (1 << 21), (1 << 62) + (1 << 22)
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The weights of a table's tail; the module states their meaning."""
+
+    rest: int
+    block: np.ndarray  # uint64, one a code.
+    bits: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block", frozen_weights(self.block))
+
+    @property
+    def codes(self) -> int:
+        return len(self.block)
+
+    @cached_property
+    def further(self) -> int:
+        return (1 << self.bits) - arithmetic.total(self.block)
+
+    @property
+    def again(self) -> Fraction:
+        """Return the probability of a further block."""
+        return Fraction(self.further, 1 << self.bits)
+
+    @cached_property
+    def moments(self) -> tuple[Fraction, Fraction]:
+        """Return E X and E X^2 of X = k L + t, from X = t, or L + X' with probability ``again``."""
+        first, second = (
+            Fraction(moment, 1 << self.bits) for moment in moments(self.block.tolist(), range(self.codes))
+        )
+        mean = (first + self.again * self.codes) / (1 - self.again)
+        square = (second + self.again * (self.codes**2 + 2 * self.codes * mean)) / (1 - self.again)
+        return mean, square
+
+    def kernel(self) -> Callable[[RealArray], RealArray]:
+        """Return the sampler, random word -> t, or L for a further block, int32."""
+        return alias_kernel(alias_columns([*self.block.tolist(), self.further], self.bits))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rest": self.rest, "block": self.block.tolist()}
+
+    @classmethod
+    def from_dict(cls, payload: dict[str, Any], bits: int) -> Tail:
+        """Return the tail in a payload, after a check of types and sizes only."""
+        block = frozen_weights(integers("block", payload["block"], MOST_WEIGHTS))
+        return cls(integer("rest", payload["rest"]), block, bits)
+
+
+def check_pure(weights: np.ndarray, first: int, tail: Tail, cells: int, limit: Fraction) -> None:
+    """Refuse a table with a tail if some ratio of probabilities up to ``cells`` codes apart may be above the limit.
+
+    The weights and the tail fall away from the code 0, and are the same on both sides. So the largest ratio is that of
+    a code c >= 0 and c + ``cells``. Both are in the table, or in the table and the first block, or in the first block,
+    or in it and the second one, or as in one of these in later blocks.
+    """
+    n, total = len(weights) - 1 + first, 1 << tail.bits
+    half, block, rest, further = weights[-first:], tail.block, tail.rest, tail.further
+    if first != -n or not np.array_equal(weights, weights[::-1]):
+        raise CertificateError("weights: are not even, which those of a table with a tail have to be")
+    if not (0 < rest and 0 < further and len(block) and block.all() and half.all()):
+        raise CertificateError("weights: a code is impossible, in a table with a tail")
+    if not 1 <= cells <= len(block) < 1 << 21 or n >= 1 << 21:
+        raise CertificateError(f"block: has {len(block)} codes; neighbours are {cells} cells apart")
+    falls = (half[1:] <= half[:-1]).all() and (block[1:] <= block[:-1]).all()
+    last, first_of_block, last_of_block = int(half[-1]), int(block[0]), int(block[-1])
+    if not (falls and rest * first_of_block <= last * total and further * first_of_block <= last_of_block * total):
+        raise CertificateError("weights: rise away from 0, in a table with a tail")
+    p, q = limit.numerator, limit.denominator
+    across = range(max(0, cells - n - 1), cells)
+    second = cells - len(block)  # Of t in the first block, t + second is in the second one.
+    over = (
+        bool(arithmetic.exceeds(half[:-cells], half[cells:], limit).any()) if cells <= n else False,
+        any(q * int(half[n + 1 + t - cells]) * total > p * rest * int(block[t]) for t in across),
+        bool(arithmetic.exceeds(block[: len(block) - cells], block[cells:], limit).any()),
+        any(q * int(block[t]) * total > p * further * int(block[t + second]) for t in range(-second, len(block))),
+    )
+    if any(over):
+        names = "within the table", "at its end", "within a block", "from a block to the next one"
+        where = names[over.index(True)]
+        raise CertificateError(f"epsilon: a ratio of probabilities {cells} cells apart, {where}, is above e^epsilon")
