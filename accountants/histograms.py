@@ -48,7 +48,7 @@ MOST_COUNTS = 10**6  # The most mechanisms that ``pure_delta`` composes.
 # The range in which the eps of a pick is searched; a budget that the lower end exceeds is rejected.
 _PICKS = 1e-6, 10.0
 # Noise on counts: the distribution, the name of its scale, and the additional delta of a count's table.
-_NOISES = {"gaussian": (Gaussian, "sigma", 0.0), "laplace": (Laplace, "scale", named.TABLE_DELTA)}
+_NOISES = {"gaussian": (Gaussian, "sigma", 0.0), "laplace": (Laplace, "scale", 0.0)}
 
 
 def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:

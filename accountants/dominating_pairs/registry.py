@@ -27,7 +27,7 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.exact.bounded import ExactRows, ExactWindow
-from dpkernels.exact.noise import ExactNoise, NoiseCertificate
+from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
@@ -115,14 +115,39 @@ def _exact_noise_pairs(certificate: Any, sensitivity: Any) -> tuple[Atoms, ...]:
         raise ValueError(f"sensitivity: {sensitivity:g} is above the {certificate.sensitivity:g} certified")
     if not certificate.table.is_unimodal:
         raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
-    weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
-    pair, share = shifted_pair(weights, math.ceil(certificate.shift)), min(1.0, float(certificate.shift))
+    table = certificate.table
+    if table.tail:
+        weights, pair = _endless_pair(table, math.ceil(certificate.shift))
+    else:
+        weights = np.array([float(weight) for weight in table.outcomes]) / table.total
+        pair = shifted_pair(weights, math.ceil(certificate.shift))
+    share = min(1.0, float(certificate.shift))
     is_even = bool((weights == weights[::-1]).all())
     if share == 1:
         return (pair,) if is_even else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
     ends = [(pair.p, pair.q)] if is_even else [(pair.p, pair.q), (pair.q, pair.p)]
     mixed = [(p, (1 - share) * p + share * q) for p, q in ends]
     return tuple(Atoms(*order) for p, q in mixed for order in ((p, q), (q, p)))
+
+
+def _endless_pair(table: NoiseTable, cells: int) -> tuple[np.ndarray, Atoms]:
+    """Return the probabilities of a table with a tail up to two blocks, and the pair of it and it shifted.
+
+    From the second block on, codes a whole number of blocks apart have the same ratio to the code ``cells`` before or
+    behind them, so they count as one.
+    """
+    tail = table.tail
+    if tail is None:
+        raise ValueError("table: has no tail")
+    block, again = tail.block / 2.0**tail.bits, float(tail.again)
+    first, inner = tail.rest / 2.0**tail.bits * block, table.weights / 2.0**table.bits
+    side = np.concatenate([first, again * first, again**2 * first])
+    p = np.concatenate([side[::-1], inner, side])
+    q = np.concatenate([np.zeros(cells), p[:-cells]])
+    lump = np.ones(len(p))
+    lump[tail.codes : 2 * tail.codes] = lump[-2 * tail.codes : -tail.codes] = 1 / (1 - again)
+    kept = slice(tail.codes, -tail.codes)
+    return inner, Atoms((p * lump)[kept], (q * lump)[kept])
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
@@ -293,7 +318,8 @@ def _(mechanism: Any) -> float:
 
 @pure_epsilon.register
 def _(mechanism: ExactNoise) -> float:
-    return math.inf  # A report beyond the end of the shifted table is impossible for the other input.
+    """Return the budget, or infinity: beyond the end of the shifted table a report is impossible for the other input."""
+    return float(mechanism.certificate.epsilon) if mechanism.table.tail else math.inf
 
 
 @pure_epsilon.register

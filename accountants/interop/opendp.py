@@ -33,6 +33,7 @@ import opendp.prelude as dp
 import accountants
 import dpkernels as dpk
 from accountants.dominating_pairs.discrete import shifted_pair
+from dpkernels.decimals import float_at_least, rational
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.
@@ -104,6 +105,8 @@ def _bounded_map(certificate: Any) -> Callable[[int], float]:
 
 
 def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tuple[float, float]]:
+    if certificate.table.tail:
+        return _pure_map(certificate)
     at = float(certificate.delta) if delta is None else float(delta)
     if not 0 < at < 1:
         raise ValueError(f"delta: {at} is not in (0, 1)")
@@ -120,6 +123,16 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
     def privacy_map(d_in: float) -> tuple[float, float]:
         cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / grain), table.points_per_bin))
         return (epsilon(cells), at) if cells else (0.0, 0.0)
+
+    return privacy_map
+
+
+def _pure_map(certificate: Any) -> Callable[[float], tuple[float, float]]:
+    """Return the map of noise without an end: inputs k sensitivities apart are k times as many cells apart at most."""
+    D, epsilon = Fraction(certificate.sensitivity), rational(certificate.epsilon)
+
+    def privacy_map(d_in: float) -> tuple[float, float]:
+        return float_at_least(math.ceil(Fraction(d_in) / D) * epsilon), 0.0
 
     return privacy_map
 

@@ -224,8 +224,8 @@ class NoiseChannel(Channel):
     """
 
     def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
-        self.table, self.lower, self.upper = certificate.table, lower, upper
-        table, on_lattice = certificate.table, certificate.shift < _FINE
+        self.table, self.lower, self.upper = certificate.table.finite, lower, upper
+        table, on_lattice = self.table, certificate.shift < _FINE
         if on_lattice:
             self._grain, self._grains = float(table.bin_width), 1
             self.lattice = self._grain

@@ -392,9 +392,9 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
             raise TypeError(f"mechanism: {kind} is not additive noise; `estimate` is for local reports")
         certificate = form.certificate
     if lattice is None:
-        return certificate.table, certificate.lattice
+        return certificate.table.finite, certificate.lattice
     checks.positive("lattice", lattice)
-    return certificate.table, float(lattice)
+    return certificate.table.finite, float(lattice)
 
 
 def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:

@@ -89,6 +89,24 @@ class NoiseTable:
     def total(self) -> int:
         return arithmetic.total(self.weights) + (2 * self.tail.rest if self.tail else 0)
 
+    @cached_property
+    def finite(self) -> NoiseTable:
+        """Return this table, or one without a tail that is as near as 64 bits allow, and whose ends weigh more.
+
+        For estimates: either side of a code has at least the true probability, as long as that is below a half.
+        """
+        if self.tail is None:
+            return self
+        block, blocks, scale = self.tail.block / 2.0**self.bits, list[np.ndarray](), float(self.tail.rest)
+        while scale * block[0] >= 1:
+            blocks.append(np.floor(scale * block).astype(np.uint64))
+            scale *= float(self.tail.again)
+        side = np.concatenate([*blocks, np.zeros(1, np.uint64)])
+        side = side[: np.count_nonzero(side) + 1]
+        side[-1] = self.tail.rest - arithmetic.total(side)
+        weights = np.concatenate([side[::-1], self.weights, side])
+        return replace(self, weights=weights, first=self.first - len(side), tail=None)
+
     @property
     def bin_width(self) -> Fraction:
         """Return h, data units between neighbouring reports."""

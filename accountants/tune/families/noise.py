@@ -110,7 +110,7 @@ class MergedLaplaces(PureDPFamily):
     def build(self, free: dict[str, Real]) -> Additive:
         breaks: Any = free["breaks"]
         noise = MergedLaplace(tuple(self._rates(free)), tuple(breaks))
-        return Additive(noise, self.sensitivity, self.epsilon, named.TABLE_DELTA)
+        return Additive(noise, self.sensitivity, self.epsilon, 0.0)
 
     def _rates(self, free: dict[str, Any]) -> RealArray:
         D = self.sensitivity
@@ -126,7 +126,7 @@ class MergedLaplaces(PureDPFamily):
     def release(self, free: dict[str, Any]) -> Additive:
         """Return noise of rates that are lowered until the pure level, as computed, is at most eps."""
         rates, breaks = self._rates(free), tuple(free["breaks"])
-        claim = {"sensitivity": self.sensitivity, "epsilon": self.epsilon, "delta": named.TABLE_DELTA}
+        claim = {"sensitivity": self.sensitivity, "epsilon": self.epsilon, "delta": 0.0}
 
         def lower(margin: float) -> Additive:
             return named.merged_laplace(
