@@ -318,7 +318,7 @@ def _(mechanism: Any) -> float:
 
 @pure_epsilon.register
 def _(mechanism: ExactNoise) -> float:
-    """Return the budget, or infinity: beyond the end of the shifted table a report is impossible for the other input."""
+    """Return the budget of a table with a tail. A report beyond the end of another is impossible for some inputs."""
     return float(mechanism.certificate.epsilon) if mechanism.table.tail else math.inf
 
 

@@ -53,7 +53,15 @@ from dpkernels.exact.certificate import (
     integers,
     moments,
 )
-from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Later, Words, alias_columns, alias_kernel
+from dpkernels.exact.sampler import (
+    NOISE_STREAM,
+    ROUNDING_STREAM,
+    ExactSampler,
+    Later,
+    Words,
+    alias_columns,
+    alias_kernel,
+)
 from dpkernels.exact.tail import EDGE, FARTHEST, Tail, check_pure
 from dpkernels.mechanisms.additive import NORMS, Additive, AdditiveVector
 from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
@@ -144,11 +152,10 @@ class NoiseTable:
         return not (falls.any() and rises[int(falls.argmax()) :].any())
 
     def kernel(self) -> Callable[[RealArray], RealArray]:
-        """Return the sampler, random word of ``bits`` bits -> code, int32; a code too many on a side is the tail."""
+        """Return the sampler, random word of ``bits`` bits -> code, int32; the code before the first one is a tail."""
         weights, first = self.weights, np.int32(self.first)
         if self.tail:
-            rest = np.array([self.tail.rest], np.uint64)
-            weights, first = np.concatenate([rest, weights, rest]), np.int32(self.first - 1)
+            weights, first = np.append(np.uint64(2 * self.tail.rest), weights), np.int32(self.first - 1)
         outcomes = alias_kernel(alias_columns(weights, self.bits))
         return lambda r: outcomes(r) + first
 
@@ -586,13 +593,23 @@ class ExactNoise(ExactSampler):
         return 2.0 ** (self.table.grid_log2 - 1)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
-        """Return the reports, or NaN where the noise is in the tail."""
+        """Return the reports; those of ``are_incomplete`` are of no use."""
         noise, rounding = words
-        code = self.kernel(noise)
-        reports = self._values(self.positions(x, rounding) + code, x.dtype)
+        return self._values(self.positions(x, rounding) + self.kernel(noise), x.dtype)
+
+    def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
+        """Return the indices of words that draw a tail.
+
+        In the first column of the alias table they are the smallest words, unless they fill it.
+        """
         if not self.table.tail:
-            return reports
-        return namespace(code).where(self._is_in_tail(code), x.dtype.type(np.nan), reports)
+            return np.zeros(0, np.int64)
+        weight = 2 * self.table.tail.rest
+        if weight << self.table.codes.bit_length() >= 1 << self.table.bits:
+            return np.flatnonzero(self._is_in_tail(self.kernel(noise)))
+        if np.minimum.reduce(noise) >= weight:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(noise < noise.dtype.type(weight))
 
     def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
         """Return the reports, those of the tail by the words of later turns.
@@ -604,11 +621,13 @@ class ExactNoise(ExactSampler):
         noise, rounding = words
         code = self.kernel(noise)
         xp, in_tail = namespace(code), self._is_in_tail(code)
-        far = xp.where(code > 0, 1, -1) * self._distance(in_tail, later)
+        # The first turn draws the side, and the others the blocks.
+        side = (later(xp.uint32(1)) & noise.dtype.type(1)).astype(np.int64) * 2 - 1
+        far = side * self._distance(in_tail, later)
         return self._values(xp.clip(self.positions(x, rounding) + xp.where(in_tail, far, code), -EDGE, EDGE), x.dtype)
 
     def _is_in_tail(self, code: RealArray) -> RealArray:
-        return abs(code) > np.int32(self.table.last)
+        return code < np.int32(self.table.first)
 
     def _values(self, position: RealArray, dtype: Any) -> RealArray:
         return (position.astype(np.float64) * float(self.table.bin_width)).astype(dtype, copy=False)
@@ -630,8 +649,8 @@ class ExactNoise(ExactSampler):
 
         start = in_tail.astype(np.int64) * (self.table.last + 1)
         if xp is not np:
-            return jax.lax.while_loop(goes_on, turn, (jnp.uint32(1), start, in_tail))[1]
-        state = 1, start, in_tail
+            return jax.lax.while_loop(goes_on, turn, (jnp.uint32(2), start, in_tail))[1]
+        state = 2, start, in_tail
         while goes_on(state):
             state = turn(state)
         return state[1]
@@ -639,10 +658,6 @@ class ExactNoise(ExactSampler):
     @cached_property
     def _tail_kernel(self) -> Any:
         return self.table.tail.kernel()
-
-    @property
-    def has_later_turns(self) -> bool:
-        return self.table.tail is not None
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
@@ -707,9 +722,7 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
     return narrowest([partial(certified, codes) for codes in _SIZES])
 
 
-def narrowest(
-    kinds: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES
-) -> Certified:
+def narrowest(kinds: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES) -> Certified:
     """Return the certificate of the narrowest table with its claim, from the first kind that has one."""
     for certified in kinds:
         with suppress(CertificateError):

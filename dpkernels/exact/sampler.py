@@ -98,17 +98,15 @@ class ExactSampler(abc.ABC):
         """Return ``reports``, those completed that need words of later turns."""
         return self.reports(x, *words)
 
-    @property
-    def has_later_turns(self) -> bool:
-        """Return whether ``reports`` may be NaN, where a report needs words of later turns, see ``all_reports``."""
-        return False
+    def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
+        """Return the indices of noise words whose reports need words of later turns: of ``all_reports``."""
+        return np.zeros(0, np.int64)
 
     @cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """Return the jitted function (memory, ends, x, *words) -> (reports, flags).
+        """Return the jitted function (memory, ends, x, *words) -> (reports, whether every value is within the ends).
 
-        The flags are whether every value is within the ends, and whether no report needs words of later turns. The
-        reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
+        The reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
         largest valid input. A value outside them is replaced before it meets noise.
         """
 
@@ -120,8 +118,7 @@ class ExactSampler(abc.ABC):
             reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
             # On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
             parts = [inside(part, ends) for part in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
-            needs_later = jnp.isnan(reports).any() if self.has_later_turns else jnp.zeros((), bool)
-            return reports, jnp.stack([reduce(and_, parts).all(), ~needs_later])
+            return reports, reduce(and_, parts).all()
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
 

@@ -1,9 +1,9 @@
 """The endless tail of a noise table: blocks of codes that repeat.
 
-Beyond its last code n a table has the weight ``rest`` on either side. A draw of it goes on in the tail: a second word
-draws a code of the first block, n + 1 + t, or the weight ``further``, which stands for the next block; a third word then
-draws from the same weights for that block, and so on without end. With B the bits of a word, the code
-n + 1 + k L + t, and its negative, has the probability
+Beyond its last code n a table has the weight ``rest`` on either side. A draw of it goes on in the tail. A second word
+draws the side. A third one draws a code of the first block, n + 1 + t, or the weight ``further``, which stands for the
+next block. The next word then draws from the same weights for that block, and so on without end. With B the bits of a
+word, the code n + 1 + k L + t, and its negative, has the probability
 
     rest/2^B (further/2^B)^k block[t]/2^B,    t = 0..L - 1, k = 0, 1, ...
 
@@ -59,9 +59,7 @@ class Tail:
     @cached_property
     def moments(self) -> tuple[Fraction, Fraction]:
         """Return E X and E X^2 of X = k L + t, from X = t, or L + X' with probability ``again``."""
-        first, second = (
-            Fraction(moment, 1 << self.bits) for moment in moments(self.block.tolist(), range(self.codes))
-        )
+        first, second = (Fraction(moment, 1 << self.bits) for moment in moments(self.block.tolist(), range(self.codes)))
         mean = (first + self.again * self.codes) / (1 - self.again)
         square = (second + self.again * (self.codes**2 + 2 * self.codes * mean)) / (1 - self.again)
         return mean, square
@@ -91,7 +89,7 @@ def check_pure(weights: np.ndarray, first: int, tail: Tail, cells: int, limit: F
     half, block, rest, further = weights[-first:], tail.block, tail.rest, tail.further
     if first != -n or not np.array_equal(weights, weights[::-1]):
         raise CertificateError("weights: are not even, which those of a table with a tail have to be")
-    if not (0 < rest and 0 < further and len(block) and block.all() and half.all()):
+    if not (rest > 0 and further > 0 and len(block) and block.all() and half.all()):
         raise CertificateError("weights: a code is impossible, in a table with a tail")
     if not 1 <= cells <= len(block) < 1 << 21 or n >= 1 << 21:
         raise CertificateError(f"block: has {len(block)} codes; neighbours are {cells} cells apart")

@@ -1,8 +1,9 @@
 """ChaCha20 (RFC 8439) in jax.numpy, as a typed-key implementation with 256-bit keys.
 
 State words 0-3 are constants, 4-11 the key, 12-13 a 64-bit block counter, 14-15 the nonce. The nonce's first word
-names the *stream*, the second one its *turn*, which is 0 except for noise that is drawn again: streams are domain separated, so ``split``, ``fold_in``, ``random_bits`` and each use of a
-release draw from unrelated key streams. ``host.py`` produces the same words through OpenSSL.
+names the *stream*, the second one its *turn*, which is 0 except for noise that takes further words. Streams are domain
+separated, so ``split``, ``fold_in``, ``random_bits`` and each use of a release draw from unrelated key streams.
+``host.py`` produces the same words through OpenSSL.
 """
 
 from __future__ import annotations
@@ -69,9 +70,7 @@ def _double_round(state: tuple[Array, ...]) -> tuple[Array, ...]:
     return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
 
 
-def stream_words(
-    key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int, turn: Any = 0
-) -> Array:
+def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int, turn: Any = 0) -> Array:
     """Return ``count`` unsigned integers of 8, 16, 32 or 64 ``bits``: the little-endian key stream from a block on.
 
     The key has 8 uint32 words, the stream's number is below 2^32, and the block's number is given as (low, high) words.
@@ -82,7 +81,7 @@ def stream_words(
 
 
 def words_from(head: Array, count: int, bits: int) -> Array:
-    """Return ``stream_words`` of a state: of its words 4 to 15, the key, the block's number, the stream and the turn."""
+    """Return ``stream_words`` of a state: of its words 4 to 15: key, block, stream and turn."""
     number = -(-count * bits // 512)
     made = lax.platform_dependent(head, cuda=partial(gpu_blocks, count=number), default=partial(blocks, count=number))
     words = made.reshape(-1)

@@ -64,12 +64,10 @@ class HostRelease:
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
-            if self.sampler.has_later_turns:
-                self._complete(x, start, out)
+        self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
 
-    def _complete(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
-        """Replace the reports that are NaN, whose noise takes words of later turns: those of a value's own index."""
-        at = np.flatnonzero(np.isnan(out))
+    def _complete(self, at: np.ndarray, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        """Replace the reports at some indices, whose noise takes words of later turns: those of a value's own index."""
         if not at.size:
             return
         source, needs = host.Keystream(self.key), self.sampler.words
@@ -84,7 +82,8 @@ class HostRelease:
 
         first = [words(need, 0) for need in needs]
         values = x[at].astype(out.dtype, copy=False)
-        out[at] = self.sampler.all_reports(values, *first, later=lambda turn: words(needs[0], turn))
+        with np.errstate(all="ignore"):
+            out[at] = self.sampler.all_reports(values, *first, later=lambda turn: words(needs[0], turn))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
@@ -104,14 +103,14 @@ class HostRelease:
         space.x[count:] = space.x[0]
         self._fill([buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words], start - skip)
         with own_settings():
-            space.reports, flags = program(space.reports, *space.arguments())
-            is_inside, is_complete = np.asarray(flags).tolist()
+            space.reports, inside = program(space.reports, *space.arguments())
+            is_inside = bool(np.asarray(inside))
             if is_inside:
                 out[:] = np.asarray(space.reports)[:count]
+                at = self.sampler.are_incomplete(space.words[0][BLOCK_VALUES : BLOCK_VALUES + count])
         idle.append(space)
-        if is_inside and not is_complete:
-            with np.errstate(all="ignore"):
-                self._complete(x, start, out)
+        if is_inside:
+            self._complete(at, x, start, out)
         return is_inside
 
     def _fill(self, buffers: list[np.ndarray], first: int) -> None:

@@ -326,7 +326,11 @@ def known(counts=(3, 2, 1), k=2, noise=LAPLACE, discovery_epsilon=0.1, delta=1e-
         (lambda: known(k=4), ValueError, r"k: 4 is not in 1\.\.3"),
         (lambda: known(k=0), ValueError, "k: 0"),
         (lambda: known(delta=0.0), ValueError, "delta: 0"),
-        (lambda: known(delta=1e-15), ValueError, r"delta: 1\.?e-15"),
+        (
+            lambda: known(noise=LAPLACE.claim(sensitivity=1.0, epsilon=0.5, delta=1e-15), delta=1e-15),
+            ValueError,
+            r"delta: 1\.?e-15",
+        ),
         (lambda: known(np.ma.array([1, 2, 300], mask=[0, 0, 1])), TypeError, "counts: some are masked"),
         (lambda: known(discovery_epsilon=0.0), ValueError, "epsilon: 0"),
         (lambda: known(noise=named.laplace(epsilon=1.0, sensitivity=0.5)), ValueError, "claim is for sensitivity 0.5"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 from functools import cache, partial
@@ -62,18 +63,23 @@ def _skewed(eps, delta, D, share):
     return dpk.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D, upper=ends[0] + share * (ends[1] - ends[0]))
 
 
+def ended(make, **arguments):
+    """Return pure noise with a claim that a finite table can have."""
+    return dataclasses.replace(make(**arguments), delta=1e-15)
+
+
 CLAIMS = {
-    "laplace-0.01": partial(dpk.laplace, epsilon=0.01, sensitivity=0.1),
-    "laplace-1": partial(dpk.laplace, epsilon=1.0, sensitivity=1.0),
-    "laplace-1-odd": partial(dpk.laplace, epsilon=1.0, sensitivity=0.7),
-    "laplace-5-tiny": partial(dpk.laplace, epsilon=5.0, sensitivity=1e-9),
-    "laplace-20-above-1": partial(dpk.laplace, epsilon=20.0, sensitivity=1.0000003),
+    "laplace-0.01": partial(ended, dpk.laplace, epsilon=0.01, sensitivity=0.1),
+    "laplace-1": partial(ended, dpk.laplace, epsilon=1.0, sensitivity=1.0),
+    "laplace-1-odd": partial(ended, dpk.laplace, epsilon=1.0, sensitivity=0.7),
+    "laplace-5-tiny": partial(ended, dpk.laplace, epsilon=5.0, sensitivity=1e-9),
+    "laplace-20-above-1": partial(ended, dpk.laplace, epsilon=20.0, sensitivity=1.0000003),
     "truncated-laplace-1e-2": partial(dpk.truncated_laplace, epsilon=0.3, delta=1e-2, sensitivity=3.0),
     "truncated-laplace-1e-6-huge": partial(dpk.truncated_laplace, epsilon=1.0, delta=1e-6, sensitivity=1e9),
     "truncated-laplace-1e-14": partial(dpk.truncated_laplace, epsilon=2.0, delta=1e-14),
     "truncated-laplace-skewed": partial(_skewed, 0.7, 0.01, 2.0, 0.3),
-    "staircase-0.5": partial(dpk.staircase, epsilon=0.5, sensitivity=0.1),
-    "staircase-20": partial(dpk.staircase, epsilon=20.0, sensitivity=1.0),
+    "staircase-0.5": partial(ended, dpk.staircase, epsilon=0.5, sensitivity=0.1),
+    "staircase-20": partial(ended, dpk.staircase, epsilon=20.0, sensitivity=1.0),
     "merged": partial(claimed, MERGED, 1.0, 1.7),
     "gaussian-0.01": partial(claimed, dpk.Gaussian(150.0), 1.0, 0.01),
     "gaussian-1": partial(claimed, dpk.Gaussian(4.3), 0.7, 1.0),
@@ -83,8 +89,8 @@ CLAIMS = {
     "recycled-laplace": partial(claimed, LAWS["recycled-laplace"], 0.3, 1.5),
     "recycled-merged": partial(claimed, LAWS["recycled-merged"], 0.3, 0.5),
     "ends-in-cell-0": partial(claimed, EDGES["ends-in-cell-0"], 0.1, 0.2),
-    "discrete-laplace": partial(dpk.discrete_laplace, epsilon=0.5, sensitivity=3.0),
-    "discrete-laplace-wide": partial(dpk.discrete_laplace, epsilon=1.0, sensitivity=300.0, step=1.0),
+    "discrete-laplace": partial(ended, dpk.discrete_laplace, epsilon=0.5, sensitivity=3.0),
+    "discrete-laplace-wide": partial(ended, dpk.discrete_laplace, epsilon=1.0, sensitivity=300.0, step=1.0),
     "discrete-gaussian": partial(dpk.discrete_gaussian, sigma=9.0, sensitivity=2.0, epsilon=1.5, delta=1e-5, step=0.5),
     "truncated-discrete-laplace": partial(
         dpk.truncated_discrete_laplace, epsilon=1.0, delta=1e-5, sensitivity=3.0, step=0.5

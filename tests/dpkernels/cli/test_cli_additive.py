@@ -414,7 +414,7 @@ def test_the_printed_command_composes_the_values(run: Run, case: str) -> None:
 def test_a_budget_without_a_delta_is_answered_with_one(run: Run) -> None:
     np.save("in.npy", ages(3))
     people = ["--rows", "different-people"]
-    charged = ["perturb", "in.npy", "out.npy", "--mechanism", "laplace", *PURE, "--ledger", "people.ledger", *people]
+    charged = ["perturb", "in.npy", "out.npy", "--mechanism", "logistic", *PURE, "--ledger", "people.ledger", *people]
     for more in ([], ["--check"]):
         refused = run(*charged, "--budget", "2", *more)
         assert_refused(refused, 2, "has delta 0, but this release costs delta 1e-15; use --budget 2,1e-9")
@@ -428,9 +428,19 @@ def test_a_budget_without_a_delta_is_answered_with_one(run: Run) -> None:
 def test_a_ledger_without_a_delta_cannot_pay_for_noise(run: Run) -> None:
     np.save("in.npy", ages(3))
     assert run("perturb", "in.npy", "out.npy", *AGE, "--ledger", "people.ledger", "--budget", "2").code == 0
-    noise = ["--mechanism", "laplace", *PURE, "--rows", "different-people"]
+    noise = ["--mechanism", "logistic", *PURE, "--rows", "different-people"]
     refused = run("perturb", "in.npy", "o.npy", *noise, "--ledger", "people.ledger")
     assert_refused(refused, 2, "the budget of people.ledger: has delta 0", "use --budget 2,1e-9 with a new ledger")
+
+
+def test_a_ledger_without_a_delta_pays_for_pure_noise(run: Run) -> None:
+    np.save("in.npy", ages(3))
+    for case in ("laplace", "staircase", "discrete-laplace"):
+        done = run(
+            *("perturb", "in.npy", f"{case}.npy", "--mechanism", case, *PURE),
+            *("--ledger", f"{case}.ledger", "--budget", "9", "--rows", "same-people"),
+        )
+        assert done.code == 0, done.err
 
 
 def test_noise_is_compared_without_an_interval(run: Run) -> None:

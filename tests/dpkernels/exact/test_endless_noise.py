@@ -71,7 +71,7 @@ def unrolled(table, blocks):
 
 
 def programs_of(form):
-    """Return functions of the words of five turns, the last ones repeated, by NumPy and compiled -> codes."""
+    """Return functions of the words of six turns, the last ones repeated, by NumPy and compiled -> codes."""
 
     def reports(words):
         x, rounding = words[0] * 0.0, (words[0] * 0).astype(np.uint32)
@@ -82,30 +82,33 @@ def programs_of(form):
 
 @pytest.mark.lengthy
 def test_every_word_of_every_turn_counts():
-    """First the table and the rest, then the block and the further ones, in the first and the second block alike."""
+    """First the table and the rest, then the sides, then the block and the next one, in all blocks alike."""
     table = small_table()
     form, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
     n, block = table.last, tail.block.tolist()
-    first = form.reports(np.zeros(1 << 16), WORDS16, np.zeros(1 << 16, np.uint32))
-    assert np.isnan(first).sum() == 2 * tail.rest
-    assert [int((first == code).sum()) for code in range(-n, n + 1)] == table.outcomes
-    kernel = table.kernel()(WORDS16)
-    further = np.uint16(WORDS16[table.tail.kernel()(WORDS16) == tail.codes][0])
-    ended = WORDS16[table.tail.kernel()(WORDS16) == 0][0]
+    kernel, draws = table.kernel()(WORDS16), tail.kernel()(WORDS16)
+    assert [int((kernel == code).sum()) for code in range(-n - 1, n + 1)] == [2 * tail.rest, *table.outcomes]
+    incomplete = form.are_incomplete(WORDS16)
+    assert (kernel[incomplete] == -n - 1).all()
+    assert len(incomplete) == 2 * tail.rest
+    every = {
+        "in tail": np.full(1 << 16, WORDS16[kernel == -n - 1][0]),
+        "further": np.full(1 << 16, WORDS16[draws == tail.codes][0]),
+        "ended": np.full(1 << 16, WORDS16[draws == 0][0]),
+    }
     programs = programs_of(form)
-    for sign in (1, -1):
-        in_tail = np.full(1 << 16, WORDS16[kernel == sign * (n + 1)][0])
-        assert int((kernel == sign * (n + 1)).sum()) == tail.rest
-        for blocks_before in (0, 1, 2):
-            on = [np.full(1 << 16, further)] * blocks_before
-            # Words that go on once more end at the first code of the block after.
-            end = [np.full(1 << 16, ended)] * (3 - blocks_before)
-            words = np.stack([in_tail, *on, WORDS16, *end])
-            for program in programs:
-                with jax.enable_x64(True):
-                    codes = sign * np.asarray(program(words)).astype(int) - n - 1
-                counts = np.bincount(codes - blocks_before * tail.codes)
-                assert counts.tolist() == [*block, tail.further]
+    for program in programs:
+        with jax.enable_x64(True):
+            sides = np.asarray(program(np.stack([every["in tail"], WORDS16, *[every["ended"]] * 4]))).astype(int)
+        assert [(sides == side * (n + 1)).sum() for side in (-1, 1)] == [1 << 15, 1 << 15]
+    for blocks_before, side in ((0, 1), (1, -1), (2, 1)):
+        # Words that go on once more end at the first code of the block after.
+        turns = [*[every["further"]] * blocks_before, WORDS16, *[every["ended"]] * (3 - blocks_before)]
+        words = np.stack([every["in tail"], np.full(1 << 16, np.uint16(side == 1)), *turns])
+        for program in programs:
+            with jax.enable_x64(True):
+                codes = side * np.asarray(program(words)).astype(int) - n - 1
+            assert np.bincount(codes - blocks_before * tail.codes).tolist() == [*block, tail.further]
 
 
 def test_the_variance_is_that_of_all_blocks():
@@ -125,12 +128,14 @@ def test_noise_too_large_for_integers_is_one_report_for_all_inputs(monkeypatch):
     monkeypatch.setattr(noise_module, "FARTHEST", 1900)
     x = np.array([-900.0, 0.0, 900.0])
     kernel = table.kernel()(WORDS16)
-    in_tail = np.full(3, WORDS16[kernel == table.last + 1][0])
+    in_tail = np.full(3, WORDS16[kernel == table.first - 1][0])
     draws = table.tail.kernel()(WORDS16)
     further, ended = (WORDS16[draws == t][0] for t in (tail.codes, 0))
 
     def reports(turns):
-        later = lambda turn: np.full(3, further if turn <= turns else ended)  # noqa: E731
+        def later(turn):
+            return np.full(3, 1 if turn == 1 else further if turn < turns + 2 else ended, np.uint16)
+
         return form.all_reports(x, in_tail, np.zeros(3, np.uint32), later=later).tolist()
 
     start = table.last + 1
@@ -354,13 +359,15 @@ def test_later_turns_have_words_of_their_own(long_tails):
         return words.copy()
 
     code = table.kernel()(turn(0)).astype(int)
-    pending, distance = abs(code) > table.last, np.full(count, table.last + 1)
-    for number in range(1, 60):
+    in_tail = code < table.first
+    side = np.where(turn(1) % 2 == 1, 1, -1)
+    pending, distance = in_tail, np.full(count, table.last + 1)
+    for number in range(2, 60):
         t = tail.kernel()(turn(number))
         distance += np.where(pending, t, 0)
-        pending &= t == tail.codes
+        pending = pending & (t == tail.codes)
     assert not pending.any()
-    expected = np.where(abs(code) > table.last, np.sign(code) * distance, code)
+    expected = np.where(in_tail, side * distance, code)
     rounding = np.empty(count, "<u4")
     host.Keystream(SECRET).fill(rounding, ROUNDING_STREAM, 0)
     positions = sampler.positions(np.zeros(count), rounding)

@@ -36,9 +36,9 @@ WINDOWS = [(name, epsilon) for name in EVERY for epsilon in (0.1, 1.0, 5.0)] + [
 BOUNDED = ROWS | CENTRAL_PIECEWISE
 VECTORS = {
     "discrete": lambda: dpk.on_vectors(
-        dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0), dimensions=8, norm="l1", lattice=1.0
+        dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0), dimensions=8, norm="l1", lattice=1.0, delta=1e-10
     ),
-    "laplace": lambda: dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=2, norm="l1"),
+    "laplace": lambda: dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=2, norm="l1", delta=1e-10),
     "gaussian": lambda: dpk.on_vectors(
         dpk.gaussian(sigma=4.0, sensitivity=1.0, epsilon=1.0, delta=1e-5), dimensions=6, norm="l2"
     ),

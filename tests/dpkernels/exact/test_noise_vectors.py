@@ -333,7 +333,7 @@ VECTORS = {
         dpk.truncated_laplace(epsilon=1.0, delta=1e-7), dimensions=3, norm="l1", delta=2e-6
     ),
     "discrete": lambda: dpk.on_vectors(
-        dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0), dimensions=8, norm="l1", lattice=1.0
+        dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0), dimensions=8, norm="l1", lattice=1.0, delta=1e-10
     ),
     "gaussian-l2": lambda: dpk.on_vectors(
         dpk.gaussian(sigma=4.0, sensitivity=1.0, epsilon=1.0, delta=1e-5), dimensions=6, norm="l2"
@@ -522,6 +522,8 @@ def test_noise_without_a_claim_is_refused():
 
 def test_defaults():
     made = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
+    assert (made.sensitivity, made.coordinate.delta, made.own_norm) == (3.0, 0.0, "l1")
+    made = dpk.on_vectors(dpk.logistic(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
     assert (made.sensitivity, made.coordinate.delta, made.own_norm) == (3.0, 1e-10, "l1")
     made = dpk.on_vectors(dpk.gaussian(sigma=3.0, sensitivity=6.0, epsilon=1.0, delta=1e-5), dimensions=4, norm="linf")
     assert (made.sensitivity, made.coordinate.delta, made.own_norm) == (3.0, 1e-5, "l2")
