@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -169,10 +169,10 @@ class NoiseTable:
     def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
         """Return the table in a payload, after a check of types and sizes only."""
         numbers = (integer(name, payload[name]) for name in ("first", "bits", "grain", "grains"))
-        table = cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
-        if "tail" not in payload:
-            return table
-        return replace(table, tail=Tail.from_dict(payload["tail"], table.bits))
+        first, bits, *lattice = numbers
+        tail = Tail.from_dict(payload["tail"], bits) if "tail" in payload else None
+        weights = frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS))
+        return cls(weights, first, bits, *lattice, tail=tail)
 
 
 def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
@@ -352,7 +352,7 @@ def certify_noise(
     else:
         if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
             raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
-        realised = hockey_stick(table, shift, ratio)
+        realised = hockey_stick(table, math.ceil(shift), ratio)
     check_delta(realised, epsilon, delta, f"inputs {shortest(sensitivity)} apart")
     return NoiseCertificate(float(epsilon), float(delta), float(sensitivity), shift, realised, table)
 
@@ -771,7 +771,7 @@ def endless_table(
         return tailed_table(noise, 1, *lattice_grid(noise.step, sensitivity), bits, stretch)
     low, high = _ends(noise, D, bits)
     parts_log2 = min(_FINEST, _parts_log2(codes, D, high - low))
-    reach = 2 * float(noise.isf(np.float64(_TAIL_MASS)))
+    reach = 2 * float(cast(Distribution, noise).isf(np.float64(_TAIL_MASS)))
     if reach > _MOST_CODES * D:
         parts_log2 = -min(_WIDEST, math.ceil(math.log2(reach / D / _MOST_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
@@ -798,7 +798,7 @@ def tailed_table(
             f"delta: is 0; the table of {type(noise).__name__} noise ends, and needs delta > 0, see Additive.claim"
         )
     start, period = noise.geometric_tail
-    width = float(noise.step) if bin_width is None else bin_width
+    width = float(noise.step) if isinstance(noise, Lattice) else float(bin_width or 0.0)
     if period is not None and not math.isclose(period, cells * width, rel_tol=1e-12):
         raise CertificateError(f"delta: is 0; noise of period {shortest(period)} is pure for this sensitivity only")
     far = start + width

@@ -166,21 +166,28 @@ def largest_ratio(table, cells):
 @pytest.mark.quick("2")
 @pytest.mark.parametrize("cells", [1, 2, 3])
 def test_a_table_is_pure_where_all_ratios_are(cells):
-    """Of random tables that fall, at the largest ratio and just below it."""
-    for _ in range(20):
-        half = np.sort(RNG.integers(500, 6000, RNG.integers(2, 6)))[::-1].tolist()
-        weights = [*half[:0:-1], half[0], *half[1:]]
-        weights[len(half) - 1] += (1 << 16) - sum(weights) - 2 * int(RNG.integers(200, 800))
-        block = np.sort(RNG.integers(1000, 9000, RNG.integers(3, 6)))[::-1]
+    """Of random tables that fall, at the largest ratio, wherever it is, and just below it."""
+    places = set()
+    for _ in range(60):
+        falling = [np.sort(RNG.uniform(0.3, 1.0, RNG.integers(3, 6)))[::-1] for _ in range(2)]
+        half, block = falling[0] * 5000, falling[1] / falling[1].sum()
+        shares = RNG.uniform(0.4, 1.0, 2)
+        block = np.floor(block * (65536 - shares[0] * 65536 * block[-1] / block[0])).astype(int)
+        half = half.astype(int).tolist()
+        rest = int(shares[1] * half[-1] * 65536 / block[0])
+        weights = [*half[:0:-1], (1 << 16) - 2 * sum(half[1:]) - 2 * rest, *half[1:]]
         table = small_table(block, weights)
-        p, tail = unrolled(table, 2), table.tail
-        falls = [p[c] for c in range(table.last + 2 * tail.codes + 1)]
-        if falls != sorted(falls, reverse=True):
+        p, n, L = unrolled(table, 3), table.last, table.tail.codes
+        outer = [p[c] for c in range(n + 2 * L + 1)]
+        if min(weights) <= 0 or outer != sorted(outer, reverse=True):
             assert not is_pure(table, cells, Fraction(10**9))
             continue
         ratio = largest_ratio(table, cells)
         assert is_pure(table, cells, ratio)
         assert not is_pure(table, cells, ratio * (1 - Fraction(1, 10**12)))
+        worst = max(range(n + L + 1), key=lambda c, p=p: p[c] / p[c + cells])
+        places.add((worst > n, (worst + cells > n) + (worst + cells > n + L), worst == n, worst == n + L))
+    assert len({place[:2] for place in places}) >= 3  # In the table or the block, or from one to the next.
 
 
 @pytest.mark.lengthy
