@@ -168,11 +168,12 @@ class NoiseTable:
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
         """Return the table in a payload, after a check of types and sizes only."""
-        numbers = (integer(name, payload[name]) for name in ("first", "bits", "grain", "grains"))
-        first, bits, *lattice = numbers
+        first, bits, grid_log2, points_per_bin = (
+            integer(name, payload[name]) for name in ("first", "bits", "grain", "grains")
+        )
         tail = Tail.from_dict(payload["tail"], bits) if "tail" in payload else None
         weights = frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS))
-        return cls(weights, first, bits, *lattice, tail=tail)
+        return cls(weights, first, bits, grid_log2, points_per_bin, tail)
 
 
 def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
