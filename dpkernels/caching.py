@@ -39,7 +39,7 @@ class BoundedCache:
 
     def __call__(self, *arguments: Any) -> Any:
         try:
-            entry = self._entries[arguments]
+            return self.kept(*arguments)
         except KeyError:
             value = self.function(*arguments)
             with self._lock:
@@ -49,6 +49,12 @@ class BoundedCache:
                     if size <= self.limit or oldest is entry:
                         break
                     size -= self._entries.pop(key).size
+        self._clock = entry.used = self._clock + 1
+        return entry.value
+
+    def kept(self, *arguments: Any) -> Any:
+        """Return the value that is kept for arguments, or raise a KeyError."""
+        entry = self._entries[arguments]
         self._clock = entry.used = self._clock + 1
         return entry.value
 

@@ -584,6 +584,8 @@ def root_up(x: Fraction) -> Fraction:
 class ExactNoise(ExactSampler):
     """Additive noise from a table, on single values or on vectors."""
 
+    may_be_incomplete = True
+
     @cached_property
     def words(self) -> tuple[Words, ...]:
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 32)

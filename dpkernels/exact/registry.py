@@ -206,7 +206,11 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
-    if hasattr(mechanism, "certificate"):  # Faster than a check of the class, for releases of few values.
+    try:
+        return _cached.kept(mechanism)
+    except (KeyError, TypeError):  # It is new, or has no hash.
+        pass
+    if isinstance(mechanism, ExactSampler | ExactMultivariate):
         return mechanism
     if _has_hash(mechanism):
         return _cached(mechanism)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, reduce
 from operator import and_, attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,8 @@ class ExactSampler(abc.ABC):
 
     mechanism: Any
     certificate: Any
+
+    may_be_incomplete: ClassVar[bool] = False  # Whether reports may need words of later turns, see ``all_reports``.
 
     def __post_init__(self) -> None:
         """Make the kernel, whose alias columns are checked against the certified integers."""

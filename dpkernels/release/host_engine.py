@@ -64,7 +64,8 @@ class HostRelease:
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
-        self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
+        if self.sampler.may_be_incomplete:
+            self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
 
     def _complete(self, at: np.ndarray, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Replace the reports at some indices, whose noise takes words of later turns: those of a value's own index."""
@@ -107,10 +108,10 @@ class HostRelease:
             is_inside = bool(np.asarray(inside))
             if is_inside:
                 out[:] = np.asarray(space.reports)[:count]
-                at = self.sampler.are_incomplete(space.words[0][BLOCK_VALUES : BLOCK_VALUES + count])
+                if self.sampler.may_be_incomplete:
+                    at = self.sampler.are_incomplete(space.words[0][BLOCK_VALUES : BLOCK_VALUES + count])
+                    self._complete(at, x, start, out)
         idle.append(space)
-        if is_inside:
-            self._complete(at, x, start, out)
         return is_inside
 
     def _fill(self, buffers: list[np.ndarray], first: int) -> None:
