@@ -24,43 +24,46 @@ from dpkernels.exact.certificate import CertificateError
 
 NOISE = dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0)
 LOCAL = dpk.duchi(epsilon=0.5, lower=0.0, upper=10.0)
+GAUSSIAN = accountants.calibrate.gaussian(epsilon=1.0, delta=1e-6, sensitivity=1.0)
 VECTOR = dpk.on_vectors(NOISE, dimensions=3, norm="l1", lattice=1.0)
 COLUMNS = {"age": LOCAL, "count": NOISE}
 THREE = np.array([1.0, 2.0, 3.0])
 PEOPLE = {"age": [1.0, 2.0, 3.0], "count": [4.0, 5.0, 6.0]}
 SAME, DIFFERENT = "same-people", "different-people"
 
-# Of each release its epsilon, and the number of claims of noise that its delta is.
-CASES: dict[str, tuple[Any, Any, str | None, str, int]] = {
-    "a number": (3.0, NOISE, None, "1", 1),
-    "overlapping counts": (THREE, NOISE, SAME, "3", 3),
-    "counts of different people": (THREE, NOISE, DIFFERENT, "1", 1),
-    "one count": (THREE[:1], NOISE, None, "1", 1),
-    "rows of two counts": (np.ones((3, 2)), NOISE, DIFFERENT, "2", 2),
-    "one row of two counts": (np.ones((1, 2)), NOISE, None, "2", 2),
-    "rows of two counts, same": (np.ones((3, 2)), NOISE, SAME, "6", 6),
-    "local": (THREE, LOCAL, None, "0.5", 0),
-    "local rows of two": (np.ones((3, 2)), LOCAL, None, "1", 0),
-    "local, one person": (THREE, LOCAL, SAME, "1.5", 0),
-    "a vector": (THREE, VECTOR, None, "1", 100_000),
-    "two vectors": (np.ones((2, 3)), VECTOR, SAME, "2", 200_000),
-    "two vectors, different": (np.ones((2, 3)), VECTOR, DIFFERENT, "1", 100_000),
-    "pandas": (pd.DataFrame(PEOPLE), COLUMNS, DIFFERENT, "1.5", 1),
-    "polars": (pl.DataFrame(PEOPLE), COLUMNS, SAME, "4.5", 3),
-    "pyarrow": (pa.table(PEOPLE), COLUMNS, SAME, "4.5", 3),
-    "a series": (pd.Series(THREE), NOISE, SAME, "3", 3),
-    "an arrow column": (pa.chunked_array([THREE]), LOCAL, None, "0.5", 0),
-    "a sampler": (THREE, dpk.exact_sampler(NOISE), SAME, "3", 3),
+# Of each release its epsilon and its delta.
+CASES: dict[str, tuple[Any, Any, str | None, str, str]] = {
+    "a number": (3.0, NOISE, None, "1", "0"),
+    "overlapping counts": (THREE, NOISE, SAME, "3", "0"),
+    "counts of different people": (THREE, NOISE, DIFFERENT, "1", "0"),
+    "one count": (THREE[:1], NOISE, None, "1", "0"),
+    "rows of two counts": (np.ones((3, 2)), NOISE, DIFFERENT, "2", "0"),
+    "one row of two counts": (np.ones((1, 2)), NOISE, None, "2", "0"),
+    "rows of two counts, same": (np.ones((3, 2)), NOISE, SAME, "6", "0"),
+    "local": (THREE, LOCAL, None, "0.5", "0"),
+    "local rows of two": (np.ones((3, 2)), LOCAL, None, "1", "0"),
+    "local, one person": (THREE, LOCAL, SAME, "1.5", "0"),
+    "a vector": (THREE, VECTOR, None, "1", "0"),
+    "two vectors": (np.ones((2, 3)), VECTOR, SAME, "2", "0"),
+    "two vectors, different": (np.ones((2, 3)), VECTOR, DIFFERENT, "1", "0"),
+    "pandas": (pd.DataFrame(PEOPLE), COLUMNS, DIFFERENT, "1.5", "0"),
+    "polars": (pl.DataFrame(PEOPLE), COLUMNS, SAME, "4.5", "0"),
+    "pyarrow": (pa.table(PEOPLE), COLUMNS, SAME, "4.5", "0"),
+    "a series": (pd.Series(THREE), NOISE, SAME, "3", "0"),
+    "an arrow column": (pa.chunked_array([THREE]), LOCAL, None, "0.5", "0"),
+    "a sampler": (THREE, dpk.exact_sampler(NOISE), SAME, "3", "0"),
+    "noise with a delta": (THREE, GAUSSIAN, SAME, "3", "3e-6"),
+    "noise with a delta, different": (THREE, GAUSSIAN, DIFFERENT, "1", "1e-6"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_charge_is_what_is_released_about_one_person(case: str) -> None:
-    x, mechanism, rows, epsilon, deltas = CASES[case]
+    x, mechanism, rows, epsilon, delta = CASES[case]
     budget = Filter(10, 0.1)
     reports = dpk.perturb(x, mechanism, ledger=budget, rows=rows, label="query")
     assert type(reports) is type(x)
-    assert budget.charges == ((((Fraction(epsilon), deltas * Fraction("1e-15"))), "query"),)
+    assert budget.charges == (((Fraction(epsilon), Fraction(delta)), "query"),)
 
 
 def test_missing_values_are_charged_as_present_ones_are() -> None:
@@ -126,9 +129,7 @@ def test_a_release_that_fails_keeps_its_charge() -> None:
     budget = Filter(10, 0.1)
     with pytest.raises(ValueError, match="row 1 is nan") as failed:
         dpk.perturb(np.array([1.0, np.nan]), NOISE, ledger=budget, rows=SAME)
-    assert failed.value.__notes__ == [
-        "The ledger was charged epsilon 2, delta 2e-15 for this release. The charge stays."
-    ]
+    assert failed.value.__notes__ == ["The ledger was charged epsilon 2, delta 0 for this release. The charge stays."]
     assert budget.spent.epsilon == 2
 
 
