@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import importlib.util
+import itertools
 import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -171,6 +174,27 @@ def global_flags_survive() -> Iterator[None]:
     before = jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion
     yield
     assert (jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion) == before
+
+
+@pytest.fixture
+def system_bytes() -> None:
+    """The test draws from the operating system, as users do: its outcome must not depend on what it draws."""
+
+
+@pytest.fixture(autouse=True)
+def draws_are_repeated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the packages draw from the operating system depends on the test's name alone: no test fails by chance."""
+    system, name, count = os.urandom, request.node.nodeid, itertools.count()
+
+    def repeated(size: int) -> bytes:
+        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if caller not in ("accountants", "dpkernels"):
+            return system(size)  # Names of files and of processes stay unique.
+        return hashlib.shake_256(f"{name} {next(count)}".encode()).digest(size)
+
+    os.urandom = system if "system_bytes" in request.fixturenames else repeated
+    yield
+    os.urandom = system
 
 
 @pytest.fixture

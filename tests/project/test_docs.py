@@ -5,14 +5,12 @@ import importlib
 import json
 import re
 import shutil
-import subprocess
-from pathlib import Path
 
 import jax
 import pytest
+from tracked import ROOT, tracked
 
-ROOT = Path(__file__).parents[2]
-FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+FILES = [path.relative_to(ROOT).as_posix() for path in tracked()]
 PAGES = [name for name in FILES if name.endswith(".md") and not name.startswith(".github")]
 NAMES = json.loads((ROOT / "tests/support/public_names.json").read_text())["names"]
 REFERENCE = "\n".join((ROOT / name).read_text() for name in PAGES if name.startswith("docs/reference/"))

@@ -32,12 +32,23 @@ def test_a_run_has_no_cache_folder_of_the_user(monkeypatch):
 
 
 def test_seconds_are_those_of_the_work_and_its_children():
-    """A fifth of a second of a child's work is counted; of an import it is not, nor is waiting."""
+    """A fifth of a second of a child's work is counted."""
     spin = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     child = Program("import subprocess, sys", f"answer = subprocess.run([sys.executable, '-c', {spin!r}]).returncode")
     assert measured(child, 1)["processor"] >= 0.2
-    before = measured(Program(spin, "time.sleep(0.2)\nanswer = 0"), 1)
-    assert before["processor"] < 0.15 < 0.2 <= before["clock"]
+
+
+def test_seconds_of_imports_and_of_waiting_are_not_counted():
+    """The clocks of the program are its own, so that the machine's load changes nothing."""
+    clocks = """
+from types import SimpleNamespace
+used, now = {resource.RUSAGE_SELF: 5.0, resource.RUSAGE_CHILDREN: 3.0}, [7.0]
+resource.getrusage = lambda who: SimpleNamespace(ru_utime=used[who], ru_stime=1.0)
+time.perf_counter = lambda: now[0]
+"""
+    work = "used[resource.RUSAGE_SELF] += 0.25; used[resource.RUSAGE_CHILDREN] += 0.5; now[0] += 2.0\nanswer = 0"
+    seconds = measured(Program(clocks, work), 1)
+    assert (seconds["processor"], seconds["clock"]) == (0.75, 2.0)
 
 
 def test_modules_imported_meanwhile_can_be_imported_before():

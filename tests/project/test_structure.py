@@ -8,24 +8,13 @@ import subprocess
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
+from tracked import ROOT, tracked
 
 import dpkernels
 
-ROOT = Path(__file__).parents[2]
-
-
-def listed(*patterns):
-    """The repository's files, committed or about to be: not what else lies in the folder."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
-    return sorted(path for name in set(names) if (path := ROOT / name).is_file())
-
-
-SOURCES = listed("dpkernels/*.py", "accountants/*.py")
-pytestmark = pytest.mark.skipif(not SOURCES, reason="not a git checkout")
+SOURCES = tracked("dpkernels/*.py", "accountants/*.py")
 every_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 
 # Nothing else of what is read may be a place on the machine that wrote it.
@@ -226,13 +215,13 @@ def test_the_usual_files_exist(name):
 
 
 def test_the_top_level_is_what_was_agreed():
-    folders = {path.relative_to(ROOT).parts[0] for path in listed("*.py")} - {"conftest.py"}
+    folders = {path.relative_to(ROOT).parts[0] for path in tracked("*.py")} - {"conftest.py"}
     assert folders == {"dpkernels", "accountants", "benchmarks", "tests", "notebooks", "docs"}
 
 
 def tracked_texts():
     """The repository's text files but the tests."""
-    for path in listed():
+    for path in tracked():
         if not path.is_relative_to(ROOT / "tests"):
             try:
                 yield str(path.relative_to(ROOT)), path.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,3 +113,27 @@ COLUMN = ["--column", "age"]
 
 
 COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
+
+# The command, which releases its first values again and again: it tells on stdout that it has begun, and never ends.
+ENDLESS = """
+import sys
+from dpkernels.cli import main
+from dpkernels.cli.release import plan
+release = plan.in_chunks
+def endless(*given, **how):
+    release(*given, **how)
+    print("begun", flush=True)
+    while True:
+        release(*given, **how)
+plan.in_chunks = endless
+sys.exit(main())
+"""
+
+
+def begun(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command, and return it in the middle of its work, in which it stays."""
+    command = [sys.executable, "-c", ENDLESS, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n", process.communicate()[1]
+    return process

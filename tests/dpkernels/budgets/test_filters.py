@@ -8,7 +8,6 @@ import math
 import pickle
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -184,12 +183,21 @@ def test_threads_do_not_overspend() -> None:
 
 
 def test_no_thread_charges_between_the_check_and_the_sum_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every thread pauses after its check: were charging not one step, all would be granted."""
+    """The first goes on when all others have asked for the lock: were charging not one step, all would be granted."""
     budget, granted, refused, check = Filter(1), [], [], filters.check
+    lock, asked = threading.Lock(), threading.Semaphore(0)
+
+    class Asked:
+        def __enter__(self) -> None:
+            asked.release()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
 
     def slowly(*given: Any) -> None:
         check(*given)
-        time.sleep(0.05)
+        assert all(asked.acquire(timeout=60) for _ in range(4))
 
     def spend() -> None:
         try:
@@ -198,6 +206,7 @@ def test_no_thread_charges_between_the_check_and_the_sum_of_another(monkeypatch:
             refused.append(0.6)
 
     monkeypatch.setattr(filters, "check", slowly)
+    budget._lock = Asked()
     threads = [threading.Thread(target=spend) for _ in range(4)]
     for thread in threads:
         thread.start()

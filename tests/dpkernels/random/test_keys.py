@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 import dpkernels as dpk
 from dpkernels.random.keys import column_key, column_secret, column_words, release_key_bytes
 
+pytestmark = pytest.mark.usefixtures("system_bytes")
+
 FORKING = """
 import os
 from dpkernels.release import perturb as perturbation

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exact_registry import EVERY, exact, mechanism, slow_sampler, tables
+from releases import stops
 from scipy import stats
 
 import dpkernels as dpk
@@ -387,9 +387,10 @@ def test_of_several_errors_the_first_in_order_is_raised(monkeypatch):
     """Though a later chunk fails while the first is still at work."""
     monkeypatch.setattr(release, "CHUNK", 10)
     monkeypatch.setattr(release, "_WORKERS", 4)
+    stopped = stops(monkeypatch)
 
     def engine(x, start, *_):
-        time.sleep(0.0 if start else 0.2)
+        assert start or stopped.wait(60)
         raise RuntimeError(f"chunk at {start}")
 
     with pytest.raises(RuntimeError, match="chunk at 0"):
@@ -399,15 +400,18 @@ def test_of_several_errors_the_first_in_order_is_raised(monkeypatch):
 def test_a_release_does_not_wait_for_the_pieces_of_another(monkeypatch):
     """Though these are under way, and more of them wait, in every thread of the pool."""
     monkeypatch.setattr(release, "CHUNK", 10)
-    go, bounds, sizes = threading.Event(), Bounds.of(AGES, clip=False), []
+    monkeypatch.setattr(release, "_WORKERS", 3)
+    go, at_work, bounds, sizes = threading.Event(), threading.Semaphore(0), Bounds.of(AGES, clip=False), []
 
     def slow(x, *_):
+        at_work.release()
         assert go.wait(60)
         return len(x)
 
-    with ThreadPoolExecutor(1) as other:
+    with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(release, "_pool", lambda: pool)
         large = other.submit(in_chunks, slow, bounds, np.ones(1000))
-        time.sleep(0.1)
+        assert all(at_work.acquire(timeout=60) for _ in range(3))
         small = threading.Thread(
             target=in_chunks,
             args=(lambda x, *_: len(x), bounds, np.ones(100)),

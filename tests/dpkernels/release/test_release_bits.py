@@ -18,6 +18,7 @@ import pytest
 from exact_registry import EVERY, exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from releases import stops
 
 import dpkernels as dpk
 from dpkernels.exact.sampler import order_keys
@@ -240,20 +241,25 @@ def test_threads_that_share_a_form_share_no_workspace():
 def test_nobody_writes_once_a_release_has_failed(monkeypatch):
     """Chunks at work are waited for, the others are never begun."""
     monkeypatch.setattr(release, "CHUNK", 10)
-    begun, done = [], []
+    monkeypatch.setattr(release, "_WORKERS", 4)
+    begun, done, stopped, others = [], [], stops(monkeypatch), threading.Event()
 
     def engine(x, start, *_):
         begun.append(start)
-        time.sleep(0.05)
-        done.append(start)
         if start == 0:
+            assert others.wait(60)
+            done.append(start)
             raise MemoryError
+        others.set()
+        assert stopped.wait(60)
+        time.sleep(0.05)  # A release that did not wait for this would have returned.
+        done.append(start)
         return len(x)
 
     with pytest.raises(MemoryError):
         in_chunks(engine, Bounds.of(PIECEWISE, clip=False), np.ones(1000))
     assert sorted(begun) == sorted(done)
-    assert len(begun) < 50
+    assert 2 <= len(begun) <= 4
 
 
 def test_reports_that_nobody_made_are_an_error(monkeypatch):
