@@ -197,6 +197,15 @@ def draws_are_repeated(request: pytest.FixtureRequest) -> Iterator[None]:
     os.urandom = system
 
 
+@pytest.fixture(autouse=True)
+def the_terminal_is_an_ordinary_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed does not depend on the terminal in which the tests run."""
+    for name, value in {"COLUMNS": "80", "LINES": "24", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """Run the test with JAX's 64-bit types on."""

@@ -27,6 +27,7 @@ from command_helpers import (
     read,
     write,
 )
+from independent import noise_law
 from key_helpers import column_key
 
 import dpkernels as dpk
@@ -72,6 +73,29 @@ def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run
     checked = run("certify", "--verify", "out.npy.json")
     name, claim = case.partition(",")[0], f"epsilon 1, delta {made.delta:g}" if made.delta else "epsilon 1"
     assert checked.out.splitlines()[0] == f"ok: (array), {name}, {claim}; neighbouring: at most 2 apart"
+
+
+UNEVEN = ["--mechanism", "truncated-laplace", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "1"]
+
+
+@pytest.mark.parametrize("end", ["2.5", "12"])
+def test_each_side_of_the_interval_of_the_sidecar_misses_by_half_of_the_rest(run: Run, end: str) -> None:
+    """By a count of the certificate's weights, which shares nothing with the interval. The noise is far from even."""
+    np.save("in.npy", ages(5))
+    assert run("perturb", "in.npy", "out.npy", *UNEVEN, "--noise-upper", end).code == 0
+    (column,) = sidecar("out.npy")["columns"]
+    form, found = column["certificate"], column["interval"]
+    weights, cell = noise_law(form["noise"])
+    assert found["confidence"] == 0.95
+    assert abs(found["below"] - found["above"]) > 0.1
+    for side, name in ((1, "below"), (-1, "above")):  # The true value is at least the released one less "below".
+        cells = found[name] / float(cell)
+        # The share of the noise beyond the end; rounding moves a release by less than two cells.
+        least, most = (
+            sum(w for code, w in weights.items() if side * code > cells + moved) / sum(weights.values())
+            for moved in (2, -2)
+        )
+        assert least <= 0.025 <= most
 
 
 def test_every_additive_mechanism_is_here() -> None:
