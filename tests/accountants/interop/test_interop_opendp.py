@@ -88,6 +88,22 @@ def test_the_map_of_noise_is_the_one_of_the_table(noise):
     assert noise.map(0) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("d_in", [1, 10, 25])
+def test_the_map_of_noise_covers_what_the_table_reveals(noise, d_in):
+    """The definition of (eps, delta)-DP on the weights, in floats: both ways, and no wider than a thousandth."""
+    table = dpk.exact_sampler(NOISE).certificate.table
+    weights = np.array([float(weight) for weight in table.outcomes]) / table.total
+    cells = math.ceil(math.ceil(Fraction(d_in) / Fraction(2) ** table.grid_log2) / table.points_per_bin)
+    here, there = np.append(weights, np.zeros(cells)), np.append(np.zeros(cells), weights)
+    epsilon, delta = noise.map(d_in)
+
+    def revealed(at):
+        return max(np.maximum(p - math.exp(at) * q, 0.0).sum() for p, q in ((here, there), (there, here)))
+
+    assert revealed(epsilon) <= delta * (1 + 1e-9)
+    assert revealed(epsilon * (1 - 1e-3)) > delta
+
+
 @pytest.mark.thorough
 def test_another_delta_is_another_epsilon():
     assert make_measurement(NOISE, delta=1e-3, T=int).map(10)[0] < make_measurement(NOISE, delta=1e-9, T=int).map(10)[0]

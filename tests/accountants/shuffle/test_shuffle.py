@@ -265,6 +265,16 @@ def test_derivatives():
                 assert slope == pytest.approx(float((4 * fine - coarse) / 3), rel=1e-6)
 
 
+@pytest.mark.lengthy
+def test_the_derivative_in_the_number_of_people_is_a_difference():
+    """Of the values for plain numbers, which have no derivative."""
+    made, n, step, eps = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0), 30_000, 300, 0.08
+    with jax.enable_x64(True):
+        slope = float(jax.grad(lambda n: jnp.log(shuffled(made, n).delta(eps)))(jnp.float64(n)))
+    above, below = (math.log(shuffled(made, n + sign * step).delta(eps)) for sign in (1, -1))
+    assert slope == pytest.approx((above - below) / (2 * step), rel=1e-3)
+
+
 def test_vectorised_and_traced_values_are_the_integral():
     made = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)
     with jax.enable_x64(True):

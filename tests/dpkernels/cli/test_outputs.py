@@ -779,3 +779,12 @@ def test_the_parts_of_a_double_sidecar(tmp_path: Path) -> None:
     assert own_sidecar(target, '{"replacing": null, ' + new[1:]) is None
     assert own_sidecar(target, old) == old
     assert sidecar_path(target).name == "out.csv.json"
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("perturb", "--help")])
+def test_a_reader_that_has_gone_is_a_failure_without_a_message(arguments: tuple[str, ...]) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    done = as_process(*arguments, stdout=written, stderr=subprocess.PIPE, capture_output=False)
+    os.close(written)
+    assert (done.returncode, done.stderr) == (1, "")
