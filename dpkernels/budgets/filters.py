@@ -62,6 +62,8 @@ def amount(name: str, value: Any) -> Fraction:
 
 def _exact(number: Any) -> Fraction | None:
     """Return the value of a number, of a float the decimal it prints as; None if the type does not state a value."""
+    if isinstance(number, bool):
+        return None
     if isinstance(number, float):
         return rational(number)
     if isinstance(number, Rational):

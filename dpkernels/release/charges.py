@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any, Protocol
 
 from dpkernels import checks
+from dpkernels.budgets.filters import ConcentratedFilter
 from dpkernels.decimals import rational, shortest
+from dpkernels.exact.noise import AdditiveCertificate
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.release import containers
 
@@ -25,7 +28,7 @@ class Chargeable(Protocol):
 
 def is_statistic(certificate: Any) -> bool:
     """Return whether neighbouring values are within a sensitivity, as those of statistics, and not any two values."""
-    return getattr(certificate, "sensitivity", None) is not None
+    return isinstance(certificate, AdditiveCertificate) or getattr(certificate, "sensitivity", None) is not None
 
 
 def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
@@ -35,11 +38,12 @@ def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
     None if every row is a person, or if there is only one row.
     """
     is_table = isinstance(samplers, Mapping)
-    columns = [(x[name], sampler) for name, sampler in samplers.items()] if is_table else [(x, samplers)]
+    columns = [(name, x[name], sampler) for name, sampler in samplers.items()] if is_table else [(None, x, samplers)]
     epsilon = delta = Fraction(0)
-    for values, sampler in columns:
+    for name, values, sampler in columns:
         certificate = sampler.certificate
-        reports = _reports_of_a_person(values, sampler.mechanism, rows, is_statistic(certificate))
+        with nullcontext() if name is None else containers.naming_column(name):
+            reports = _reports_of_a_person(values, sampler.mechanism, rows, is_statistic(certificate))
         epsilon += reports * rational(certificate.epsilon)
         delta += reports * rational(getattr(certificate, "delta", 0))
     return epsilon, delta
@@ -63,8 +67,12 @@ def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic:
 
 def charge(ledger: Chargeable, x: Any, samplers: Any, rows: str | None, label: str) -> str:
     """Charge a ledger for the release of x, and return the charge in words."""
-    if not callable(getattr(ledger, "charge", None)):
+    if isinstance(ledger, type) or not callable(getattr(ledger, "charge", None)):
         raise TypeError(f"ledger: {ledger!r} cannot be charged; open a file with accountants.Ledger(path)")
+    if isinstance(ledger, ConcentratedFilter):
+        raise TypeError("ledger: a ConcentratedFilter has a budget of rho; a release costs (epsilon, delta)")
+    if not isinstance(label, str):
+        raise TypeError(f"label: {label!r} must be a string")
     if rows is not None:
         checks.one_of("rows", rows, ROWS)
     epsilon, delta = cost(x, samplers, rows)

@@ -5,7 +5,8 @@ pandas and polars are never imported here; objects are known by the module of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 Rewrap = Callable[[Any], Any]
+
+_MAY_LACK_VALUES = ("numpy", "pandas", "polars", "pyarrow")
 
 _NEEDED = '; every row needs a number, or missing="keep" or missing="drop"'
 
@@ -107,10 +110,21 @@ def shape(x: Any) -> tuple[int, ...]:
         case "numpy":
             _check_dtype(x.dtype)
             return x.shape
-        case "pandas" | "polars" | "pyarrow":
+        case "pandas" | "polars" | "pyarrow" as library:
+            {"pandas": _pandas_numbers, "polars": _check_polars, "pyarrow": _pyarrow_numbers}[library](x)
             return (len(x),)
         case _:
             return unwrap(x)[0].shape
+
+
+@contextmanager
+def naming_column(name: Hashable) -> Iterator[None]:
+    """Let errors in a column of a table name it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"column {name!r}: {error}") from error
 
 
 def columns_of(table: Any) -> list[str]:
@@ -189,7 +203,8 @@ def _check_dtype(dtype: Any) -> None:
         raise TypeError(f"x: holds {dtype}, which float64 rounds; make it float64 and take the sensitivity of that")
 
 
-def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
+def _pandas_numbers(series: Any) -> tuple[Any, np.dtype]:
+    """Return a pandas column without categories, and NumPy's type of its numbers."""
     if "pandas.Series" not in _names(series):
         raise TypeError(f"x: a pandas {type(series).__name__} needs a mechanism a column, as a dict")
     values = series.astype(series.cat.categories.dtype) if hasattr(series, "cat") else series
@@ -199,8 +214,13 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
     # Arrow's and pandas' own types name NumPy's; integers stay integers, for a float may not hold them.
     dtype = np.dtype(getattr(values.dtype, "numpy_dtype", getattr(values.dtype, "subtype", values.dtype)))
     _check_dtype(dtype)
+    return values, dtype
+
+
+def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
+    values, dtype = _pandas_numbers(series)
     missing = values.isna().to_numpy()
-    if kind != "f" and missing.any():
+    if values.dtype.kind != "f" and missing.any():
         raise ValueError(f"x: row {missing.argmax()} is missing{_NEEDED}")
 
     def rewrap(reports: np.ndarray) -> Any:
@@ -214,17 +234,22 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
 
 
-def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:
+def _check_polars(series: Any) -> None:
     if type(series).__name__ != "Series":
         raise TypeError(f"x: a polars {type(series).__name__} needs a mechanism a column, as a dict")
     if not series.dtype.is_numeric() or series.dtype.is_decimal() or "Int128" in str(series.dtype):
         raise TypeError(f"x: holds {series.dtype}; only integers and floats of up to 64 bits can be perturbed")
+
+
+def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:
+    _check_polars(series)
     if series.null_count():
         raise ValueError(f"x: row {series.is_null().arg_max()} is null{_NEEDED}")
     return series.to_numpy(), lambda reports: type(series)(series.name, reports)
 
 
-def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
+def _pyarrow_numbers(column: Any) -> Any:
+    """Return an Arrow column without a dictionary."""
     if type(column).__name__ == "Table":
         raise TypeError("x: a pyarrow Table needs a mechanism a column, as a dict")
     import pyarrow as pa
@@ -234,11 +259,26 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
     values = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise TypeError(f"x: holds {column.type}; only integers and floats can be perturbed")
+    return values
+
+
+def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
+    import pyarrow as pa
+
+    values = _pyarrow_numbers(column)
     if values.null_count:
         row = np.argmax(np.asarray(values.is_null()))
         raise ValueError(f"x: row {row} is null{_NEEDED}")
     chunked = isinstance(values, pa.ChunkedArray)
     return np.asarray(values), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)
+
+
+def check_may_lack_values(x: Any) -> None:
+    """Refuse what ``missing`` is not for: single numbers, and arrays that have no mask."""
+    if isinstance(x, int | float | np.generic):
+        raise TypeError("missing: is for arrays and columns; x is one number")
+    if kind(x) not in _MAY_LACK_VALUES:
+        raise TypeError(f"missing: {type(x).__name__} is not a NumPy array nor a pandas, polars or pyarrow column")
 
 
 def is_missing(x: Any) -> np.ndarray:
@@ -252,12 +292,10 @@ def is_missing(x: Any) -> np.ndarray:
             return x.isna().to_numpy()
         case "polars":
             return (x.is_null() | x.is_nan().fill_null(False) if x.dtype.is_float() else x.is_null()).to_numpy()
-        case "pyarrow":
+        case _:
             import pyarrow.compute as pc
 
             return np.asarray(pc.is_null(x, nan_is_null=True))
-        case _:
-            raise TypeError(f"missing: {type(x).__name__} is not a NumPy array nor a pandas, polars or pyarrow column")
 
 
 def rows_of(x: Any, rows: np.ndarray) -> Any:
@@ -309,7 +347,7 @@ def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
 
 def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
     """Return the values of an array or a column that are present, and their places unless all are; or x as it is."""
-    if kind(x) not in ("numpy", "pandas", "polars", "pyarrow") or np.ndim(x) == 0 or is_table(x):
+    if kind(x) not in _MAY_LACK_VALUES or np.ndim(x) == 0 or is_table(x):
         return x, None
     flat = x.reshape(-1) if isinstance(x, np.ndarray) else x
     gone = is_missing(flat)

@@ -162,6 +162,11 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
         raise ValueError("ledger: a simulation must not be released, so it is not charged")
     if containers.is_ray_dataset(x):
         raise ValueError("ledger: a ray.data.Dataset is not charged; `dpkernels perturb --ledger` releases datasets")
+    containers.check_kind(x)
+    if options["missing"] != "refuse":
+        containers.check_may_lack_values(x)
+    if options["key"] is not None:
+        keys.check_release_key(options["key"])
     if containers.is_table(x):
         _check_columns(x, mechanism)
     elif isinstance(mechanism, Mapping):
@@ -323,8 +328,7 @@ def _perturb_ray_dataset(
 
 def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
     """Return whether each row has a missing value; refuse rows that are all missing."""
-    if isinstance(x, int | float | np.generic):
-        raise TypeError("missing: is for arrays and columns; x is one number")
+    containers.check_may_lack_values(x)
     gone = containers.is_missing(x)
     if gone.all():
         raise ValueError("x: every row has a missing value; at least one value is needed")
@@ -357,13 +361,13 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
     secret = _secret(options.pop("key"), options["exact"])
     columns, own_keys = {}, {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
-        try:
-            columns[name] = perturb(table[name], mechanism, key=own_keys[name], missing=missing, **options)
-        except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            if isinstance(error, InputError) and there is not None:
-                error = error.named(f"row {there[error.row]}")  # of the table that was given
-            raise kind(f"column {name!r}: {error}") from error
+        with containers.naming_column(name):
+            try:
+                columns[name] = perturb(table[name], mechanism, key=own_keys[name], missing=missing, **options)
+            except InputError as error:
+                if there is None:
+                    raise
+                raise error.named(f"row {there[error.row]}") from error  # of the table that was given
     return containers.replace_columns(table, columns)
 
 

@@ -84,7 +84,7 @@ def test_a_budget_is_not_rounded_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [np.bool_(True), np.ma.masked, np.str_("1"), np.complex64(1), np.array([0.1]), jnp.ones(1), {}, b"1"]
+    "value", [True, np.bool_(True), np.ma.masked, np.str_("1"), np.complex64(1), np.array([0.1]), jnp.ones(1), {}, b"1"]
 )
 def test_what_has_no_exact_value_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"epsilon: .* is not a number of a type whose exact value is known"):

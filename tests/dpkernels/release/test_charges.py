@@ -10,6 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -20,7 +22,8 @@ import accountants
 import dpkernels as dpk
 from dpkernels.budgets.filters import BudgetExceeded, Filter
 from dpkernels.budgets.ledger import Ledger
-from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.certificate import _KINDS, CertificateError
+from dpkernels.release import charges
 
 NOISE = dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0)
 LOCAL = dpk.duchi(epsilon=0.5, lower=0.0, upper=10.0)
@@ -77,10 +80,20 @@ def test_missing_values_are_charged_as_present_ones_are() -> None:
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "statistics about nobody": (THREE, NOISE, {}, ValueError, "rows: None; x has 3 rows of statistics"),
     "a column of them": (pd.DataFrame(PEOPLE), COLUMNS, {}, ValueError, "rows: None; x has 3 rows of statistics"),
+    "vectors about nobody": (np.ones((2, 3)), VECTOR, {}, ValueError, "rows: None; x has 2 rows of statistics"),
     "another word": (THREE, NOISE, {"rows": "same"}, ValueError, "rows: 'same' is not one of"),
     "a simulation": (THREE, LOCAL, {"exact": False}, ValueError, "ledger: a simulation"),
     "a list": ([1.0], LOCAL, {}, TypeError, "x: list is not an array"),
     "text": (np.array(["a"]), LOCAL, {}, TypeError, "x: holds <U1"),
+    "a label that is no text": (THREE, LOCAL, {"label": 5}, TypeError, "label: 5 must be a string"),
+    "a column of text": (pd.DataFrame({"age": ["a"]}), {"age": LOCAL}, {}, TypeError, "column 'age': x: holds"),
+    "text in polars": (pl.Series(["a"]), LOCAL, {}, TypeError, "x: holds String"),
+    "text in pyarrow": (pa.array(["a"]), LOCAL, {}, TypeError, "x: holds string"),
+    "labels": (pd.Index(THREE), LOCAL, {}, TypeError, "x: is a pandas.Index"),
+    "an expression": (pl.col("age"), LOCAL, {}, TypeError, "x: is a polars.Expr"),
+    "a short key": (THREE, LOCAL, {"key": jax.random.key(0)}, TypeError, "key: a release needs a 256-bit"),
+    "a number that is missing": (3.0, LOCAL, {"missing": "keep"}, TypeError, "missing: is for arrays"),
+    "a missing number of JAX": (jnp.ones(3), LOCAL, {"missing": "drop"}, TypeError, "missing: ArrayImpl"),
     "nothing": (THREE[:0], LOCAL, {}, ValueError, "x: is empty"),
     "no such column": (pd.DataFrame(PEOPLE), {"pay": LOCAL}, {}, ValueError, "mechanism: no column 'pay'"),
     "a table without a dict": (pd.DataFrame(PEOPLE), LOCAL, {}, TypeError, "mechanism: a table needs a dict"),
@@ -96,6 +109,36 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
 }
 
 
+# A mechanism of every kind of certificate.
+KINDS = {
+    "window": dpk.piecewise(epsilon=1.0, lower=0.0, upper=10.0),
+    "placed window": dpk.square_wave(epsilon=1.0, lower=0.0, upper=10.0),
+    "rows": dpk.duchi(epsilon=1.0, lower=0.0, upper=10.0),
+    "mixture": dpk.hybrid(epsilon=1.0, lower=0.0, upper=10.0),
+    "multivariate": dpk.multivariate(dimensions=3, epsilon=1.0, lower=0.0, upper=10.0),
+    "noise": NOISE,
+    "vector noise": VECTOR,
+    "statistics in an interval": dpk.central_piecewise(epsilon=1.0, sensitivity=1.0, lower=0.0, upper=10.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_people_by_default_only_if_the_certificate_says_so(kind: str) -> None:
+    sampler = dpk.exact_sampler(KINDS[kind])
+    is_local = "local DP" in sampler.certificate.covers
+    x = np.ones((2, 3) if hasattr(sampler.mechanism, "dimensions") else 2)
+    if is_local:
+        assert charges.cost(x, sampler, None)[0] == 1
+    else:
+        with pytest.raises(ValueError, match="rows: None; x has 2 rows of statistics"):
+            charges.cost(x, sampler, None)
+
+
+def test_a_mechanism_of_every_kind_of_certificate_is_there() -> None:
+    kinds = {type(dpk.exact_sampler(mechanism).certificate) for mechanism in KINDS.values()}
+    assert kinds == set(_KINDS.values())
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_is_not_charged(case: str) -> None:
     x, mechanism, options, error, words = REFUSED[case]
@@ -105,9 +148,9 @@ def test_what_is_refused_is_not_charged(case: str) -> None:
     assert budget.charges == ()
 
 
-@pytest.mark.parametrize("ledger", ["people.ledger", 1.0, accountants.ConcentratedFilter(1)])
+@pytest.mark.parametrize("ledger", ["people.ledger", 1.0, Ledger, accountants.ConcentratedFilter(1)])
 def test_what_cannot_be_charged_is_no_ledger(ledger: Any) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="^ledger: "):
         dpk.perturb(3.0, LOCAL, ledger=ledger)
 
 
