@@ -49,6 +49,11 @@ def released_table(table: pa.Table) -> pa.Table:
     return relabelled(table, released_schema(table.schema))
 
 
+def released_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the same of a column without a name."""
+    return released_table(pa.table({"": column})).column(0)
+
+
 def released_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema with the same columns, and with those metadata that are known to be harmless."""
     fields = [_field(field) for field in schema]

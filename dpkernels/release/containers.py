@@ -1,6 +1,6 @@
 """Arrays and columns in, the same kind out, with or without missing values: NumPy, JAX, pandas, polars, pyarrow.
 
-pandas and polars are never imported here; objects are known by the module of their type.
+Objects are known by the module of their type, so pandas and polars are never imported for the objects of others.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
             frame = type(table).__mro__[_names(table).index("pandas.DataFrame")]
             made = table._constructor(frame(table, copy=False))
             for at, (name, column) in enumerate(table.items()):
-                visible = columns[name] if name in columns else _visible_series(column)
-                made.isetitem(at, visible.array)  # by place: labels may repeat
+                array = columns[name].array if name in columns else _visible_array(column.array)
+                made.isetitem(at, array)  # by place: labels may repeat
             made.index, made.columns = _visible_index(table.index), _visible_index(table.columns)
             return made
         case "polars":
@@ -166,32 +166,62 @@ def _places(missing: np.ndarray) -> np.ndarray:
     return np.where(missing, -1, np.cumsum(~missing) - 1)
 
 
-def _visible_series(column: Any) -> Any:
-    """Return a pandas column without categories that no row has, or values in memory under missing ones."""
-    if hasattr(column, "cat"):
-        return column.cat.remove_unused_categories()
-    missing = column.isna().to_numpy()
-    if isinstance(column.dtype, np.dtype) or not missing.any():
-        return column
-    values = column.array[~missing].take(_places(missing), allow_fill=True)
-    return column._constructor(values, index=column.index, name=column.name)
+def _visible_array(array: Any) -> Any:
+    """Return the array of a pandas column or index with the memory of the values that it shows, and nothing else.
+
+    Categories that no row has, values under missing ones, and Arrow's values around slices may be raw values.
+    """
+    if hasattr(array, "remove_unused_categories"):
+        return array.remove_unused_categories()
+    if "pandas.ArrowExtensionArray" in _names(array):
+        from dpkernels.release.arrow import released_column
+
+        column = released_column(array.__arrow_array__())
+        is_text = type(array.dtype).__name__ == "StringDtype"
+        dtype = array.dtype if is_text else type(array.dtype)(column.type)
+        return dtype.__from_arrow__(column)
+    missing = array.isna()
+    if isinstance(array.dtype, np.dtype) or not missing.any():
+        return array
+    return array[~missing].take(_places(missing), allow_fill=True)
 
 
 def _visible_index(index: Any) -> Any:
-    """Return a pandas index without levels or categories that no row has."""
+    """Return a pandas index with the memory of the labels that it shows, and nothing else."""
     if hasattr(index, "remove_unused_levels"):
-        return index.remove_unused_levels()
-    return index.remove_unused_categories() if hasattr(index, "remove_unused_categories") else index
+        used = index.remove_unused_levels()
+        return used.set_levels([_visible_index(level) for level in used.levels], verify_integrity=False)
+    visible = index.array if isinstance(index.dtype, np.dtype) else _visible_array(index.array)
+    return index if visible is index.array else type(index)(visible, name=index.name)
 
 
 def _visible_polars(column: Any) -> Any:
-    """Return a polars column without values in memory under missing ones, or texts of rows that were left out."""
+    """Return a polars column with the values of its rows, and no categories or memory of others."""
+    kind = _visible_type(column.dtype, column)
+    if kind != column.dtype:
+        column = column.cast(kind)
     if column.dtype.is_nested() or str(column.dtype) in ("String", "Binary"):
         return type(column)(column.name, column.to_list(), dtype=column.dtype)
     if not column.null_count():
         return column
     missing = column.is_null().to_numpy()
     return column.drop_nulls().gather(type(column)(_places(missing)).replace(-1, None))
+
+
+def _visible_type(kind: Any, column: Any = None) -> Any:
+    """Return a polars type in which an Enum has the categories of a column; inside nested ones they are texts."""
+    import polars as pl
+
+    if isinstance(kind, pl.Enum):
+        if column is None:
+            return pl.String()
+        used = set(column.unique().to_list())
+        return pl.Enum([name for name in kind.categories if name in used])
+    if isinstance(kind, pl.Struct):
+        return pl.Struct([pl.Field(field.name, _visible_type(field.dtype)) for field in kind.fields])
+    if isinstance(kind, pl.Array):
+        return pl.Array(_visible_type(kind.inner), kind.size)
+    return pl.List(_visible_type(kind.inner)) if isinstance(kind, pl.List) else kind
 
 
 def _check_dtype(dtype: Any) -> None:

@@ -1,6 +1,8 @@
 """Arrays, columns and tables: the same kind, shape, labels and type come out."""
 
+import io
 import pickle
+import re
 from decimal import Decimal
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from key_helpers import column_key
@@ -599,6 +602,75 @@ def test_categories_of_dropped_rows_are_dropped():
     assert read["who"].chunk(0).dictionary.to_pylist() == left
     assert read.schema.field("who").type == texts.type
     assert read["friends"].to_pylist() == [[name] for name in left]
+
+
+# Columns of texts, made from a list of them.
+TEXTS = {
+    "pandas str": lambda names: pd.array(names, dtype="str"),
+    "pandas string": lambda names: pd.array(names, dtype="string[pyarrow]"),
+    "pandas category": pd.Categorical,
+    "pandas with Arrow": lambda names: pd.arrays.ArrowExtensionArray(pa.array(names)),
+    "pandas with dictionary": lambda names: pd.arrays.ArrowExtensionArray(pa.array(names).dictionary_encode()),
+    "pandas with lists": lambda names: pd.arrays.ArrowExtensionArray(pa.array([[name] for name in names])),
+    "polars categorical": lambda names: pl.Series(names, dtype=pl.Categorical),
+    "polars enum": lambda names: pl.Series(names, dtype=pl.Enum(names)),
+    "polars lists of enum": lambda names: pl.Series([[name] for name in names], dtype=pl.List(pl.Enum(names))),
+    "pyarrow": pa.array,
+    "pyarrow dictionary": lambda names: pa.array(names).dictionary_encode(),
+}
+
+
+def tables_of(case):
+    names, ages = [f"person {at}" for at in range(5)], VALUES[:5]
+    texts = TEXTS[case](names)
+    if case.startswith("polars"):
+        return {"column": pl.DataFrame({"age": ages, "who": texts}).slice(2, 2)}
+    if case.startswith("pyarrow"):
+        return {"column": pa.table({"age": ages, "who": texts}).slice(2, 2)}
+    table = pd.DataFrame({"age": ages, "who": texts})
+    tables = {"column": table, "index": table[["age"]].set_axis(pd.Index(texts))}
+    if not case.endswith("lists"):
+        tables["levels"] = table.set_index("who", append=True)
+    return {place: table.iloc[2:4] for place, table in tables.items()}
+
+
+def files_of(table):
+    """Return a table in every format that may hold more than it shows."""
+    file = io.BytesIO()
+    if isinstance(table, pl.DataFrame):
+        table.write_ipc(file)
+        table.write_parquet(file, compression="uncompressed")
+    else:
+        columns = table if isinstance(table, pa.Table) else pa.table(table)
+        feather.write_feather(columns, file, compression="uncompressed")
+        pq.write_table(columns, file, compression="none")
+    return file.getvalue() + pickle.dumps(table, 5)
+
+
+def shown_texts(table):
+    if isinstance(table, pa.Table):
+        return table["who"].to_pylist()
+    if isinstance(table, pl.DataFrame):
+        return table["who"].to_list()
+    return table.reset_index().drop(columns="age").map(str).to_dict("list")
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_texts_of_rows_that_were_left_out_are_in_no_file_of_a_table(case):
+    for place, given in tables_of(case).items():
+        made = perturb(given, {"age": AGES})
+        assert type(made) is type(given)
+        assert re.findall(rb"person [014]", files_of(made)) == [], place
+        assert shown_texts(made) == shown_texts(given)
+
+
+def test_labels_under_missing_ones_are_overwritten():
+    labels = pd.arrays.FloatingArray(VALUES[:4].copy(), np.array([False, True, False, False]))
+    given = pd.DataFrame({"age": VALUES[:4]}, index=pd.Index(labels))
+    assert VALUES[1].tobytes() in files_of(given[[]])
+    made = perturb(given, {"age": AGES})
+    assert VALUES[1].tobytes() not in files_of(made)
+    assert made.index.equals(given.index)
 
 
 def test_equal_columns_get_unrelated_noise():
