@@ -150,7 +150,7 @@ def test_what_is_refused_is_not_charged(case: str) -> None:
 
 @pytest.mark.parametrize("ledger", ["people.ledger", 1.0, Ledger, accountants.ConcentratedFilter(1)])
 def test_what_cannot_be_charged_is_no_ledger(ledger: Any) -> None:
-    with pytest.raises(TypeError, match="^ledger: "):
+    with pytest.raises(TypeError, match=r"^ledger: "):
         dpk.perturb(3.0, LOCAL, ledger=ledger)
 
 
