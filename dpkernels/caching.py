@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial, update_wrapper
@@ -38,17 +39,17 @@ class BoundedCache:
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
-        try:
-            return self.kept(*arguments)
-        except KeyError:
-            value = self.function(*arguments)
-            with self._lock:
-                entry = self._entries.setdefault(arguments, _Entry(value, self._clock))
-                size = self._measure()
-                for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
-                    if size <= self.limit or oldest is entry:
-                        break
-                    size -= self._entries.pop(key).size
+        if arguments in self._entries:
+            with suppress(KeyError):  # Another thread may have made the cache forget it.
+                return self.kept(*arguments)
+        value = self.function(*arguments)
+        with self._lock:
+            entry = self._entries.setdefault(arguments, _Entry(value, self._clock))
+            size = self._measure()
+            for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
+                if size <= self.limit or oldest is entry:
+                    break
+                size -= self._entries.pop(key).size
         self._clock = entry.used = self._clock + 1
         return entry.value
 

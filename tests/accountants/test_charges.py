@@ -49,13 +49,13 @@ def test_the_composed_integers_have_the_charged_epsilon_and_delta(name, count):
 def test_other_mechanisms_cost_the_sum_of_their_claims():
     skewed = dpk.truncated_laplace(epsilon=1.0, delta=1e-2, sensitivity=1.0, upper=9.0)
     vector = dpk.on_vectors(NOISES["discrete-laplace"], dimensions=3, norm="l1", lattice=1.0)
-    for mechanism, delta in ((dpk.duchi(epsilon=0.3, lower=0.0, upper=1.0), 0), (skewed, "0.01"), (vector, "1e-10")):
+    for mechanism, delta in ((dpk.duchi(epsilon=0.3, lower=0.0, upper=1.0), 0), (skewed, "0.01"), (vector, 0)):
         claim = Fraction(repr(dpk.exact_sampler(mechanism).certificate.epsilon))
         assert repeated_charge(mechanism, 7) == (7 * claim, 7 * Fraction(delta))
 
 
 def test_one_report_costs_its_claim():
-    assert repeated_charge(NOISES["discrete-laplace"], 1) == (1, Fraction("1e-15"))
+    assert repeated_charge(NOISES["discrete-laplace"], 1) == (1, 0)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, 1 << 41])

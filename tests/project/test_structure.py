@@ -115,6 +115,7 @@ LAZY = (
     "jax._src",
     "jax.experimental",
     "matplotlib",
+    "polars",
     "pyarrow",
     "ray",
     "rich",

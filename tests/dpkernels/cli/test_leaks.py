@@ -68,7 +68,7 @@ PLANTED = {
     "metadata of Arrow tables": (arrow, "released_schema", "release_arrow"),
     "dictionaries of Arrow tables": (arrow, "without_unused", "release_arrow"),
     "memory of Arrow tables": (arrow, "visible", "release_arrow"),
-    "memory and categories of pandas tables": (containers, "_visible_series", "release_pandas"),
+    "memory and categories of pandas tables": (containers, "_visible_array", "release_pandas"),
     "levels of the index of pandas tables": (containers, "_visible_index", "release_pandas"),
     "memory of polars tables": (containers, "_visible_polars", "release_polars"),
 }

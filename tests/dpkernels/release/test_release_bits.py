@@ -349,7 +349,8 @@ def test_order_keys_have_the_order_of_floats(values):
 
 
 @pytest.mark.parametrize("count", [600, 10_000])
-def test_a_call_on_few_values_makes_few_python_calls(count):
+def test_a_call_on_few_values_makes_few_python_calls(count, monkeypatch):
+    monkeypatch.setattr("os.urandom", bytes)  # That of the tests makes calls of its own.
     made, x = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0), np.linspace(0.0, 120.0, count)
     for _ in range(12):  # Then the program is compiled.
         dpk.perturb(x, made)
