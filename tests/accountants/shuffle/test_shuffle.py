@@ -101,7 +101,7 @@ def test_bounds_hold_the_truth_of_every_neighbour(n, epsilon):
 )
 def test_randomised_response_is_enumerated(level, k, n, epsilon):
     made = shuffled(response(level, k), n)
-    assert made.delta(epsilon) == pytest.approx(enumerated(level, k, n, epsilon), rel=1e-9)
+    assert made.estimate_delta(epsilon) == pytest.approx(enumerated(level, k, n, epsilon), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_randomised_response_is_enumerated(level, k, n, epsilon):
 def test_randomised_response_on_categories_is_enumerated(level, k):
     for epsilon in (0.0, 0.1, 0.7):
         made = shuffled(response(level, k), 300)
-        assert made.delta(epsilon) == pytest.approx(enumerated(level, k, 300, epsilon), rel=1e-9)
+        assert made.estimate_delta(epsilon) == pytest.approx(enumerated(level, k, 300, epsilon), rel=1e-9)
 
 
 @pytest.mark.thorough
@@ -124,7 +124,7 @@ def test_randomised_response_on_categories_is_enumerated(level, k):
 )
 def test_the_certified_type_one_table(level, n, upper, lower, rel):
     made = shuffled(piecewise(level), n)
-    assert made.delta(0.1) == pytest.approx(upper, rel=rel)
+    assert made.estimate_delta(0.1) == pytest.approx(upper, rel=rel)
     assert made.lower(epsilon=0.1) == pytest.approx(lower, rel=rel)
 
 
@@ -155,11 +155,11 @@ def _rows(draws, level, n, m):
 
 def _check(mechanism, n, delta):
     made = shuffled(mechanism, n)
-    eps = made.epsilon(delta)
+    eps = made.estimate_epsilon(delta)
     assert made.lower(delta=delta) <= eps
     at = max(eps, 1e-6)
     low, high = made.bracket(epsilon=at)
-    value = made.delta(at)
+    value = made.estimate_delta(at)
     slack = {"enumeration": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(made._upper.methods)]
     # What the grid allows for rounding of losses, which is all there is next to eps0.
     rounding = 1e-12 if at < (1 - 1e-9) * float(made.inputs.level) else 1e-8
@@ -219,7 +219,7 @@ def test_the_bracket_holds_next_to_the_pure_level(share):
     made, n = shuffled(rows, 13), 13
     eps = share * float(made.inputs.level)
     low, high = made.bracket(epsilon=eps)
-    value = made.delta(eps)
+    value = made.estimate_delta(eps)
     assert low <= high
     assert 0 < value <= high * (1 + 2e-4) + 1e-12  # The grid's own allowance for rounding.
     # M = 1: one report of the blanket, that of the person, of any pair.
@@ -271,7 +271,7 @@ def test_the_derivative_in_the_number_of_people_is_a_difference():
     made, n, step, eps = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0), 30_000, 300, 0.08
     with jax.enable_x64(True):
         slope = float(jax.grad(lambda n: jnp.log(shuffled(made, n).delta(eps)))(jnp.float64(n)))
-    above, below = (math.log(shuffled(made, n + sign * step).delta(eps)) for sign in (1, -1))
+    above, below = (math.log(shuffled(made, n + sign * step).estimate_delta(eps)) for sign in (1, -1))
     assert slope == pytest.approx((above - below) / (2 * step), rel=1e-3)
 
 
@@ -280,7 +280,7 @@ def test_vectorised_and_traced_values_are_the_integral():
     with jax.enable_x64(True):
         eps = jnp.array([[0.02, 0.05], [0.1, 0.2]])
         found = shuffled(made, jnp.float64(10**6)).delta(eps)
-    assert np.asarray(found) == pytest.approx(shuffled(made, 10**6).delta(np.asarray(eps)), rel=1e-9)
+    assert np.asarray(found) == pytest.approx(shuffled(made, 10**6).estimate_delta(np.asarray(eps)), rel=1e-9)
     for bad in (
         shuffled(made, 10**6).delta,
         lambda eps: shuffled(dpk.piecewise(epsilon=20 * eps, lower=0.0, upper=1.0), 10**6).delta(0.1),
@@ -494,7 +494,7 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
 def test_the_grid_at_the_level_does_not_hide_the_root():
     """At 12.5 the grid from above has 1e-3 where delta is 0; epsilon was the level for it."""
     made = [shuffled(dpk.hybrid(epsilon=level, lower=0.0, upper=1.0), 70_000_000) for level in (12.499, 12.5)]
-    before, found = (one.epsilon(1e-6) for one in made)
+    before, found = (one.estimate_epsilon(1e-6) for one in made)
     assert before < found < before * 1.01
-    assert made[1].delta(found) == pytest.approx(1e-6, rel=1e-6)
+    assert made[1].estimate_delta(found) == pytest.approx(1e-6, rel=1e-6)
     assert made[1].lower(delta=1e-6) <= found <= made[1].bracket(delta=1e-6)[1] * (1 + 1e-9)
