@@ -39,9 +39,9 @@ def test_the_certified_table_has_the_multiplier_as_its_deviation_over_the_sensit
 def test_the_noise_of_a_step_has_the_multiplier_and_the_sum_is_that_of_all_devices(state):
     """Vectorised over a named axis, which needs no second device. Six standard errors of the deviation of the noise."""
     four = jnp.asarray(np.random.default_rng(1).normal(size=(4, SIZE)) / 50, jnp.float32)
-    one, _ = private_aggregate(CLIP, MULTIPLIER, KEY).update(four, state)
+    one, _ = private_aggregate(CLIP, MULTIPLIER, KEY).update(four, state, mask=True)
     along = private_aggregate(CLIP, MULTIPLIER, KEY, axis_name="batch")
-    many = jax.vmap(lambda g: along.update(g, state)[0], axis_name="batch")(four.reshape(2, 2, SIZE))
+    many = jax.vmap(lambda g: along.update(g, state, mask=True)[0], axis_name="batch")(four.reshape(2, 2, SIZE))
     assert (np.asarray(many) == np.asarray(one)).all()
     noise = 4 * np.asarray(one, float) - np.asarray(four, float).sum(0)
     expected = MULTIPLIER * CLIP * (1 + state.noise.rounding_cost)
