@@ -27,7 +27,7 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
 
     Delta is the sum of the claimed deltas. Epsilon is the sum of the claims or, where that is less, the upper end of
     the accountant's bracket at this delta, computed from the integers that a release samples. The bracket is used for
-    symmetric additive noise on numbers; every value may change by up to the sensitivity, in either direction.
+    symmetric additive noise on numbers whose claim has a delta, since at delta 0 epsilons add up; every value may change by up to the sensitivity, in either direction.
 
     Args:
         mechanism: a mechanism with a claim, its exact sampler, or its certificate.
@@ -36,7 +36,7 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
     Example:
         >>> import dpkernels as dpk
         >>> print(repeated_charge(dpk.laplace(epsilon=0.1, sensitivity=1.0), 100))
-        epsilon 7.036816, delta 1e-13
+        epsilon 10, delta 0
     """
     total, bound = _claims(mechanism, count), repeated_bound(mechanism, count).epsilon * _ALLOWANCE
     raised = Fraction(Context(_DIGITS, ROUND_CEILING).divide(bound.numerator, bound.denominator))

@@ -78,7 +78,7 @@ def test_the_charge_is_that_of_the_rows_about_one_person(run: Run, case: str) ->
 @pytest.mark.lengthy
 def test_the_check_and_the_listing_say_the_same(run: Run) -> None:
     checked = run(*COUNT, *SAME, *LEDGER, "--check")
-    assert "epsilon 16, delta 9.99996e-10 be left" in checked.out
+    assert "epsilon 16, delta 1e-09 be left" in checked.out
     assert run(*COUNT, *SAME, *LEDGER).code == 0
     assert "perturb in.csv to out.csv, 4 rows about the same people" in run("ledger", "people.ledger").out
     assert run(*COUNT, *DIFFERENT, *LEDGER, "--force").code == 0
