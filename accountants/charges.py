@@ -27,7 +27,8 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
 
     Delta is the sum of the claimed deltas. Epsilon is the sum of the claims or, where that is less, the upper end of
     the accountant's bracket at this delta, computed from the integers that a release samples. The bracket is used for
-    symmetric additive noise on numbers whose claim has a delta, since at delta 0 epsilons add up; every value may change by up to the sensitivity, in either direction.
+    symmetric additive noise on numbers whose claim has a delta, since at delta 0 epsilons add up. Every value may
+    change by up to the sensitivity, in either direction.
 
     Args:
         mechanism: a mechanism with a claim, its exact sampler, or its certificate.
