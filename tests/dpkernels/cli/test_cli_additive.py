@@ -174,13 +174,13 @@ def test_the_total_of_mixed_columns_and_their_neighbours(run: Run) -> None:
     done = mixed(run)
     form = sidecar("out.parquet")
     assert form["epsilon"] == 1.0
-    assert form["delta"] == 1.000000001e-6
+    assert form["delta"] == 1e-6
     assert [one["neighbouring"] for one in form["columns"]] == [
         "any two in [0, 120]",
         "at most 100 apart",
         "at most 1 apart",
     ]
-    assert "total epsilon a row: 1, delta 1.000000001e-06 (realised " in done.out
+    assert "total epsilon a row: 1, delta 1e-06 (realised " in done.out
     assert "neighbouring: rows whose perturbed values are neighbouring in every column\n" in done.out
     assert "NOT protected: id\n" in done.out
     lines = run("certify", "--verify", "out.parquet.json").out.splitlines()
@@ -275,7 +275,7 @@ def test_forged_sidecars_of_additive_noise_fail(run: Run, forgery: str) -> None:
     form = sidecar("out.parquet")
     FORGERIES[forgery](form)
     Path("out.parquet.json").write_text(json.dumps(form))
-    assert_refused(run("certify", "--verify", "out.parquet.json"), 1)
+    assert_refused(run("certify", "--verify", "out.parquet.json"), 4)
 
 
 def test_an_unknown_format_is_named(run: Run) -> None:
@@ -428,7 +428,7 @@ def test_an_interval_that_the_table_does_not_have_is_refused(run: Run) -> None:
 def test_the_printed_command_composes_the_values(run: Run, case: str) -> None:
     np.save("in.npy", ages(3))
     done = run("perturb", "in.npy", "out.npy", *arguments(case))
-    assert "if all 3 values are about the same people, they compose to epsilon 3, delta 3e-" in done.out
+    assert "if all 3 values are about the same people, they compose to epsilon 3" in done.out
     printed = next(line.partition("dpkernels account ")[2] for line in done.out.splitlines() if "account" in line)
     accounted = run("account", *shlex.split(printed), "--json")
     assert accounted.code == 0, accounted.err

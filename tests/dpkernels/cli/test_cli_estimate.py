@@ -386,7 +386,7 @@ def _cell(path: str, row: int, text: str) -> None:
 def test_what_the_mechanism_cannot_have_made_is_named(run: Run, text: str, says: list[str], small_pieces: None) -> None:
     released(run, "out.csv")
     _cell("out.csv", 700, text)
-    assert_refused(run("estimate", "out.csv"), 1, "is not the file that out.csv.json was written with")
+    assert_refused(run("estimate", "out.csv"), 4, "is not the file that out.csv.json was written with")
     assert_refused(run("estimate", "out.csv", "--sidecar", "out.csv.json"), 1, *says)
 
 
