@@ -431,7 +431,7 @@ def test_a_forged_table_is_refused(run: Run) -> None:
         (["--grid", "0"], 2, "--grid: 0"),
         (["--grid", "1", "--atoms", "0.5"], 2, "--atoms: 0.5 must be multiples of the grid 1"),
         (["--assume", "all"], 2, "--assume"),
-        (["--sidecar", "in.csv"], 1, "in.csv: is not the sidecar of a release"),
+        (["--sidecar", "in.csv"], 4, "in.csv: is not the sidecar of a release"),
     ],
 )
 def test_wrong_arguments(run: Run, arguments: list[str], code: int, says: str) -> None:
