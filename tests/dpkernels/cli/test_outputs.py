@@ -634,7 +634,7 @@ def test_a_broken_pipe_after_a_complete_release_is_a_success(run: Run) -> None:
 @pytest.mark.lengthy
 def test_what_is_only_printed_fails_if_it_cannot_be(run: Run) -> None:
     full = in_shell("> /dev/full", "mechanisms")
-    assert (full.code, full.err) == (1, "dpkernels: error: standard output: No space left on device\n")
+    assert (full.code, full.err) == (5, "dpkernels: error: standard output: No space left on device\n")
     assert in_shell(">&-", "mechanisms") == Result(0, "", "")
 
 

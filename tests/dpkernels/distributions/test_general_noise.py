@@ -247,7 +247,7 @@ def test_two_releases_by_enumeration():
     loss = noise.loss(noise.icdf(u), D)
     single = -np.expm1(eps - loss[:, None] - loss[None, :])
     expected = np.maximum(single, 0.0).mean()
-    assert float(guarantee(Additive(noise, D)).repeat(2).delta(eps)) == pytest.approx(expected, rel=1e-5)
+    assert float(guarantee(Additive(noise, D)).repeat(2).estimate_delta(eps)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_replaced_records_of_logistic_noise():
