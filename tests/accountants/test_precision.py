@@ -93,4 +93,4 @@ def test_a_number_of_32_bits_where_64_are_on():
         narrow, wide = epsilon(jnp.float32(1e-6)), epsilon(jnp.float64(1e-6))
     assert (narrow.dtype, wide.dtype) == (jnp.float32, jnp.float64)
     assert float(narrow) == pytest.approx(float(wide), rel=1e-6)
-    assert float(wide) == pytest.approx(laplaces(0.1).epsilon(1e-6), rel=1e-9)
+    assert float(wide) == pytest.approx(laplaces(0.1).estimate_epsilon(1e-6), rel=1e-9)
