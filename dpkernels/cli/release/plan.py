@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -191,7 +192,8 @@ def _used(
 
 def columns_of(source: Source) -> str:
     """Return the columns in words; their names may be cells of the first row, of a file without a header."""
-    return private(listed(source.names), f"{len(source.names)} columns")
+    count = len(source.names)
+    return private(listed(source.names), f"{count} column{'s' * (count > 1)}")
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,9 @@ def plan(request: Request) -> FilePlan:
         raise click.UsageError(
             "--rows same-people: standard input cannot be read twice, and its rows are counted first"
         )
+    for name, place, stream in (("IN", path, sys.stdin), ("OUT", target, sys.stdout)):
+        if place == DASH and stream is None:
+            raise click.UsageError(f"{name}: - is closed; name a file, or leave the standard stream open")
     path = STANDARD_INPUT if path == DASH else path
     given = request.sidecar
     if target != DASH and given is not None:

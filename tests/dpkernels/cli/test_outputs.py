@@ -513,6 +513,20 @@ def test_no_file_is_called_dash(run: Run, arguments: list[str]) -> None:
     assert Path("-").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("stream", "places"),
+    [("stdin", ["-", "out.csv", "--format", "csv"]), ("stdout", ["in.csv", "-", "--sidecar", "a.json"])],
+)
+def test_a_closed_standard_stream_is_refused_before_the_charge(
+    run: Run, monkeypatch: pytest.MonkeyPatch, stream: str, places: list[str]
+) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    monkeypatch.setattr(sys, stream, None)
+    given = ["perturb", *places, "--column", "age", *AGE, "--ledger", "people.ledger", "--budget", "3"]
+    assert_refused(run(*given), 2, "- is closed; name a file, or leave the standard stream open")
+    assert_nothing_but("in.csv")
+
+
 def test_a_page_that_does_not_fit_on_the_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
