@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 Rewrap = Callable[[Any], Any]
 
@@ -79,7 +80,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
             devices = x.devices()
             if len(devices) == 1 and next(iter(devices)).platform == "cpu":
                 return np.asarray(x), lambda reports: jax.device_put(reports, x.sharding, may_alias=True)
-            return x, lambda reports: jax.device_put(reports, x.sharding)
+            return _with_automatic_axes(x), lambda reports: jax.device_put(reports, x.sharding)
         case "numpy":
             if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
                 raise ValueError(f"x: has {np.ma.count_masked(x)} masked values{_NEEDED}")
@@ -102,6 +103,14 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 f"x: {type(x).__name__} is not an array or a column; "
                 "use NumPy, JAX, pandas, polars or pyarrow (numpy.asarray makes an array of a list)"
             )
+
+
+def _with_automatic_axes(x: jax.Array) -> jax.Array:
+    """Return the same array, in place, on a mesh whose axes JAX may split and join in any computation."""
+    if not isinstance(x.sharding, NamedSharding):
+        return x
+    mesh = Mesh(x.sharding.mesh.devices, x.sharding.mesh.axis_names)
+    return jax.device_put(x, NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind), may_alias=True)
 
 
 def shape(x: Any) -> tuple[int, ...]:

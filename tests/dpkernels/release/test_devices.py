@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import dpkernels as dpk
 
 KEY_BYTES = bytes(range(3, 35))
 SPAN = {"epsilon": 1.0, "lower": -1.0, "upper": 2.0}
 LINE = np.linspace(-1, 2, 4096, dtype=np.float32)
+COUNTS = np.arange(8 * 512.0, dtype=np.float32)
 WIDE = np.linspace(-100, 200, 4096, dtype=np.float32)
 
 
@@ -37,9 +38,9 @@ def mechanisms():
     }
 
 
-def placed(values, *axes, devices=None):
+def placed(values, *axes, devices=None, kind=AxisType.Auto):
     """A JAX array on all devices, split along the axes that are not None."""
-    mesh = Mesh(np.array(jax.devices() if devices is None else devices), ("values",))
+    mesh = Mesh(np.array(jax.devices() if devices is None else devices), ("values",), (kind,))
     return jax.device_put(jnp.asarray(values), NamedSharding(mesh, PartitionSpec(*axes)))
 
 
@@ -56,12 +57,16 @@ def cases():
     yield "split noise", "noise", placed(WIDE, "values")
     yield "uneven noise", "noise", placed(WIDE[:4001])
     yield "counts", "counts", np.arange(8 * 501.0).reshape(501, 8)
-    yield "split counts", "counts", placed(np.arange(8 * 512.0, dtype=np.float32).reshape(512, 8), "values")
+    yield "split counts", "counts", placed(COUNTS.reshape(512, 8), "values")
     yield "replicated", "piecewise", placed(LINE)
     yield "uneven", "piecewise", placed(LINE[:4001])
     yield "split rows", "piecewise", placed(LINE.reshape(64, 64), "values")
     yield "split columns", "piecewise", placed(LINE.reshape(64, 64), None, "values")
     yield "devices in reverse", "piecewise", placed(LINE, "values", devices=jax.devices()[::-1])
+    # The axes that jax.make_mesh makes.
+    yield "explicit axis", "piecewise", placed(LINE, "values", kind=AxisType.Explicit)
+    yield "explicit columns", "piecewise", placed(LINE.reshape(64, 64), None, "values", kind=AxisType.Explicit)
+    yield "explicit counts", "counts", placed(COUNTS.reshape(512, 8), "values", kind=AxisType.Explicit)
     yield "last device", "piecewise", jax.device_put(LINE, jax.devices()[-1])
     yield "split half precision", "piecewise", placed(LINE.astype(np.float16), "values")
     yield "split integers", "piecewise", placed(np.tile(np.arange(-1, 3), 1024), "values")
@@ -110,8 +115,10 @@ def test_releases_of_the_same_values_are_the_same_wherever_they_are():
     assert digests["uneven"] == digests["numpy float32"]
     assert digests["uneven noise"] == digests["noise of numpy float32"]
     moved = ("split piecewise", "replicated", "split rows", "split columns", "devices in reverse", "last device")
+    moved += ("explicit axis", "explicit columns")
     assert len({digests[case] for case in moved}) == 1
-    assert len(set(digests.values())) == len(digests) - 7
+    assert digests["explicit counts"] == digests["split counts"]
+    assert len(set(digests.values())) == len(digests) - 10
 
 
 def test_bad_rows_are_named():
