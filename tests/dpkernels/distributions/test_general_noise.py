@@ -351,7 +351,9 @@ def test_four_members_are_enough_but_for_brackets():
     np.testing.assert_allclose([own.variance, own.absolute_moment], [known.variance, known.absolute_moment], rtol=1e-10)
     np.testing.assert_allclose(*(accountants.delta(Additive(one, 1.0), EPS / 5) for one in (own, known)), atol=1e-14)
     made = guarantee(Additive(own, 1.0)).repeat(30)
-    assert made.estimate_delta(0.5) == pytest.approx(guarantee(Additive(known, 1.0)).repeat(30).estimate_delta(0.5), rel=1e-9)
+    assert made.estimate_delta(0.5) == pytest.approx(
+        guarantee(Additive(known, 1.0)).repeat(30).estimate_delta(0.5), rel=1e-9
+    )
     for call in (lambda: made.bracket(epsilon=0.5), lambda: check_steepness(own)):
         with pytest.raises(TypeError, match=r"write the method Unbounded\.steepness"):
             call()
