@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial, update_wrapper
@@ -39,23 +38,25 @@ class BoundedCache:
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
-        if arguments in self._entries:
-            with suppress(KeyError):  # Another thread may have made the cache forget it.
-                return self.kept(*arguments)
-        value = self.function(*arguments)
-        with self._lock:
-            entry = self._entries.setdefault(arguments, _Entry(value, self._clock))
-            size = self._measure()
-            for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
-                if size <= self.limit or oldest is entry:
-                    break
-                size -= self._entries.pop(key).size
+        entry = self._entries.get(arguments)
+        if entry is None:
+            value = self.function(*arguments)
+            with self._lock:
+                entry = self._entries.setdefault(arguments, _Entry(value, self._clock))
+                size = self._measure()
+                for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
+                    if size <= self.limit or oldest is entry:
+                        break
+                    size -= self._entries.pop(key).size
         self._clock = entry.used = self._clock + 1
         return entry.value
 
     def kept(self, *arguments: Any) -> Any:
-        """Return the value that is kept for arguments, or raise a KeyError."""
-        entry = self._entries[arguments]
+        """Return the value that is kept for arguments, or None if there is none, or they have no hash."""
+        try:
+            entry = self._entries[arguments]
+        except (KeyError, TypeError):
+            return None
         self._clock = entry.used = self._clock + 1
         return entry.value
 

@@ -206,10 +206,8 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
-    try:
-        return _cached.kept(mechanism)
-    except (KeyError, TypeError):  # It is new, or has no hash.
-        pass
+    if (sampler := _cached.kept(mechanism)) is not None:  # First, so that a release of few values is fast.
+        return sampler
     if isinstance(mechanism, ExactSampler | ExactMultivariate):
         return mechanism
     if _has_hash(mechanism):

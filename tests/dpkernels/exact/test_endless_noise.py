@@ -172,7 +172,7 @@ def test_a_table_is_pure_where_all_ratios_are(cells):
         falling = [np.sort(RNG.uniform(0.3, 1.0, RNG.integers(3, 6)))[::-1] for _ in range(2)]
         half, block = falling[0], falling[1] / falling[1].sum()
         shares = RNG.uniform(0.4, 1.2, 2)  # Above 1 a block, or the first one, begins with a rise.
-        block = np.floor(block * (65536 - shares[0] * 65536 * block[-1] / block[0])).astype(int)
+        block = np.floor(block * 65536 * (1 - min(0.9, shares[0] * block[-1] / block[0]))).astype(int)
         rest = shares[1] * half[-1] * 65536 / block[0]
         half = (half * 65536 / (half[0] + 2 * half[1:].sum() + 2 * rest)).astype(int).tolist()
         rest = int(shares[1] * half[-1] * 65536 / block[0])
