@@ -295,6 +295,28 @@ def test_the_page_uses_the_budget_and_reaches_the_accuracy(tmp_path, count):
     assert answered > 3 * count
 
 
+@with_node
+@pytest.mark.lengthy
+def test_the_budgets_that_the_page_chooses_are_kept(tmp_path):
+    """By the accountants, for several reports and for shuffled ones: the page interpolates in tables."""
+    source = np.random.default_rng(31)
+    questions = [one for _ in range(200) if is_together((one := drawn_question(source))["state"])][:16]
+    chosen = [
+        {"name": row["name"], "epsilon": row["epsilon"], "t": 0.5, "share": 0.5, "state": question["state"]}
+        for question, rows in zip(questions, of_the_script(questions, tmp_path), strict=True)
+        for row in rows
+        if row["name"] != "truncated-laplace"
+    ]
+    assert len(chosen) > 60
+    for setting, found in zip(chosen, of_the_script(chosen, tmp_path), strict=True):
+        spent = float(expected_total(setting, mechanism_of(setting, found["own"])))
+        assert spent <= setting["state"]["epsilon"], setting
+
+
+def is_together(state):
+    return state["goal"] == "budget" and (state["count"] > 1 or state["shuffle"])
+
+
 # The tables, against Python
 
 
