@@ -44,6 +44,7 @@ def test_the_least_claim_is_accepted_and_the_float_below_it_is_not(name):
     else:
         claim, ratio = "epsilon", Fraction(form["ratio"])
         least = least_float(lambda epsilon: holds(ratio, epsilon), math.log(ratio))
+        assert form["realised_epsilon"] == least
     assert getattr(Certificate.from_dict({**form, claim: least}), claim) == least
     with pytest.raises(CertificateError):
         Certificate.from_dict({**form, claim: math.nextafter(least, 0.0)})
