@@ -48,6 +48,7 @@ def test_the_noise_of_a_step_has_the_multiplier_and_the_sum_is_that_of_all_devic
     assert abs(noise.std() / expected - 1) <= 6 / math.sqrt(2 * SIZE)
 
 
+@pytest.mark.lengthy
 def test_the_multiplier_for_a_budget_is_the_least_of_the_closed_form():
     """Whole batches: Gaussian noise of mu = sqrt(steps)/multiplier, whose delta is known (Balle and Wang 2018)."""
     steps, epsilon, delta = 9, 2.0, 1e-6

@@ -52,6 +52,7 @@ def test_the_profile_is_the_larger_of_both_directions() -> None:
         assert accountants.delta(dpk.Additive(NOISE, D), epsilon) == pytest.approx(max(sides), rel=1e-6)
 
 
+@pytest.mark.lengthy
 def test_a_scale_is_calibrated_and_saved() -> None:
     made = calibrate.scaled(Gumbel(1.0), epsilon=0.8, delta=1e-3)
     assert (
