@@ -607,12 +607,16 @@ class ExactNoise(ExactSampler):
         """
         if not self.table.tail:
             return np.zeros(0, np.int64)
-        weight = 2 * self.table.tail.rest
-        if weight << self.table.codes.bit_length() >= 1 << self.table.bits:
+        weight = self._smallest_words
+        if weight is None:
             return np.flatnonzero(self._is_in_tail(self.kernel(noise)))
-        if np.minimum.reduce(noise) >= weight:
-            return np.zeros(0, np.int64)
-        return np.flatnonzero(noise < noise.dtype.type(weight))
+        return np.flatnonzero(noise < weight) if np.minimum.reduce(noise) < weight else np.zeros(0, np.int64)
+
+    @cached_property
+    def _smallest_words(self) -> np.uint64 | None:
+        """Return the word below which words draw a tail, or None if they fill the first column of the alias table."""
+        weight = 2 * self.table.tail.rest if self.table.tail else 0
+        return None if weight << self.table.codes.bit_length() >= 1 << self.table.bits else np.uint64(weight)
 
     def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
         """Return the reports, those of the tail by the words of later turns.
@@ -621,7 +625,14 @@ class ExactNoise(ExactSampler):
         """
         if not self.table.tail:
             return self.reports(x, *words)
-        noise, rounding = words
+        if namespace(*words) is np:
+            return self._completed(x, *words, later)
+        # Seldom any of these is in the tail; if none is, the words of later turns are not drawn.
+        weight, noise = self._smallest_words, words[0]
+        in_tail = self._is_in_tail(self.kernel(noise)) if weight is None else noise < weight
+        return jax.lax.cond(in_tail.any(), lambda: self._completed(x, *words, later), lambda: self.reports(x, *words))
+
+    def _completed(self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later) -> RealArray:
         code = self.kernel(noise)
         xp, in_tail = namespace(code), self._is_in_tail(code)
         # The first turn draws the side, and the others the blocks.
