@@ -62,7 +62,8 @@ MADE: dict[str, Callable[[], Any]] = {
 }
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
-_NOT_LAUNCHED = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast")
+# A loop is seldom entered; see ``integer_instructions``.
+_NOT_LAUNCHED = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while")
 
 
 _INTEGER = re.compile(r"\t(?!ld|st|mov|cvt|bra|ret)[a-z]+[\w.]*\.[bsu](?:16|32|(64))\s")
@@ -122,26 +123,19 @@ def _read(lowered: Any) -> Program:
 def integer_instructions(ptx: str, launches: str) -> int:
     """Instructions on integers that all threads of all kernels carry out.
 
-    Of a condition, the branch with the fewest kernels counts. The others complete noise that needs further words, which
-    one value of 2^24 does.
+    Kernels of a loop, whose lines are indented, do not count: it completes noise that needs further words, which one
+    value of 2^24 does.
 
     Args:
         ptx: the text of the kernels; every loop is ChaCha20's.
         launches: lines that give each kernel's ``grid: [x, y, z] threads: [x, y, z]``.
     """
-    pattern = r"(\S+) grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]"
+    pattern = r"^\d.* (\S+) grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]"
     threads: Counter[str] = Counter()
-    for name, *sizes in re.findall(pattern, _usual(launches)):
+    for name, *sizes in re.findall(pattern, launches, flags=re.MULTILINE):
         threads[name] += math.prod(map(int, sizes))
     bodies = re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, flags=re.DOTALL)
     return sum(threads[name] * _carried_out(body) for name, body in bodies)
-
-
-def _usual(launches: str) -> str:
-    """The lines of launches without those in all branches of a condition but the shortest one."""
-    branch = re.compile(r"^( +)\w+_branch:\n((?:\1 .*\n|(?! ).*:\n| +body:\n)*)", re.MULTILINE)
-    bodies = [found[2] for found in branch.finditer(launches)]
-    return branch.sub("", launches) + (min(bodies, key=lambda body: body.count(" grid: ")) if bodies else "")
 
 
 def _carried_out(body: str) -> int:

@@ -625,12 +625,20 @@ class ExactNoise(ExactSampler):
         """
         if not self.table.tail:
             return self.reports(x, *words)
-        if namespace(*words) is np:
-            return self._completed(x, *words, later)
+        noise, rounding = words
+        if namespace(noise) is np:
+            return self._completed(x, noise, rounding, later)
         # Seldom any of these is in the tail; if none is, the words of later turns are not drawn.
-        weight, noise = self._smallest_words, words[0]
+        weight = self._smallest_words
         in_tail = self._is_in_tail(self.kernel(noise)) if weight is None else noise < weight
-        return jax.lax.cond(in_tail.any(), lambda: self._completed(x, *words, later), lambda: self.reports(x, *words))
+        state = in_tail.any(), self.reports(x, *words)
+
+        def complete(state: tuple[Any, Any]) -> tuple[Any, Any]:
+            # Turn 0 draws the noise words again, so that they need not be kept for this.
+            return state[0] & False, self._completed(x, later(jnp.uint32(0)), rounding, later)
+
+        # A loop of at most one turn: under vmap, lax.cond would compute both branches.
+        return jax.lax.while_loop(lambda state: state[0], complete, state)[1]
 
     def _completed(self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later) -> RealArray:
         code = self.kernel(noise)

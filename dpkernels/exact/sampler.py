@@ -35,7 +35,7 @@ ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
     ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
 
-# Returns the noise words of a later turn, from its number, 1 and so on.
+# Returns the noise words of a turn from its number: of turn 0 the first ones again, and later ones from 1 on.
 Later = Callable[[Any], RealArray]
 
 _PARTS = 16  # of a vector whose inputs are checked together
