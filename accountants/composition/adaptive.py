@@ -25,7 +25,7 @@ from dpkernels import checks
 
 _UNIT = float(np.finfo(np.float64).eps)
 _RAISED = 24  # Units of 1 + eps by which eps is raised for a lower bound of a profile.
-_SLACK = 1e-12  # The relative error of a profile, and of a sum of positive terms.
+_SLACK = 1e-12  # The relative error of a profile; a sum of positive terms adds one unit a term.
 _WIDTH = 9e-5  # The relative width of a bracket that is aimed at.
 _FIRST, _FINEST = 1 / 32, 1 / 4096  # The first and the least step.
 _MOST_PRODUCTS = 1e9  # The products of all convolutions of a bracket, at most.
@@ -52,17 +52,18 @@ class AdaptiveBounds:
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of delta: extrapolated and interpolated in e^eps."""
-        place = epsilon / self.step
-        i = int(np.floor(place))
-        if i >= len(self.high) - 3:
+        i, last = int(np.floor(epsilon / self.step)), len(self.high) - 1
+        if i >= last:
             return 0.0, float(self.high[-1])
         on, back = np.expm1(epsilon - i * self.step), np.expm1(epsilon - (i + 1) * self.step)
         rise = np.expm1(self.step)
         high = self.high[i] + (self.high[i + 1] - self.high[i]) * on / rise
-        low = max(self.low[i + 1], self.low[i + 1] + (self.low[i + 2] - self.low[i + 1]) * back / rise)
+        low = max(self.low[i + 1], 0.0)
+        if i + 2 <= last:
+            low = max(low, self.low[i + 1] + (self.low[i + 2] - self.low[i + 1]) * back / rise)
         if i > 0:
             low = max(low, self.low[i] + (self.low[i] - self.low[i - 1]) * on / -np.expm1(-self.step))
-        return float(max(min(low, high), 0.0)), float(high)
+        return float(low), float(high)
 
     def epsilon(self, delta: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of eps: inf where no eps on the grid is sufficient."""
@@ -153,16 +154,16 @@ def _of_direction(
     if (2 * M + 1) * (2 * K + 1) * count * len(pairs) * 2 > _MOST_PRODUCTS:
         return None
     s = np.arange(-M, M + 1) * step
-    start = np.maximum(-np.expm1(s), 0.0)
-    high, low, endless = start * (1 + _SLACK), start * (1 - _SLACK), 0.0
+    start, slack = np.maximum(-np.expm1(s), 0.0), _SLACK + _UNIT * len(grid)
+    high, low, endless = start * (1 + slack), start * (1 - slack), 0.0
     for _ in range(count):
         # Below the grid V is at most 1, and at least its value at the end; beyond it, the other way round.
         above = np.concatenate([np.ones(K), high, np.full(K, high[-1])])
         below = np.concatenate([np.full(K, low[0]), low, np.full(K, endless)])
         high = np.max([losses.infinite + np.convolve(above, losses.mass, "valid") for losses, _ in masses], axis=0)
         low = np.max([losses.infinite + np.convolve(below, losses.mass, "valid") for _, losses in masses], axis=0)
-        endless = max(losses.infinite + endless * float(losses.mass.sum()) for _, losses in masses) * (1 - _SLACK)
-        high, low = np.minimum(high * (1 + _SLACK), 1.0), low * (1 - _SLACK)
+        endless = max(losses.infinite + endless * float(losses.mass.sum()) for _, losses in masses) * (1 - slack)
+        high, low = np.minimum(high * (1 + slack), 1.0), low * (1 - slack)
     return AdaptiveBounds(step, low[M:], high[M:])
 
 
@@ -213,8 +214,12 @@ def _masses(above: np.ndarray, below: np.ndarray, pair: DominatingPair, step: fl
     lowered = below * (1 - _SLACK) - np.maximum(np.append(excess, 0.0), np.append(0.0, excess))
     t = np.exp(np.arange(-(len(below) // 2), len(below) // 2 + 1) * step)
     lowered[0] = min(lowered[0], 1 - t[0])
-    infinite = _infinity_mass(pair) * (1 - 1e-9)
-    lowered = np.maximum(lowered, infinite)
+    infinite = min(_infinity_mass(pair) * (1 - 1e-9), 1 - t[0])
+    # The profile may reach this mass anywhere before the first point where its bound is below. So the bound reaches it
+    # one point earlier: a chord that was cut off at it would be above the profile.
+    has_reached = lowered < infinite
+    has_reached[:-1] |= has_reached[1:]
+    lowered[has_reached] = infinite
     lowered[-1] = infinite
     corners = _lower_hull(np.append(0.0, t), np.append(1.0, lowered))
     slopes = np.append(np.diff(np.append(1.0, lowered)[corners]) / np.diff(np.append(0.0, t)[corners]), 0.0)

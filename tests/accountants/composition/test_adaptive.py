@@ -7,7 +7,10 @@ import pytest
 from two_piece import TwoPiece
 
 from accountants import guarantee
-from accountants.composition.adaptive import _chords, _lower_hull, _of_direction
+from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _lower_hull, _of_direction
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.guarantee import Guarantee
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -116,3 +119,43 @@ def test_chords_and_tangents_of_a_profile_are_on_either_side():
     assert hull[0] == 0
     assert hull[-1] == len(eps) - 1
     np.testing.assert_allclose(np.interp(np.exp(eps), np.exp(eps)[hull], profile[hull]), profile, atol=1e-15)
+
+
+def by_enumeration(pairs, count, epsilon):
+    """The worst adaptive choice among pairs of a few outcomes, by recursion."""
+    if count == 0:
+        return max(0.0, 1 - np.exp(epsilon))
+    return max(
+        sum(
+            a * (by_enumeration(pairs, count - 1, epsilon - np.log(a / b)) if b else 1.0)
+            for a, b in zip(p, q, strict=True)
+            if a
+        )
+        for p, q in pairs
+    )
+
+
+@pytest.mark.parametrize("share", [0.9, 0.995, 0.9999])
+@pytest.mark.parametrize("seed", range(6))
+def test_lower_ends_next_to_the_largest_sum_of_losses(seed, share):
+    """The lower end was up to ten times the truth, and above the upper one, where a profile reaches 0 within a cell."""
+    rng = np.random.default_rng(seed)
+    p, q = rng.dirichlet(np.ones(3)), rng.dirichlet(np.ones(3))
+    if seed == 5:  # An outcome with an infinite loss.
+        q = np.array([0.0, 0.3, 0.7])
+    largest = max(np.log(p[q > 0] / q[q > 0]).max(), np.log(q[q > 0] / p[q > 0]).max())
+    releases = Guarantee((SelfComposed((Atoms(p, q), Atoms(q, p)), 3),))
+    low, high = AdaptiveProfile(releases.numeric).bracket("delta", 3 * share * largest)
+    exact = by_enumeration([(p, q), (q, p)], 3, 3 * share * largest)
+    assert low * (1 - 1e-10) <= exact <= high * (1 + 1e-10)
+
+
+def test_upper_ends_in_the_last_cells():
+    """The last value was taken for the last three points, so that an eps up to a step too small was returned."""
+    values = np.array([0.5, 0.3, 0.15, 0.05, 0.01])
+    bounds = AdaptiveBounds(0.5, values, values)
+    for i, value in enumerate(values):
+        assert bounds.delta(0.5 * i)[1] == pytest.approx(value, rel=1e-15)
+        assert bounds.epsilon(value * (1 + 1e-12))[1] == pytest.approx(0.5 * i, abs=1e-9)
+    assert bounds.delta(2.0) == (0.0, 0.01)
+    assert bounds.epsilon(0.005) == (2.0, np.inf)
