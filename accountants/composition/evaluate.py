@@ -52,6 +52,18 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
 
     ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
     """
+    if namespace(at, *jax.tree.leaves(made)) is np and made.adaptive_profile is not None:
+        bounds = [made.adaptive_profile.bracket(what, float(value)) for value in np.ravel(at)]
+        if None not in bounds:
+            return plain(np.reshape([each[1] for each in bounds if each], np.shape(at))[()])
+    return evaluate_by_largest_profile(made, what, at)
+
+
+def evaluate_by_largest_profile(made: Any, what: str, at: Real) -> Any:
+    """Return the same, of noise that is not even by the pair whose profile is the largest over both its directions.
+
+    This is an upper bound of ``evaluate`` up to the error of the composition, and the value that has derivatives.
+    """
     is_plain = namespace(at, *jax.tree.leaves(made)) is np
     made = made.numeric if is_plain else made
     if len(made.terms) == 1:
@@ -60,10 +72,6 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
             return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
         if count == 1:
             return plain(_EXACT[what](made.terms[0].one_release(), at))
-    if is_plain and made.adaptive_profile is not None:
-        bounds = [made.adaptive_profile.bracket(what, float(value)) for value in np.ravel(at)]
-        if None not in bounds:
-            return plain(np.reshape([each[1] for each in bounds if each], np.shape(at))[()])
     if is_plain or len(made.terms) > 1:
         outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions)
         if outcomes is not None:

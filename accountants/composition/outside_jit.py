@@ -1,8 +1,8 @@
 """Values and derivatives of JAX numbers outside ``jit``, without compiling the composition.
 
 Outside ``jit`` a JAX number has a value when a rule of differentiation runs, also under ``grad``, ``vmap`` and
-``jacfwd``. The composed value is then that of plain numbers, which NumPy computes. So are the derivatives of delta in
-the masses p and the losses l that are composed. JAX differentiates only the map from the parameters to these losses:
+``jacfwd``. NumPy then computes the composed value, the same one as inside ``jit``, and the derivatives of delta in the
+masses p and the losses l that are composed. JAX differentiates only the map from the parameters to these losses:
 
     d delta = sum of (d delta/d p) dp + (d delta/d l) dl + (d delta/d eps) d eps,    d eps = -d delta/(d delta/d eps).
 
@@ -90,7 +90,7 @@ def _of_numbers(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: np.
         unknown = [number for number, moves in zip(jax.tree.leaves((guarantee, at[()])), moving, strict=False) if moves]
         return [np.full(at.shape + np.shape(number), np.nan) for number in (0.0, *unknown)]
     with np.errstate(all="ignore"):
-        value = np.asarray(composed.evaluate(guarantee, quantity, at))
+        value = np.asarray(composed.evaluate_by_largest_profile(guarantee, quantity, at))
         if not any(moving):
             return [value]
         epsilon = value if quantity == "epsilon" else at

@@ -91,6 +91,20 @@ def test_vmap_jacfwd_and_arrays_of_eps() -> None:
     np.testing.assert_allclose(by_eps, [difference(make(t).delta, e) for e in eps], rtol=1e-6)
 
 
+@pytest.mark.lengthy
+def test_noise_that_is_not_even_has_one_value_and_its_gradient() -> None:
+    """The value was that of dynamic programming, and the gradient that of another, larger value."""
+
+    def function(sigma: Any) -> Any:
+        noise = dpk.Additive(dpk.Reweighted(dpk.Gaussian(sigma), -1.0, 3.0, 0.5))
+        return accountants.guarantee(noise, 1.0).repeat(3).estimate_delta(0.8)
+
+    values = {sigma: function(jnp.asarray(sigma)) for sigma in (1.98, 2.0, 2.02)}
+    value, slope = jax.value_and_grad(function)(2.0)
+    assert value == values[2.0]
+    np.testing.assert_allclose(slope, (values[2.02] - values[1.98]) / 0.04, rtol=1e-3)
+
+
 def test_an_unknown_number_stays_unknown() -> None:
     make, _, eps = CASES["samples"]
     value, slope = jax.value_and_grad(lambda t: make(t).estimate_delta(eps))(jnp.nan)
