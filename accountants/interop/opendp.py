@@ -50,7 +50,8 @@ def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = fl
     Args:
         mechanism: a bounded mechanism for any two inputs, additive noise, or additive noise on vectors, or its exact
             sampler.
-        delta: for additive noise on one value, the delta at which the map gives an epsilon. Default: the claimed delta.
+        delta: for additive noise on one value that is not pure, the delta at which the map gives an epsilon. Default:
+            the claimed delta.
         T: the type of the input, float or int (32 bits). Reports are floats.
 
     Raises:
@@ -106,6 +107,8 @@ def _bounded_map(certificate: Any) -> Callable[[int], float]:
 
 def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tuple[float, float]]:
     if certificate.table.tail:
+        if delta is not None:
+            raise ValueError(f"delta: {delta}; this noise has no end, and its delta is 0")
         return _pure_map(certificate)
     at = float(certificate.delta) if delta is None else float(delta)
     if not 0 < at < 1:

@@ -109,6 +109,12 @@ def test_another_delta_is_another_epsilon():
     assert make_measurement(NOISE, delta=1e-3, T=int).map(10)[0] < make_measurement(NOISE, delta=1e-9, T=int).map(10)[0]
 
 
+def test_pure_noise_takes_no_delta():
+    """It was ignored: the map had the claimed epsilon, and delta 0."""
+    with pytest.raises(ValueError, match="delta: 1e-06; this noise has no end"):
+        make_measurement(dpk.laplace(epsilon=1.0), delta=1e-6)
+
+
 def test_the_map_of_vectors_is_group_privacy(counts):
     certificate = dpk.exact_sampler(COUNTS).certificate
     assert counts.map(1) == (1.0, certificate.delta)
