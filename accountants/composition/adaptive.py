@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.grid import profile_on_grid
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import SelfComposed, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 
@@ -95,6 +95,7 @@ class AdaptiveProfile:
     """Brackets of one guarantee of plain numbers: that of several releases of one noise that is not even."""
 
     def __init__(self, made: Any) -> None:
+        check_one_mechanism(made.terms)
         (term,) = made.terms
         self.count = int(term.count)
         self.directions = [_pairs(term, mirror) for mirror in made.neighbour_directions]

@@ -72,6 +72,7 @@ def evaluate_by_largest_profile(made: Any, what: str, at: Real) -> Any:
             return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
         if count == 1:
             return plain(_EXACT[what](made.terms[0].one_release(), at))
+    self_composed.check_one_mechanism(made.terms)
     if is_plain or len(made.terms) > 1:
         outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions)
         if outcomes is not None:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.self_composed import ConvergenceError, SelfComposed
+from accountants.composition.self_composed import ConvergenceError, SelfComposed, check_one_mechanism
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
@@ -52,6 +52,7 @@ def renyi_divergence(made: Any, order: Real) -> Any:
     Raises:
         ConvergenceError: floating point does not resolve the divergence; with JAX numbers it is inf.
     """
+    check_one_mechanism(made.terms)
     if namespace(order, *jax.tree.leaves(made)) is jnp:
         orders, divergence = floating(jnp.asarray(order)), partial(_divergence_of_traced, made)
         return divergence(orders) if orders.ndim == 0 else jax.lax.map(divergence, orders.ravel()).reshape(orders.shape)

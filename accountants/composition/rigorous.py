@@ -25,6 +25,7 @@ from accountants.composition import enumeration
 from accountants.composition.bounds import Bracket
 from accountants.composition.enumeration import JointOutcomes
 from accountants.composition.gaussian import GaussianProfile
+from accountants.composition.self_composed import check_one_mechanism
 from accountants.dominating_pairs.base import cap, lower_profile, profile
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.profile import epsilon_of
@@ -198,6 +199,7 @@ class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
 
     def __init__(self, guarantee: Any) -> None:
+        check_one_mechanism(guarantee.terms)
         self.guarantee = guarantee
         self.delta = lru_cache(_REMEMBERED)(self._delta)
         self.epsilon = lru_cache(_REMEMBERED)(self._epsilon)

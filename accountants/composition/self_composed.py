@@ -20,7 +20,7 @@ import numpy as np
 
 from accountants.composition.grid import pointwise_maximum
 from accountants.dominating_pairs.additive import AdditivePair, larger_profile
-from accountants.dominating_pairs.base import DominatingPair, Sampled
+from accountants.dominating_pairs.base import DominatingPair, Sampled, is_whole
 from accountants.dominating_pairs.replaced import check_replaceable, replaced_pair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
@@ -42,6 +42,16 @@ _LEAST, GREATEST_TILT = 1e-4, 1e5  # The default range of tilts.
 
 class ConvergenceError(ValueError):
     """The promised precision cannot be reached."""
+
+
+def check_one_mechanism(terms: Any) -> None:
+    """Raise ValueError if a parameter is an array, so that these are releases of several mechanisms."""
+    for leaf in jax.tree.leaves(terms, is_leaf=is_whole):
+        if not is_whole(leaf) and np.ndim(leaf):
+            raise ValueError(
+                f"mechanism: a parameter has shape {np.shape(leaf)}; give numbers, one guarantee each, or vmap. "
+                "accountants.delta and accountants.epsilon take arrays, for one release"
+            )
 
 
 @partial(pytree, static=("neighbours",))

@@ -286,6 +286,24 @@ def test_bad_arguments(wrong, kind, message):
         wrong()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("noise", [Gaussian, Laplace, lambda scale: Reweighted(Gaussian(scale), -1.0, 3.0, 0.5)])
+def test_a_batch_of_mechanisms_is_refused_in_words(noise, count):
+    """NumPy's messages were about broadcasting, or the truth value of an array."""
+    releases = guarantee(Additive(noise(np.array([1.0, 2.0]))), 1.0).repeat(count)
+    calls = [
+        lambda: releases.delta(0.5),
+        lambda: releases.epsilon(0.1),
+        lambda: releases.bracket(epsilon=0.5),
+        lambda: releases.renyi(2.0),
+    ]
+    if count > 1:
+        calls.append(lambda: releases.estimate_delta(0.5))
+    for quantity in calls:
+        with pytest.raises(ValueError, match=r"^mechanism: a parameter has shape \(2,\)"):
+            quantity()
+
+
 @pytest.mark.thorough
 def test_guarantees_of_a_pair_of_laws():
     """As the docstring of ``guarantee`` promises."""
