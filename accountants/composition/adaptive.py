@@ -24,7 +24,6 @@ from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 
 _UNIT = float(np.finfo(np.float64).eps)
-_RAISED = 24  # Units of 1 + eps by which eps is raised for a lower bound of a profile.
 _SLACK = 1e-12  # The relative error of a profile; a sum of positive terms adds one unit a term.
 _WIDTH = 9e-5  # The relative width of a bracket that is aimed at.
 _FIRST, _FINEST = 1 / 32, 1 / 4096  # The first and the least step.
@@ -174,11 +173,8 @@ def _profile(pair: DominatingPair, side: int) -> Callable[[np.ndarray], np.ndarr
     """
 
     def bounded(pair: DominatingPair) -> Callable[[np.ndarray], np.ndarray]:
-        if side > 0:
-            above = upper(pair)
-            return lambda eps: np.clip(above(eps), 0.0, 1.0)
-        stick = pair.hockey_stick()
-        return lambda eps: np.clip(stick(eps + _RAISED * _UNIT * (1 + eps)) * (1 - _SLACK), 0.0, 1.0)
+        stick = upper(pair) if side > 0 else pair.lower_hockey_stick()
+        return lambda eps: np.clip(stick(eps), 0.0, 1.0)
 
     own, mirrored = bounded(pair), bounded(pair.mirror())
 

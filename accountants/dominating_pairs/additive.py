@@ -74,6 +74,7 @@ class AdditivePair(DominatingPair):
     periods: int = _TRACED_PERIODS
 
     is_shift: ClassVar[bool] = True
+    units_of_log: ClassVar[int] = 280
 
     @property
     def formulas(self) -> NoiseFormulas:

@@ -26,6 +26,7 @@ class DominatingPair(abc.ABC):
     - joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
     - may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
     - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
+    - units_of_log: the units of |log delta| by which an upper bound of Gaussian integrals may exceed the truth.
     - near: whether inputs are only within a sensitivity, so that those twice as far apart may have other distributions.
     - is_shift: whether q is p shifted by a sensitivity. Alone it may be shifted twice as far, but not within others.
     - has_estimated_masses: whether its masses are estimates by quadrature, so that no bound is proven.
@@ -34,6 +35,7 @@ class DominatingPair(abc.ABC):
     joint: ClassVar[bool] = False
     may_be_asymmetric: ClassVar[bool] = False
     rounds_up: ClassVar[bool] = False
+    units_of_log: ClassVar[int] = 520
     near: ClassVar[bool] = False
     is_shift: ClassVar[bool] = False
     has_estimated_masses: ClassVar[bool] = False
@@ -44,6 +46,17 @@ class DominatingPair(abc.ABC):
 
         It is differentiable in every parameter; in an ``outside`` weight of 0, the end of its range, from the right.
         """
+
+    def lower_hockey_stick(self) -> Curve:
+        """Return a lower bound of the divergence of plain numbers: at a higher eps and without all allowances."""
+        above, unit = upper(self), np.finfo(np.float64).eps
+
+        def at(eps: Any) -> Any:
+            delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
+            size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + _UNITS_OF_EPS * np.abs(eps)
+            return delta * (1 - (_UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
+
+        return at
 
     def largest_loss(self) -> Real:
         """Return the supremum of log p/q, the pure level of the pair; inf where the loss is unbounded."""
@@ -91,6 +104,10 @@ class Mixed(DominatingPair):
         w, first, second = self.weight, self.first.hockey_stick(), self.second.hockey_stick()
         return lambda eps: w * first(eps) + (1 - w) * second(eps)
 
+    def lower_hockey_stick(self) -> Curve:
+        w, first, second = self.weight, self.first.lower_hockey_stick(), self.second.lower_hockey_stick()
+        return lambda eps: (w * first(eps) + (1 - w) * second(eps)) * (1 - _UNITS * np.finfo(np.float64).eps)
+
     def largest_loss(self) -> Real:
         first, second = self.first.largest_loss(), self.second.largest_loss()
         return namespace(first, second).maximum(first, second)
@@ -131,6 +148,11 @@ def check_masses(pairs: Iterable[DominatingPair], otherwise: str) -> None:
 _UNITS = 8
 # More than what the pairs that round up by themselves add to eps, and to the sum of their pieces; twice, in units.
 _UNITS_BELOW, _UNITS_OF_SUMS = 64, 1024
+# What Gaussian integrals add to delta, in units of eps, and 1,024. For a mass p above a position s of noise with mu = a
+# it is 20 units, four of them errors, of 1 + s^2 in p, and of 1 + (s + a)^2 + a (s + a) in e^eps q < 3/4 p, of which a
+# quarter of p remains: in all 140 + 140 s^2 + 240 eps, where s^2 is at most 2 |log delta|. On samples a (s + a/2) is
+# the eps on all data instead, which is larger by at most |log delta|.
+_UNITS_OF_EPS = 240
 
 
 def cap(dtype: Any) -> float:
@@ -159,9 +181,11 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
 
 
 def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
-    """Return a lower bound of ``profile`` for plain numbers, at a higher eps and without all of its allowances."""
-    unit = np.finfo(np.float64).eps
-    return profile(pairs, epsilon + _UNITS_BELOW * unit * (1 + epsilon)) * (1 - _UNITS_OF_SUMS * unit)
+    """Return a lower bound of ``profile`` for plain numbers."""
+    eps = np.minimum(np.atleast_1d(np.asarray(epsilon, np.float64)), cap(np.float64))
+    with np.errstate(all="ignore"):
+        values = [pair.lower_hockey_stick()(eps) for pair in as_float64(pairs)]
+    return np.clip(np.max(values, axis=0), 0.0, 1.0).reshape(np.shape(epsilon))[()]
 
 
 def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.dominating_pairs.gaussian_integrals import endless_gain
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -29,6 +30,9 @@ _STANDARD = Gaussian(1.0)
 # How far beyond all means densities are integrated, the mass that is farther away, and how far roots are looked for.
 _REACH, _UNSEEN, _FARTHEST = 18.0, 2e-72, 1e3
 _BISECTIONS = 64
+# Bounds on relative errors, in units: of a factor 1 + its log, of a loss 1 + its parts, and of one Gaussian's
+# divergence, which is rounded upwards, 1 + the squares of its positions.
+_UNITS_OF_FACTOR, _UNITS_OF_LOSS, _UNITS_OF_GAIN = 32, 8, 224
 
 
 @partial(pytree, static=("is_mirrored",))
@@ -42,6 +46,7 @@ class GaussianMixture(DominatingPair):
 
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
+    rounds_up: ClassVar[bool] = True
 
     def _log_mixture(self, y: Any) -> Any:
         xp = namespace(y, self.centres)
@@ -57,19 +62,58 @@ class GaussianMixture(DominatingPair):
         return top + xp.log(xp.exp(logs - top[..., None]).sum(-1))
 
     def hockey_stick(self) -> Curve:
+        return self._bound(1)
+
+    def lower_hockey_stick(self) -> Curve:
+        return self._bound(-1)
+
+    def _bound(self, side: int) -> Curve:
+        """Return an upper (side 1) or a lower (side -1) bound of the divergence, as a sum of positive terms.
+
+        With y the point at which the loss is eps, or -eps,
+
+            delta = sum of w_i (Phi(c_i - y) - e^(c_i y - c_i^2/2) Phi(-y)),
+            and of (q, p):  e^eps sum of w_i (e^(c_i y - c_i^2/2) Phi(y) - Phi(y - c_i)).
+
+        Each difference is the divergence of one Gaussian. At any other y the sum is p(S) - e^loss q(S) of a set S of
+        outcomes, so that p(S) - e^eps q(S), which is no larger than delta, differs by at most |loss - eps| e^eps q(S).
+        An upper bound takes q of a larger set, whose loss is lower by more than the error.
+        """
         sign = -1.0 if self.is_mirrored else 1.0
         still = without_derivative(self)
 
         def at(eps: Any) -> Any:
             xp = namespace(eps, self.centres)
-            level = without_derivative(sign * eps)
+            unit, level = xp.finfo(eps.dtype).eps, without_derivative(sign * eps)
             low, high = xp.full_like(level, -_FARTHEST), xp.full_like(level, _FARTHEST + self.centres.max())
-            ends = bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)
-            y = sign * (ends[0] + ends[1]) / 2
-            mixture = (self.weights * ndtr(sign * self.centres - y[..., None])).sum(-1)
-            p, q = (ndtr(-y), mixture) if self.is_mirrored else (mixture, ndtr(-y))
-            gap = p - xp.exp(eps) * q
-            return xp.where(gap < 0, 0.0, gap)
+
+            def first(level: Any) -> Any:
+                return bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)[0]
+
+            def masses(pair: GaussianMixture, y: Any) -> tuple[Any, Any]:
+                mixture = (pair.weights * ndtr(sign * (pair.centres - y[..., None]))).sum(-1)
+                return (ndtr(y), mixture) if self.is_mirrored else (mixture, ndtr(-y))
+
+            point = first(level)
+            p, q = masses(self, point)
+            difference = p - xp.exp(eps) * q
+
+            c, y, loss = still.centres, point[..., None], still._loss(point)[..., None]
+            logs = xp.log(still.weights) + c * (y - c / 2)
+            size = xp.abs(c * y) + c**2 + xp.abs(xp.log(still.weights))
+            # The parts of the loss: e^loss is a sum, whose terms have these shares.
+            shares = xp.exp(logs - loss)
+            start = -y + 0 * c if self.is_mirrored else y - c
+            error = _UNITS_OF_FACTOR * unit * (1 + size)
+            if side < 0:
+                error = error + _UNITS_OF_GAIN * unit * (1 + start**2 + (start + c) ** 2 + c**2)
+            factor = (shares if self.is_mirrored else still.weights) * (1 + side * error)
+            total = (factor * endless_gain(start, 0 * y + c)).sum(-1)
+            off = unit * (_UNITS_OF_LOSS * (1 + xp.abs(level) + (shares * size).sum(-1)) + c.size)
+            largest = masses(still, first(level - 2 * sign * off))[1] if side > 0 else without_derivative(q)
+            value = total + side * off * xp.exp(without_derivative(eps)) * largest
+            value = xp.where(value < 0, 0.0, value) + (xp.finfo(eps.dtype).tiny if side > 0 else 0.0)
+            return value + difference - without_derivative(difference)
 
         return at
 

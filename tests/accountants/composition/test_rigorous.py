@@ -144,6 +144,79 @@ def test_mixtures_of_gaussians_against_50_digits(eps, removed):
     assert low <= guarantee(pair).repeat(4).estimate_epsilon(1e-6) <= high <= low * (1 + 1e-4)
 
 
+def profile_of_mixture(centres, parts, eps, removed):
+    """The profile of a mixture of Gaussians in 60 digits, at the point where its loss is eps, or -eps."""
+    with mp.workdps(60):
+        level = -mp.mpf(eps) if removed else mp.mpf(eps)
+        digits = [mp.mpf(part) for part in parts]
+        digits[int(np.argmax(parts))] += 1 - sum(digits)
+        terms = [(mp.mpf(centre), part) for centre, part in zip(centres, digits, strict=True)]
+
+        def excess(y):
+            return mp.log(sum(part * mp.exp(centre * (y - centre / 2)) for centre, part in terms)) - level
+
+        low, high = mp.mpf(-1000), mp.mpf(1000)
+        if excess(low) >= 0:
+            return mp.mpf(0)
+        for _ in range(210):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+        sign = -1 if removed else 1
+        mixture = sum(part * mp.ncdf(sign * (centre - low)) for centre, part in terms)
+        gaussian = mp.erfc(sign * low / mp.sqrt(2)) / 2
+        return gaussian - mp.exp(eps) * mixture if removed else mixture - mp.exp(eps) * gaussian
+
+
+MIXTURES = [
+    # The upper end was below the truth by 1e-10 of itself, where e^eps q almost cancels p far out in the tail.
+    ([0.479, 0.00417, 0.00376], [1e-7, 0.9999995, 4e-7], 0.0823),
+    ([0.00377, 0.00787, 29.83], [0.22, 0.5, 0.28], 0.563),
+    ([0.0076, 0.0, 0.798], [0.0008, 0.8545, 0.1447], 1.335),
+    # The lower end was above it.
+    ([0.00374, 0.0228, 0.0, 0.1631], [0.414, 0.57, 0.002, 0.014], 0.135),
+    # The point at which the loss is eps is lost in rounding.
+    ([0.0, 1.0, 2.0], [1.0, 5e-18, 5e-18], 0.0),
+    ([0.0, 1.0, 2.0], [1.0, 5e-21, 5e-21], 1e-18),
+    # The divergence of one Gaussian is rounded upwards, also for a lower bound.
+    ([0.6], [1.0], 3e-5),
+    ([0.0161, 0.0005, 2.866], [0.58, 0.23, 0.19], 20.5),
+]
+
+
+@pytest.mark.parametrize(("centres", "parts", "eps"), MIXTURES)
+def test_mixtures_of_gaussians_in_their_tails(centres, parts, eps):
+    for removed in (False, True):
+        exact = profile_of_mixture(centres, parts, eps, removed)
+        if removed and exact < 1e-300:
+            continue
+        one = OneRelease((GaussianMixture(np.array(centres), np.array(parts), removed),))
+        assert one.bound(eps, -1) <= exact <= one.bound(eps, 1)
+
+
+@pytest.mark.parametrize("x", [-0.3, 2.0, 5.0, 10.0, 30.0])
+@pytest.mark.parametrize("mu", [1e-3, 0.5, 4.1])
+def test_lower_ends_of_one_gaussian_release_far_out(mu, x):
+    """One in fifty lower ends was above the truth by 1e-12 of it: integrals are rounded upwards, in tails by more."""
+    rate, noise = 0.0174, guarantee(dpk.gaussian(sigma=1 / mu), 1.0)
+    with mp.workdps(60):
+        a = 1 / mp.mpf(1 / mu)
+        for k in range(8):
+            eps = abs(mu * (x + mu / 2)) * (1 + k / 64)
+            on_sample = float(mp.log1p(rate * mp.expm1(eps)))
+            inner = mp.log1p(mp.expm1(mp.mpf(on_sample)) / mp.mpf(rate))
+            for made, at, weight, level in (
+                (noise, eps, 1, mp.mpf(eps)),
+                (noise.subsample(rate), on_sample, mp.mpf(rate), inner),
+            ):
+                y = level / a - a / 2
+                added = weight * (mp.erfc(y / mp.sqrt(2)) - mp.exp(level) * mp.erfc((y + a) / mp.sqrt(2))) / 2
+                low, high = RigorousBounds(made).method.delta(at)
+                assert 0 < low < high
+                assert added <= high
+                # The neighbour with a record less has the smaller delta.
+                assert low <= added
+
+
 def test_a_delta_that_hardly_falls_is_rounded_upwards_too():
     """One release of a table with a large delta: lowering eps raises it by less than the rounding of its sum."""
     check(573)
