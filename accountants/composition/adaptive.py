@@ -87,7 +87,7 @@ def is_adaptive(made: Any) -> bool:
     if len(made.terms) != 1 or len(made.terms[0].pairs) < 2:
         return False
     count = checks.concrete(made.terms[0].count)
-    return count is not None and not count.ndim and float(count).is_integer() and 1 < count <= 1 << 12
+    return count is not None and not count.ndim and float(count).is_integer() and 1 < float(count) <= 1 << 12
 
 
 class AdaptiveProfile:
