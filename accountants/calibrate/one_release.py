@@ -215,9 +215,9 @@ def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) 
     return weighted_excess(given[0], u, *given[1:])
 
 
-def shape_shift(shape: Reweighted, epsilon: Any, delta: Any, most: Any) -> Any:
-    """Return the largest shift, up to ``most``, over which even noise of this shape is (eps, delta)-DP."""
-    return root(_shift_excess, (shape, epsilon, delta), 0.0, most)
+def shape_shift(shape: Reweighted, epsilon: Any, delta: Any, most: Any, rtol: float = 0.0) -> Any:
+    """Return the largest shift, up to ``most``, over which even noise of this shape is (eps, delta)-DP, to ``rtol``."""
+    return root(_shift_excess, (shape, epsilon, delta), 0.0, most, rtol)
 
 
 def _shift_excess(shift: Any, given: tuple[Reweighted, Real, Real]) -> Any:

@@ -17,6 +17,10 @@ import numpy as np
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
+_END = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
+# Where z of a closed interval starts at the nearest, as shares of the interval: at an end its map is flat.
+_STEEP = 1e-3, 1 - 1e-3
+
 
 class Domain(abc.ABC):
     """The values that a parameter may take, as the image of real numbers z; searches start in the span.
@@ -33,6 +37,14 @@ class Domain(abc.ABC):
 
         The map of a vector may join its numbers.
         """
+
+    @abc.abstractmethod
+    def z_of(self, value: Real) -> Real:
+        """Return a z for a parameter, that of the nearest one next to an end, where the map is all but flat."""
+
+    @abc.abstractmethod
+    def is_at_end(self, value: Real) -> bool:
+        """Return whether a parameter, or a number of a vector, is at an end of the domain but for rounding."""
 
     @property
     def size(self) -> int:
@@ -56,6 +68,12 @@ class Above(Domain):
     def at(self, z: Real) -> Real:
         return self.low + self.unit * namespace(z).exp(z)
 
+    def z_of(self, value: Real) -> Real:
+        return np.log(np.maximum((value - self.low) / self.unit, _END))
+
+    def is_at_end(self, value: Real) -> bool:
+        return bool((value - self.low) / self.unit <= _END)
+
 
 @dataclass(frozen=True)
 class _Interval(Domain):
@@ -63,6 +81,14 @@ class _Interval(Domain):
     high: Any
     span: tuple[float, float] = (-1.3, 1.3)
     count: int = 0
+
+    def share(self, value: Real) -> Any:
+        """Return which share of the interval is below a parameter."""
+        return (value - self.low) / (self.high - self.low)
+
+    def is_at_end(self, value: Real) -> bool:
+        share = self.share(value)
+        return bool(np.any((share <= _END) | (share >= 1 - _END)))
 
 
 @_domain
@@ -75,6 +101,10 @@ class Inside(_Interval):
     def at(self, z: Real) -> Real:
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
+    def z_of(self, value: Real) -> Real:
+        share = np.clip(self.share(value), _END, 1 - _END)
+        return np.log(share / (1 - share))
+
 
 @_domain
 class Between(_Interval):
@@ -84,6 +114,9 @@ class Between(_Interval):
         # sin^2 of the half angle keeps the digits of the distance from an end.
         return self.low + (self.high - self.low) * namespace(z).sin(z / 2 + np.pi / 4) ** 2
 
+    def z_of(self, value: Real) -> Real:
+        return 2 * np.arcsin(np.sqrt(np.clip(self.share(value), *_STEEP))) - np.pi / 2
+
 
 @_domain
 class LogBetween(_Interval):
@@ -91,7 +124,16 @@ class LogBetween(_Interval):
 
     def at(self, z: Real) -> Real:
         xp = namespace(z, self.low)
-        return xp.exp(Between(xp.log(self.low), xp.log(self.high)).at(z))
+        return xp.exp(self._logarithms(xp).at(z))
+
+    def _logarithms(self, xp: Any) -> Between:
+        return Between(xp.log(self.low), xp.log(self.high))
+
+    def share(self, value: Real) -> Any:
+        return self._logarithms(np).share(np.log(value))
+
+    def z_of(self, value: Real) -> Real:
+        return self._logarithms(np).z_of(np.log(value))
 
 
 @_domain
@@ -107,6 +149,12 @@ class Ordered(Domain):
     def at(self, z: Real) -> Real:
         return namespace(z, self.low).cumsum(LogBetween(self.low, self.high).at(z), axis=-1)
 
+    def z_of(self, value: Real) -> Real:
+        return LogBetween(self.low, self.high).z_of(np.diff(value, prepend=0.0))
+
+    def is_at_end(self, value: Real) -> bool:
+        return LogBetween(self.low, self.high).is_at_end(np.diff(value, prepend=0.0))
+
 
 def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
     """Return the parameters at z, of shape (..., n)."""
@@ -116,6 +164,11 @@ def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
         found[name] = domain.at(z[..., start:end] if domain.count else z[..., start])
         start = end
     return found
+
+
+def point(domains: dict[str, Domain], parameters: dict[str, Any]) -> np.ndarray:
+    """Return z, of shape (n,), of the parameters; see ``Domain.z_of``."""
+    return np.concatenate([np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items()])
 
 
 def starts(domains: dict[str, Domain], count: int) -> np.ndarray:

@@ -26,12 +26,12 @@ _ROUNDING = 1e-9
 class Family(abc.ABC):
     """A set of mechanisms that all meet one budget, by construction, with some free parameters.
 
-    A family is a frozen dataclass and a pytree. Budgets are leaves, so that other budgets need no new compilation, and
-    ``many`` maps over arrays of them. Choices of shape are static.
+    A family is a frozen dataclass and a pytree. Budgets are leaves: ``many`` maps over arrays of them. Choices of shape
+    are static.
 
     Attributes:
-        patience: (number of turns, relative gain): a search ends after this number of turns in which the best of all
-            starts gains less than this.
+        patience: (number of turns, relative gain): a descent ends after this number of turns in which it gains less
+            than this. The gain is about what the objective's values are known to.
         is_estimated: whether the mechanism that ``release`` returns may differ from the member that a search found by
             more than rounding, so that its objective is computed again.
     """
@@ -58,9 +58,9 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def build(self, free: dict[str, Any]) -> Member:
-        """Return the mechanism, traceable: what the budget determines is solved for, and differentiable.
+        """Return the mechanism, as precise as a search needs it; what the budget determines is solved for.
 
-        A NaN in it means that no mechanism with these parameters meets the budget.
+        A ValueError, or a NaN in the mechanism, means that no mechanism with these parameters meets the budget.
         """
 
     def release(self, free: dict[str, Any]) -> Member:
@@ -68,7 +68,7 @@ class Family(abc.ABC):
         return self.build(free)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        """Return every parameter of a member by its name in the constructor, those solved for too; traceable."""
+        """Return every parameter of a member by its name in the constructor, those solved for too."""
         return dict(free)
 
     def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
@@ -85,7 +85,7 @@ class Family(abc.ABC):
         return self
 
     def spent(self, member: Any) -> Any:
-        """Return what a member's release may spend of a budget that several meet together; traceable."""
+        """Return what a member's release may spend of a budget that several meet together."""
         return 0.0
 
     def build_near(self, free: dict[str, Any], spent: Any) -> Member:

@@ -27,6 +27,7 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
 __all__ = [
+    "Constraint",
     "Objective",
     "absolute_error",
     "acceptance",
@@ -315,6 +316,55 @@ def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers:
     return values.max() if sign > 0 else values.min()
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """An inequality on an objective that a tuned mechanism has to meet, such as an acceptance of at least 0.9.
+
+    Args:
+        objective: one of this package's, or a callable as for ``best``.
+        at_least: the least value that is allowed.
+        at_most: the largest value that is allowed.
+
+    Raises:
+        ValueError: not exactly one of at_least and at_most is given, or it is not finite.
+        TypeError: the objective is no Objective and not callable.
+
+    Example:
+        >>> from accountants import tune
+        >>> constraint = tune.Constraint(tune.acceptance(theta=1.0), at_least=0.9)
+    """
+
+    objective: Aim
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "objective", as_objective(self.objective))
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError(f"at_least, at_most: {self.at_least}, {self.at_most}; exactly one is needed")
+        checks.within(*self._limit, -np.inf, np.inf, open_ends=True)
+
+    @property
+    def _limit(self) -> tuple[str, Any]:
+        return ("at_most", self.at_most) if self.at_least is None else ("at_least", self.at_least)
+
+    def __str__(self) -> str:
+        name, limit = self._limit
+        return f"{self.objective.name} {name.replace('_', ' ')} {limit:g}"  # type: ignore[union-attr]
+
+    def tightened(self, share: float) -> Constraint:
+        """Return the constraint with its limit moved to the stricter side, by a share of it."""
+        name, limit = self._limit
+        sign = 1 if name == "at_least" else -1
+        return dataclasses.replace(self, **{name: limit + sign * share * (abs(limit) or 1.0)})
+
+    def missed(self, mechanism: Any) -> float:
+        """Return how far the mechanism misses the limit, relative to it; 0 where it meets it."""
+        value, (name, limit) = float(evaluate(as_objective(self.objective), mechanism)), self._limit
+        missing = value - limit if name == "at_most" else limit - value
+        return 0.0 if missing <= 0 else missing / (abs(limit) or 1.0)
+
+
 def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
     """Return the objective of one mechanism, in its natural direction, in units of a length."""
     # Digits on [-1, 1], and of noise at a sensitivity next to 1, depend on no place and on no length.
@@ -325,11 +375,20 @@ def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
         return objective.on_unit(-unit, unit)(
             Additive(rescaled(mechanism.noise, 1 / unit), mechanism.sensitivity / unit)
         )
-    return objective(mechanism) / objective.factor(unit)
+    return _value_of(objective, mechanism) / objective.factor(unit)
 
 
-def evaluate(objective: Objective, mechanism: Member) -> Real:
+def evaluate(objective: Objective, mechanism: Any) -> Real:
     """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
-    if objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np:
-        return jax.jit(Objective.__call__)(objective, mechanism)
-    return relative_to(1.0, objective, mechanism) if isinstance(mechanism, Local) else objective(mechanism)
+    return relative_to(1.0, objective, mechanism) if isinstance(mechanism, Local) else _value_of(objective, mechanism)
+
+
+def _value_of(objective: Objective, mechanism: Any) -> Real:
+    leaves = jax.tree.leaves(mechanism)
+    is_pytree = not (len(leaves) == 1 and leaves[0] is mechanism)
+    if objective.power is None and is_pytree and namespace(*leaves) is np:
+        return _compiled(objective, mechanism)
+    return objective(mechanism)
+
+
+_compiled = jax.jit(Objective.__call__)

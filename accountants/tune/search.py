@@ -1,15 +1,14 @@
-"""The search: many starts at once, steps by optax, one compiled loop for each type of family and objective.
+"""The search: points of several starts, and descents from the best of them, on plain numbers.
 
-Every turn of the loop evaluates the objective and its gradient once for every start, at a trial point. The first turns
-try the points that a start may begin at, and keep the best. Then a trial that lowers the objective enough (Armijo) is
-accepted, and the optimizer gives the next direction; else the step is shortened by a parabola through what is known.
-Derivatives are forward: there are few parameters.
+Members are built and evaluated by NumPy, so nothing is compiled. One free number is searched by Brent's method around
+the lowest points. Several are searched by BFGS, or by an optax transformation, with derivatives by differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -19,191 +18,209 @@ import optax
 
 from accountants.tune import domains
 from accountants.tune.family import Family
-from accountants.tune.objectives import Objective, relative_to
-from dpkernels.numerics import Real, RealArray
+from accountants.tune.objectives import Constraint, Objective, relative_to
 
-TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 _NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
-_IN_TURN = 2  # So few starts are evaluated one after the other, which takes half as long to compile as a vmap.
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
+_DIFFERENCE = 1e3  # The step of differences, in units of the gain that ends a search.
+_TRIALS = 4  # Of every start before the worse half of the starts is dropped.
+_LOWEST_KEPT = 4  # So many starts are followed to the end.
+_FARTHEST, _WIDER = 60.0, 1.6  # The largest |z| of a bracket, and the growth of its steps.
+_NEARBY = 0.02  # The first step from a start that is known to be good.
+_HALVINGS = 50  # Of the way from a member that meets a constraint to one that misses it.
+# The weight of a missed constraint, relative to the value, at first; it grows by the square of that, so many times.
+_PENALTY, _PENALTIES = 10.0, 3
 
 
 class Found(NamedTuple):
-    """The result of a search: the best unconstrained point z, (n,), and its value in the natural direction.
+    """The best unconstrained point z, (n,), its cost, infinite if no point was feasible, and the descent to it.
 
-    The value is inf or -inf if no start was feasible. ``path`` has the winning start's (z, value) after each of
-    ``turns`` turns. ``evaluations`` counts those with gradient over all starts. ``spent`` is what a release may spend
-    at z.
+    ``path`` has (z, cost) after each step. ``spent`` is what a release may spend at z; see ``Family.spent``.
+    ``memory`` is the state of the optimizer.
     """
 
-    z: Any
-    value: Any
-    path: Any
-    turns: Any
-    evaluations: Any
-    spent: Any
+    z: np.ndarray
+    value: float
+    spent: float = 0.0
+    path: Sequence[tuple[np.ndarray, float]] = ()
+    memory: Any = None
 
 
-class _Start(NamedTuple):
-    """The state of one start: its place and what is known there, the trial step, and (z, value, spent) of its best."""
-
-    z: Any
-    value: Any
-    gradient: Any
-    spent: Any
-    memory: Any
-    step: Any
-    share: Any
-    best: Any
+NOTHING = Found(np.zeros(0), math.inf)
 
 
-def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tuple[Real, Real]:
-    """Return (sign * objective in the family's unit, what is spent) at z; infinite where no member meets the budget."""
-    member = family.build_near(domains.values(family.domains, z), spent)
-    # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
-    numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
-    infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
-    value = objective.sign * relative_to(family.unit, objective, member)
-    return jnp.where(infeasible, jnp.inf, value), family.spent(member)
+@dataclass
+class Cost:
+    """The function of z that is minimised: the objective's sign times its value, in the family's unit.
 
+    It is infinite where no member meets the budget. With constraints, what a member misses is added, times ``weight``.
 
-def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
-    """Return (value, gradient by forward derivatives along each axis, what is spent) of (value, what is spent)."""
-    axes = jnp.eye(z.size, dtype=z.dtype)
-    along = partial(jax.jvp, function, (z,), has_aux=True)
-    if z.size == 1:  # A mapped axis of one number takes time to compile.
-        value, slope, spent = along((axes[0],))
-        return value, slope[None], spent
-    return jax.vmap(lambda axis: along((axis,)), out_axes=(None, 0, None))(axes)
+    Attributes:
+        evaluations: how many members have been built.
+        refusal: why the last infeasible member is none.
+        nearest: the best point that meets all constraints.
+        least_missed: the least that a member missed of the constraints, relative to them; see ``Constraint.missed``.
+    """
 
+    family: Family
+    objective: Objective
+    constraints: tuple[Constraint, ...] = ()
+    weight: float = 0.0
+    evaluations: int = 0
+    refusal: ValueError | None = None
+    nearest: Found = NOTHING
+    least_missed: float = math.inf
+    spent: float = field(default=0.0, repr=False)
 
-# A search takes half as long to compile with them, and no longer to run. A later compiler may not have the first one,
-# which asks for an older way to generate the code of fused loops.
-_QUICK_COMPILING = (
-    {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1},
-    {"xla_backend_optimization_level": 1},
-)
-
-
-@cache
-def compiled_search() -> Callable[..., Found]:
-    """Return ``search``, compiled once for each type of family and objective."""
-    for options in _QUICK_COMPILING:
+    def __call__(self, z: np.ndarray) -> float:
+        self.evaluations += 1
         try:
-            jax.jit(lambda: 0.0, compiler_options=options)()
-        except (ValueError, RuntimeError):
-            continue
-        return jax.jit(search, static_argnames=("turns", "optimizer"), compiler_options=options)
-    return jax.jit(search, static_argnames=("turns", "optimizer"))
+            member = self.family.build_near(domains.values(self.family.domains, np.asarray(z)), self.spent)
+            value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
+            missed = sum(constraint.missed(member) for constraint in self.constraints)
+        except ValueError as error:  # No member meets the budget, or its parameters are none.
+            self.refusal = error
+            return math.inf
+        numbers = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
+        # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
+        if math.isnan(value) or any(np.isnan(number).any() for number in numbers):
+            return math.inf
+        spent = float(self.family.spent(member))
+        self.spent = spent if math.isfinite(spent) else 0.0
+        self.least_missed = min(self.least_missed, missed) if self.constraints else math.inf
+        if missed == 0 and value < self.nearest.value:
+            self.nearest = Found(np.array(z), value, self.spent)
+        return value + self.weight * missed
+
+    def gradient(self, z: np.ndarray, value: float) -> np.ndarray:
+        """Return the derivatives by differences to both sides, or to one next to where no member is feasible."""
+        step = _DIFFERENCE * self.family.patience[1]
+        slopes = np.empty(z.size)
+        for axis, move in enumerate(step * np.eye(z.size)):
+            before, after = self(z - move), self(z + move)
+            known = np.array([before, value, after])[np.isfinite([before, value, after])]
+            slopes[axis] = (known[-1] - known[0]) / (step * (len(known) - 1)) if len(known) > 1 else math.nan
+        return slopes
 
 
 def search(
-    family: Family, objective: Objective, starts: Real, turns: int, optimizer: optax.GradientTransformation | None
+    cost: Cost,
+    points: np.ndarray,
+    turns: int,
+    optimizer: optax.GradientTransformation | None = None,
+    near: Found | None = None,
 ) -> Found:
-    """Return the best of all starts, of shape (points, starts, n), each from the best of its points.
+    """Return the best of all starts, each from the best of its points, an array of shape (points, starts, n).
 
-    The steps of an optax transformation are taken as they are; those of BFGS are shortened until they lead down.
+    With ``near`` the only start is what was found nearby, such as at a neighbouring budget.
     """
-    TRACES.append(family.name)
-    found = descend(partial(cost, family, objective), starts, turns, family.patience, optimizer)
-    factor = objective.sign * objective.factor(family.unit)
-    return found._replace(value=found.value * factor, path=found.path.at[:, -1].multiply(factor))
+    if optimizer is None and points.shape[-1] == 1:
+        return _by_brent(cost, points, turns, near)
+    rule = bfgs() if optimizer is None else _on_host(optimizer, cost)
+    if near is not None:
+        memory = near.memory if optimizer is None else None
+        return descend(cost, rule, near._replace(value=cost(near.z), path=(), memory=memory), turns, optimizer is None)
+    beginnings = []
+    for start in points.swapaxes(0, 1):
+        values = [cost(point) for point in start]
+        least = int(np.argmin(values))
+        beginnings.append(Found(start[least], values[least]))
+    descents = sorted((each for each in beginnings if each.value < math.inf), key=lambda each: each.value)
+    while len(descents) > _LOWEST_KEPT:
+        some = [descend(cost, rule, each, _TRIALS, optimizer is None) for each in descents]
+        descents = sorted(some, key=lambda each: each.value)[: max(len(some) // 2, _LOWEST_KEPT)]
+    done = [descend(cost, rule, each, turns, optimizer is None) for each in descents]
+    return min(done, key=lambda each: each.value, default=NOTHING)
 
 
-@partial(jax.jit, static_argnames=("turns", "optimizer"))
-def search_many(
-    families: Family, objective: Objective, starts: Real, turns: int, optimizer: optax.GradientTransformation | None
-) -> tuple[Found, dict[str, Real]]:
-    """Return ``search`` of each family of a batch, whose numbers have one leading axis, and their parameters."""
+def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: Found | None) -> Found:
+    """Search one number: around the lowest of the points, of which there may be several, by Brent's method."""
+    if near is None:
+        grid = np.sort(points.ravel())
+        values = np.array([cost(np.array([z])) for z in grid])
+        around = np.concatenate([[math.inf], values, [math.inf]])
+        lowest = np.flatnonzero((values <= around[:-2]) & (values <= around[2:]) & (values < math.inf))
+        lowest = sorted(lowest, key=lambda at: values[at])[: points.shape[1]]
+        steps = np.diff(grid, prepend=2 * grid[0] - grid[1]) if len(grid) > 1 else np.array([_NEARBY])
+        brackets = [(grid[at], values[at], steps[at], steps[min(at + 1, len(grid) - 1)]) for at in lowest]
+    else:
+        brackets = [(float(near.z[0]), cost(near.z), _NEARBY, _NEARBY)]
+    descents = [_brent(cost, *bracket, turns) for bracket in brackets if bracket[1] < math.inf]
+    return min(descents, key=lambda each: each.value, default=NOTHING)
 
-    def one(family: Family) -> tuple[Found, dict[str, Any]]:
-        found = search(family, objective, starts, turns, optimizer)
-        free = domains.values(family.domains, found.z)
-        # The path of every one would fill the memory.
-        return found._replace(path=None), family.parameters(free, family.build(free))
 
-    return jax.vmap(one)(families)
+def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns: int) -> Found:
+    """Search around z, of this value; the minimum is first bracketed by ever wider steps."""
+    from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
+
+    path = [(np.array([z]), value)]
+    spent = cost.spent
+
+    def evaluate(z: float) -> float:
+        nonlocal spent
+        value = cost(np.array([z]))
+        if value < path[-1][1]:
+            path.append((np.array([z]), value))
+            spent = cost.spent
+        return value
+
+    at = [(z - left, evaluate(z - left)), (z, value), (z + right, evaluate(z + right))]
+    while (side := 0 if at[0][1] < at[1][1] else 2 if at[2][1] < at[1][1] else 1) != 1 and abs(at[side][0]) < _FARTHEST:
+        z = at[side][0] + _WIDER * (at[side][0] - at[1][0])
+        following = z, evaluate(z)
+        at = [following, at[0], at[1]] if side == 0 else [at[1], at[2], following]
+    (low, below), (middle, value), (high, above) = at
+    gain = cost.family.patience[1]
+    if value < below and value < above:
+        minimize_scalar(evaluate, bracket=(low, middle, high), options={"xtol": gain, "maxiter": turns})
+    else:
+        minimize_scalar(evaluate, bounds=(low, high), method="bounded", options={"xatol": gain, "maxiter": turns})
+    return Found(*path[-1], spent, path)
 
 
 def descend(
-    function: Callable[[Any, Any], Any],
-    starts: Any,
+    cost: Callable[[np.ndarray], float] | Any,
+    rule: optax.GradientTransformation,
+    start: Found,
     turns: int,
-    patience: tuple[int, float] = Family.patience,
-    optimizer: optax.GradientTransformation | None = None,
+    only_down: bool = True,
 ) -> Found:
-    """Run the loop of ``search`` for a function of (z, what is spent nearby) that is minimised."""
-    most_stale, gain = patience
-    points, count, n = starts.shape
-    rule = optax.with_extra_args_support(optimizer or bfgs())
-    state = jax.vmap(partial(_begin, rule))(starts[0])
-    log = jnp.zeros((turns, count, n + 1), starts.dtype)
+    """Return the lowest point of a descent, whose steps are those of the rule.
 
-    def unfinished(carry: Any) -> Any:
-        number, active, *_, stale = carry
-        return (number < turns) & active.any() & (stale < most_stale)
-
-    def body(carry: Any) -> Any:
-        number, active, state, log, evaluations, mark, stale = carry
-        begins = number < points
-        given = state, starts[jnp.minimum(number, points - 1)]
-
-        def one(given: tuple[_Start, Any]) -> Any:
-            one_state, point = given
-            return _turn(function, rule, optimizer is None, one_state, point, begins)
-
-        state, more = jax.lax.map(one, given) if count <= _IN_TURN else jax.vmap(one)(given)
-        entry = jnp.concatenate([state.z, state.value[:, None]], -1)
-        log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
-        best = state.best[1].min()
-        gained = begins | (best < mark - gain * jnp.abs(best))
-        mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
-        active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
-        return number + 1, active, state, log, evaluations, mark, stale
-
-    carry = 0, jnp.ones(count, bool), state, log, 0, state.value.min(), 0
-    number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
-    z, value, spends = state.best
-    winner = jnp.argmin(value)
-    return Found(z[winner], value[winner], log[:, winner], number, evaluations, spends[winner])
-
-
-def _begin(rule: Any, z: RealArray) -> _Start:
-    zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
-    infinite = zero + jnp.inf
-    return _Start(z, infinite, none, zero, rule.init(z), none, zero + 1.0, (z, infinite, zero))
-
-
-def _turn(
-    function: Callable[[Any, Any], Any], rule: Any, only_down: bool, state: _Start, point: Any, begins: Any
-) -> tuple[_Start, RealArray]:
-    """Return (the state after one trial, whether there is more to do); a trial that fails shortens the step."""
-    move = jnp.where(begins, 0.0, state.share * state.step)
-    trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
-    value, gradient, spends = value_and_gradient(lambda z: function(z, state.spent), trial)
-    slope: Any = (state.gradient * move).sum()
-    accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
-    if only_down:
-        accepted &= value <= state.value + _ARMIJO * slope
-    else:
-        accepted &= ~begins | (value <= state.value)
-    memory = jax.tree.map(partial(jnp.where, begins), rule.init(trial), state.memory)
-    known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z, state.spent)[0]}
-    step, memory = rule.update(gradient, memory, trial, **known)
-    there = _Start(trial, value, gradient, spends, memory, step, jnp.ones_like(value), state.best)
-    # A failed step is shortened to where a parabola of its slope and rise is lowest, to 0.1 to 0.5 of it.
-    bend = 2 * (value - state.value - slope)
-    lowest = jnp.clip(-slope / jnp.where(bend > 0, bend, 1.0), 0.1, 0.5)
-    shorter = jnp.where(begins, 1.0, jnp.where((bend > 0) & (bend < jnp.inf), lowest, 0.25))
-    here = state._replace(share=state.share * shorter)
-    following: Any = jax.tree.map(partial(jnp.where, accepted), there, here)
-    place = following.z, following.value, following.spent
-    best = jax.tree.map(partial(jnp.where, following.value <= state.best[1]), place, state.best)
-    more = following.value < jnp.inf
-    if only_down:
-        promised = -(following.gradient * following.share * following.step).sum()
-        more &= promised > _NEGLIGIBLE * jnp.abs(following.value)
-    return following._replace(best=best), more
+    Those of BFGS, ``only_down``, are shortened until they lead down. Those of optax are taken as they are, unless they
+    lead to where nothing is feasible. Every turn evaluates one trial.
+    """
+    stale_turns, gain = cost.family.patience
+    z, value, spent, best = start.z, start.value, start.spent, start
+    path = [*start.path] or [(z, value)]
+    gradient = cost.gradient(z, value)
+    cost.spent = spent
+    step, memory = rule.update(gradient, start.memory or rule.init(z), z, value=value)
+    share, mark, stale = 1.0, value, 0
+    for _ in range(turns):
+        promised = -share * float(gradient @ step)
+        if not np.isfinite(step).all() or (only_down and not promised > _NEGLIGIBLE * abs(value)):
+            break
+        trial = z + share * step
+        there = cost(trial)
+        slopes = np.full(z.size, math.nan)
+        if there < math.inf and (not only_down or there <= value - _ARMIJO * promised):
+            slopes = cost.gradient(trial, there)
+        if np.isfinite(slopes).all():
+            z, value, gradient, share = trial, there, slopes, 1.0
+            path.append((z, value))
+            step, memory = rule.update(gradient, memory, z, value=value)
+            if value <= best.value:
+                best = Found(z, value, cost.spent, memory=memory)
+        else:
+            # A failed step is shortened to where a parabola of its slope and rise is lowest, to 0.1 to 0.5 of it.
+            bend = 2 * (there - value + promised)
+            share *= min(max(promised / bend, 0.1), 0.5) if 0 < bend < math.inf else 0.25
+        gained = best.value < mark - gain * abs(best.value)
+        mark, stale = (best.value, 0) if gained else (mark, stale + 1)
+        if stale >= stale_turns:
+            break
+    return best._replace(path=path)
 
 
 class BfgsState(NamedTuple):
@@ -220,25 +237,77 @@ def bfgs() -> optax.GradientTransformation:
     s = step, y = change of gradient, r = 1/(s y):  H <- (1 - r s y^T) H (1 - r y s^T) + r s s^T.
 
     The first step has length 1. Where s y <= 0, on a concave stretch, H is doubled instead, so that steps get longer
-    there. At kinks, where gradients jump, BFGS with a line search still descends (Lewis and Overton 2013).
-    ``optax.scale_by_lbfgs`` keeps a memory of differences, made for thousands of parameters, and takes three times as
-    long to compile.
+    there. At kinks, where gradients jump, BFGS with a line search still descends (Lewis and Overton 2013). It is of the
+    form of an optax transformation, of NumPy numbers.
     """
 
-    def init(params: RealArray) -> BfgsState:
-        return BfgsState(params, jnp.zeros_like(params), jnp.zeros((params.size, params.size), params.dtype))
+    def init(params: np.ndarray) -> BfgsState:
+        return BfgsState(params, np.zeros_like(params), np.zeros((params.size, params.size)))
 
-    def update(gradient: Any, state: BfgsState, params: Any = None) -> tuple[jax.Array, BfgsState]:
+    def update(gradient: Any, state: BfgsState, params: Any = None, **_: Any) -> tuple[np.ndarray, BfgsState]:
         s, y, H = params - state.params, gradient - state.gradient, state.inverse
-        sy = (s * y).sum()
-        convex = sy > 1e-12 * jnp.sqrt((s * s).sum() * (y * y).sum())
-        r = jnp.where(convex, 1 / jnp.where(convex, sy, 1.0), 0.0)
-        Hy = (H * y).sum(-1)
-        cross = s[:, None] * Hy
-        better = H + r * ((1 + r * (y * Hy).sum()) * s[:, None] * s - cross - cross.T)
-        length = jnp.sqrt((gradient * gradient).sum())
-        first = jnp.eye(params.size, dtype=params.dtype) / jnp.maximum(length, 1e-300)
-        H = jnp.where(H[0, 0] == 0, first, jnp.where(convex, better, 2 * H))
-        return -(H * gradient).sum(-1), BfgsState(params, gradient, H)
+        sy = float(s @ y)
+        if H[0, 0] == 0:
+            H = np.eye(params.size) / max(float(np.linalg.norm(gradient)), 1e-300)
+        elif sy > 1e-12 * float(np.linalg.norm(s) * np.linalg.norm(y)):
+            r, Hy = 1 / sy, H @ y
+            cross = s[:, None] * Hy
+            H = H + r * ((1 + r * float(y @ Hy)) * s[:, None] * s - cross - cross.T)
+        elif s.any():
+            H = 2 * H
+        return -H @ gradient, BfgsState(params, gradient, H)
 
     return optax.GradientTransformation(init, update)
+
+
+def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.GradientTransformation:
+    """Return an optax transformation as one of NumPy numbers; its own line search evaluates the cost."""
+    rule = optax.with_extra_args_support(optimizer)
+
+    @jax.custom_jvp
+    def value_at(z: Any) -> Any:
+        return jax.pure_callback(lambda z: np.float64(cost(np.asarray(z))), jax.ShapeDtypeStruct((), z.dtype), z)
+
+    @value_at.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (z,), (moved,) = primals, tangents
+        value = value_at(z)
+        like = jax.ShapeDtypeStruct(z.shape, z.dtype)
+        slopes = jax.pure_callback(lambda z, at: cost.gradient(np.asarray(z), float(at)), like, z, value)
+        return value, (slopes * moved).sum()
+
+    @jax.jit
+    def updated(gradient: Any, state: Any, params: Any, value: Any) -> Any:
+        return rule.update(gradient, state, params, value=value, grad=gradient, value_fn=value_at)
+
+    def update(gradient: Any, state: Any, params: Any = None, *, value: Any) -> Any:
+        step, memory = updated(gradient, state, params, value)
+        return np.asarray(step), memory
+
+    return optax.GradientTransformation(lambda z: rule.init(jnp.asarray(z)), update)
+
+
+def search_constrained(cost: Cost, points: np.ndarray, turns: int, optimizer: Any, near: Found | None) -> Found:
+    """Return the best member that meets all constraints, by penalties that grow until they are met.
+
+    A large enough penalty is exact: the least sum is where a constraint binds. From the best member that meets them all
+    a last step leads towards that place, as far as they allow.
+    """
+    found, heavier = NOTHING, _PENALTY
+    for _ in range(_PENALTIES):
+        typical = abs(cost.nearest.value) if cost.nearest.value < math.inf else 1.0
+        cost.weight, heavier = heavier * max(typical, 1e-300), heavier * _PENALTY**2
+        found = search(cost, points, turns, optimizer, near)
+        if found.value == math.inf:
+            return NOTHING
+        if cost.nearest.value - found.value <= 1e-3 * abs(found.value):
+            break
+        near = found
+    low, high = 0.0, 1.0
+    inside = cost.nearest
+    for _ in range(_HALVINGS if inside.value < math.inf else 0):
+        share = (low + high) / 2
+        before = cost.nearest
+        cost(inside.z + share * (found.z - inside.z))
+        low, high = (low, share) if cost.nearest is before else (share, high)
+    return cost.nearest._replace(path=[*found.path, (cost.nearest.z, cost.nearest.value)])

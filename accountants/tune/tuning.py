@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,19 +14,21 @@ import optax
 from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, checked, expression
-from accountants.tune.objectives import Aim, Objective, as_objective, evaluate
-from accountants.tune.search import Found, compiled_search, search_many
+from accountants.tune.objectives import Aim, Constraint, Objective, as_objective, evaluate
+from accountants.tune.search import NOTHING, Cost, Found, search, search_constrained
 from dpkernels import checks
 
-__all__ = ["Many", "Result", "best", "compare", "many"]
+__all__ = ["Many", "Result", "best", "compare", "many", "pareto_front"]
 
-TURNS = 200  # A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
+TURNS = 200  # A descent ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
 _MOST = 100_000  # Of starts and of turns.
 # How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
 _NEAR = 1 / 6
+_COLD = 50  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
+_TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
 
 
 class Many(NamedTuple):
@@ -56,6 +58,9 @@ class Result:
         epsilon: with delta the budget that the mechanism meets, but for rounding of at most 1e-9 of it.
         delta: as the exact accountant finds it at epsilon.
         python: the Python expression that makes the mechanism, with ``import dpkernels as dpk``.
+        free: the free parameters, by the family's names.
+        at_end: the names of the free parameters that ended at an end of their domain.
+        values: of the objective, and of the objectives of the constraints in their order.
     """
 
     family: str
@@ -69,6 +74,9 @@ class Result:
     epsilon: float
     delta: float
     python: str = ""
+    free: dict[str, Any] = field(default_factory=dict)
+    at_end: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()
 
     def plot(self, path: Path | str) -> None:
         """Draw the objective and the free parameters along the path into a .png.
@@ -95,15 +103,16 @@ def best(
     method: str = "gradient",
     at_least: float | None = None,
     at_most: float | None = None,
+    subject_to: Sequence[Constraint] = (),
+    start: Mapping[str, Any] | Result | None = None,
     starts: int | None = None,
     turns: int = TURNS,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Result:
-    """Return the best member of a family, by a method of this package's own unless ``optimizer`` names another.
+    """Return the best member of a family, certified by the exact accountant.
 
-    The exact accountant certifies the member. The default method is BFGS, written as an optax transformation but not
-    one of optax's own: ``python -m benchmarks.tuning`` compares it with ``optax.lbfgs`` and
-    ``scipy.optimize.minimize``.
+    One free number is searched by Brent's method, several by BFGS, unless ``optimizer`` names another method.
+    ``python -m benchmarks.tuning`` compares them with optax's and SciPy's.
 
     Args:
         family: one of this package's, for one budget, or a ``Family`` of your own.
@@ -112,20 +121,22 @@ def best(
         method: "gradient"; or "enumeration", the source's own search of that family, for comparison.
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
+        subject_to: inequalities on other objectives; the best member that meets them all is returned.
+        start: the only start: free parameters by name, or an earlier result whose free parameters are taken.
         starts: the number of starts, each at the best of some points; by default 2, each of 3 points, with one free
             number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed`` pure ones without a rate up to
-            12 points, and once more around what is found.
-        turns: the most evaluations of each start of a compiled search.
+            12 points, and once more around what is found. The worse starts are dropped early.
+        turns: the most evaluations of each descent, without those for derivatives.
         optimizer: an optax transformation, such as ``optax.adam(0.05)``. Its steps are taken as they are, but steps to
-            where no member is feasible are shortened; the best point of all is returned. It is compiled once for each
-            object: define it once. A line search of its own evaluates the objective more often than
-            ``Result.evaluations`` says.
+            where no member is feasible are shortened; the best point of all is returned.
 
     Raises:
-        ValueError: an unknown method, starts or turns not in 1..100000, a budget that the family refuses, no member is
-            feasible, the best value is not good enough, with that value.
+        ValueError: an unknown method, starts or turns not in 1..100000, a start without the free parameters, start and
+            starts together, a budget that the family refuses, no member is feasible or meets the constraints, the best
+            value is not good enough, with that value.
         NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
-        TypeError: no family, a family without a published search, an optimizer that is no optax transformation.
+        TypeError: no family, a family without a published search, an optimizer that is no optax transformation, what is
+            no Constraint, constraints of an enumeration.
 
     Example:
         >>> from accountants import tune
@@ -134,14 +145,20 @@ def best(
         5.066
     """
     checks.one_of("method", method, ("gradient", "enumeration"))
-    chosen = as_objective(objective)
+    chosen, constraints = as_objective(objective), _checked_constraints(subject_to)
     for number in jax.tree.leaves(checked(family)):
         if np.ndim(number):
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
-    if method == "gradient":
-        result = _by_gradient(family.for_error(chosen.theta), chosen, starts, *_limits(turns, optimizer))
-    else:
+    if method == "enumeration":
+        if constraints or start is not None:
+            raise TypeError("subject_to, start: the published searches have none; method='gradient' takes them")
         result = _by_enumeration(family if chosen.theta is None else family.for_error(chosen.theta), chosen)
+    else:
+        if start is not None and starts is not None:
+            raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
+        target = family.for_error(chosen.theta)
+        points, near = starting_points(target, starts), _near(target, start)
+        result = _by_search(target, chosen, constraints, points, near, *_limits(turns, optimizer))
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
         if limit is not None and not sign * result.value >= sign * (wanted := checks.number(name, limit)):
             raise ValueError(
@@ -164,6 +181,43 @@ def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[
     return sorted(results, key=lambda result: chosen.sign * result.value)
 
 
+def pareto_front(family: Family, objectives: Sequence[Aim], *, points: int = 11, **options: Any) -> list[Result]:
+    """Return members of which none is better in both of two objectives, from the best of the first to the second's.
+
+    Between these two, the limits of the second objective are spaced evenly, and the first is the best at each. The
+    ``values`` of a result are those of both. A recycled family recycles beyond the theta of the first objective.
+
+    Args:
+        family: as for ``best``.
+        objectives: two, as for ``best``.
+        points: the number of members, in 2..1000.
+        **options: turns and optimizer, and starts of the searches of both ends, as for ``best``.
+
+    Raises:
+        ValueError: not two objectives, points out of range, and as for ``best``.
+    """
+    checks.whole("points", points, 2, 1000)
+    if len(objectives) != 2:
+        raise ValueError(f"objectives: {len(objectives)} of them; two are needed")
+    first, second = map(as_objective, objectives)
+    family = checked(family).for_error(first.theta)
+    ends = [best(family, objective, **options) for objective in (first, second)]
+    front = [replace(ends[0], values=(ends[0].value, _value(second, ends[0].mechanism)))]
+    last = replace(
+        ends[1],
+        objective=first.name,
+        value=_value(first, ends[1].mechanism),
+        values=(_value(first, ends[1].mechanism), ends[1].value),
+    )
+    options.pop("starts", None)
+    side = "at_most" if second.sign > 0 else "at_least"
+    for limit in np.linspace(front[0].values[1], ends[1].value, points)[1:-1].tolist():
+        constraint = Constraint(second, **{side: limit})
+        # The neighbour that meets the limit is not the nearer one: the search may begin on either side of it.
+        front.append(best(family, first, subject_to=[constraint], start=front[-1], **options))
+    return [*front, last]
+
+
 def many(
     family: Family,
     objective: Aim,
@@ -172,41 +226,77 @@ def many(
     turns: int = TURNS,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Many:
-    """Return the best members at many budgets, in one compiled call.
+    """Return the best members at many budgets, each searched from the parameters of a neighbouring budget.
 
     The arrays of the family, such as ``piecewise(epsilon=np.array(...), ...)``, broadcast to one shape, that of the
     results. These are not certified one by one: build a mechanism for release with ``best``, which has the other
-    arguments, too; here no search is repeated.
+    arguments, too. Some budgets are searched from all starts, and what is better there is tried at its neighbours.
 
     Raises:
         ValueError: starts or turns is not in 1..100000, the arrays do not broadcast, or no member is feasible at some
             budget.
     """
-    chosen = as_objective(objective)
-    family = checked(family).for_error(chosen.theta)
-    numbers, tree = jax.tree.flatten(as_float64(family))
+    chosen = as_float64(as_objective(objective))
+    numbers, tree = jax.tree.flatten(as_float64(checked(family).for_error(chosen.theta)))
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
-    points = starting_points(family, starts)
+    order = np.lexsort(columns[::-1]).tolist()
+    rows = [jax.tree.unflatten(tree, [column[at] for column in columns]) for at in order]
     limits = _limits(turns, optimizer)
-    if not points.size:
-        rows = (jax.tree.unflatten(tree, row) for row in zip(*columns, strict=True))
-        values = [_by_gradient(row, chosen, None, *limits).value for row in rows]
-        return Many({}, np.reshape(values, shape), len(values))
-    flat = jax.tree.unflatten(tree, columns)
     with jax.enable_x64(True):
-        found, every = jax.tree.map(np.asarray, search_many(flat, as_float64(chosen), points, *limits))
-    if not np.isfinite(found.value).all():
-        at = int(np.argmin(np.isfinite(found.value)))
-        raise ValueError(f"family: at budget number {at} no member of {family.name} is feasible")
-    parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in every.items()}
-    return Many(parameters, found.value.reshape(shape), int(found.evaluations.sum()))
+        cost = Cost(rows[0], chosen)
+        descents, members = _swept(cost, rows, starts, *limits), []
+        for at, row, found in zip(order, rows, descents, strict=True):
+            if found.value == np.inf:
+                raise ValueError(f"family: at budget number {at} no member of {row.name} is feasible") from cost.refusal
+            free = domains.values(row.domains, found.z)
+            members.append({"": found.value * _factor(row, chosen)})
+            members[-1] |= row.parameters(free, row.build_near(free, found.spent)) if free else {}
+    inverse = np.argsort(order)
+    found = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
+    parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in found.items()}
+    return Many(parameters, parameters.pop(""), cost.evaluations)
+
+
+def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: Any) -> list[Found]:
+    """Return what the search finds for each family, of which neighbours have budgets next to one another."""
+    descents: list[Found] = []
+    for number, row in enumerate(rows):
+        cost.family = row
+        near = descents[-1] if descents and descents[-1].value < np.inf else None
+        found = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
+        if number % _COLD == 0 or found.value == np.inf:
+            found = min(found, _found(cost, starting_points(row, starts), turns, optimizer), key=lambda one: one.value)
+        descents.append(found._replace(path=()))
+    for number in range(len(rows) - 2, -1, -1):
+        cost.family, after = rows[number], descents[number + 1]
+        cost.spent = after.spent
+        before = descents[number].value
+        if after.z.size and cost(after.z) < before - cost.family.patience[1] * abs(before):
+            found = search(cost, after.z[None, None], turns, optimizer, after)
+            descents[number] = min(descents[number], found._replace(path=()), key=lambda one: one.value)
+    return descents
 
 
 def _limits(turns: int, optimizer: Any) -> tuple[int, optax.GradientTransformation | None]:
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
     return checks.whole("turns", turns, 1, _MOST), optimizer
+
+
+def _checked_constraints(constraints: Any) -> tuple[Constraint, ...]:
+    if isinstance(constraints, Constraint) or not all(isinstance(one, Constraint) for one in constraints):
+        raise TypeError(f"subject_to: {constraints!r}; a list of tune.Constraint(objective, at_least=...) is needed")
+    return tuple(constraints)
+
+
+def _near(family: Family, start: Mapping[str, Any] | Result | None) -> Found | None:
+    if start is None:
+        return None
+    free = start.free if isinstance(start, Result) else start
+    if free.keys() != family.domains.keys():
+        raise ValueError(f"start: has {sorted(free)}; the free parameters of {family.name} are {sorted(family.domains)}")
+    return Found(domains.point(family.domains, dict(free)), np.inf)
 
 
 def starting_points(family: Family, count: int | None) -> np.ndarray:
@@ -218,35 +308,79 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 
-def _by_gradient(family: Family, objective: Objective, starts: int | None, turns: int, optimizer: Any) -> Result:
-    points = starting_points(family, starts)
+def _found(cost: Cost, points: np.ndarray, turns: int, optimizer: Any) -> Found:
+    """Search from all starts, and where there are dips once more around what is found."""
     if not points.size:
-        mechanism = family.release({})
-        value = _value(objective, mechanism)
-        return _certified(family, objective, {}, mechanism, value, {"objective": np.array([value])}, 1)
+        value = cost(np.zeros(0))
+        return Found(np.zeros(0), value, cost.spent, [(np.zeros(0), value)])
+    found = search(cost, points, turns, optimizer)
+    if not cost.family.has_dips or found.value == np.inf:
+        return found
+    again = search(cost, found.z + _NEAR * (points - points.mean((0, 1))), turns, optimizer)
+    return min(found, again, key=lambda one: one.value)
 
-    def find(points: np.ndarray) -> Found:
-        found = compiled_search()(as_float64(family), as_float64(objective), points, turns=turns, optimizer=optimizer)
-        return jax.tree.map(np.asarray, found)
 
+def _by_search(
+    family: Family,
+    objective: Objective,
+    wanted: tuple[Constraint, ...],
+    points: np.ndarray,
+    near: Found | None,
+    turns: int,
+    optimizer: Any,
+) -> Result:
+    cost = Cost(as_float64(family), as_float64(objective), wanted)
     with jax.enable_x64(True):
-        found = find(points)
-        if family.has_dips and np.isfinite(found.value):
-            again = find(found.z + _NEAR * (points - points.mean((0, 1))))
-            both = found.evaluations + again.evaluations
-            found = min(found, again, key=lambda one: objective.sign * one.value)._replace(evaluations=both)
-    if not np.isfinite(found.value):
-        raise ValueError(
-            f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}, or the objective is "
-            "no number of any"
+        for _ in range(_TIGHTENINGS):
+            if cost.constraints and points.size:
+                found = search_constrained(cost, points, turns, optimizer, near)
+            elif near is not None and points.size:
+                found = search(cost, points, turns, optimizer, near)
+            else:
+                found = _found(cost, points, turns, optimizer)
+            if found.value == np.inf:
+                raise _infeasible(cost) from cost.refusal
+            free = domains.values(family.domains, found.z)
+            mechanism = family.release_from(_plain(free), found.spent)
+            missed = [constraint.missed(mechanism) for constraint in wanted]
+            if not any(missed):
+                break
+            # What is released is rounded, or its noise is a little wider than that of the search.
+            tighter = zip(cost.constraints, missed, strict=True)
+            near = found if points.size else None
+            cost = replace(cost, constraints=tuple(one.tightened(2 * by) for one, by in tighter), nearest=NOTHING)
+        else:
+            raise ValueError(f"subject_to: {', '.join(map(str, wanted))}; no member that is released meets it")
+    is_estimated = family.is_estimated or not points.size
+    value = _value(objective, mechanism) if is_estimated else found.value * _factor(family, objective)
+    steps = np.array([z for z, _ in found.path]), np.array([value for _, value in found.path])
+    finite = np.isfinite(steps[1])
+    path = {
+        **domains.values(family.domains, steps[0][finite]),
+        "objective": steps[1][finite] * _factor(family, objective) if points.size else np.array([value]),
+    }
+    result = _certified(family, objective, free, mechanism, value, path, cost.evaluations)
+    at_end = tuple(name for name, domain in family.domains.items() if domain.is_at_end(np.asarray(free[name])))
+    others = (_value(as_objective(one.objective), mechanism) for one in wanted)
+    return replace(result, free=_plain(free), at_end=at_end, values=(value, *others))
+
+
+def _infeasible(cost: Cost) -> ValueError:
+    if cost.least_missed < np.inf:
+        limits = ", ".join(map(str, cost.constraints))
+        return ValueError(
+            f"subject_to: {limits}; no member of {cost.family.name} meets it: the nearest misses by "
+            f"{100 * cost.least_missed:.3g} %"
         )
-    free = domains.values(family.domains, found.z)
-    mechanism = family.release_from(_plain(free), float(found.spent))
-    value = _value(objective, mechanism) if family.is_estimated else float(found.value)
-    z, values = found.path[: found.turns, :-1], found.path[: found.turns, -1]
-    moved = np.append(True, values[1:] != values[:-1]) & np.isfinite(values)
-    path = {**domains.values(family.domains, z[moved]), "objective": values[moved]}
-    return _certified(family, objective, free, mechanism, value, path, int(found.evaluations))
+    return ValueError(
+        f"family: no member of {cost.family.name} is feasible at epsilon, delta = {cost.family.budget}, or the "
+        "objective is no number of any"
+    )
+
+
+def _factor(family: Family, objective: Objective) -> float:
+    """Return the factor from the cost of a search to the objective's value."""
+    return float(objective.sign * objective.factor(family.unit))
 
 
 def _value(objective: Objective, mechanism: Any) -> float:

@@ -49,10 +49,11 @@ class ComposableFamily(Family):
 
     @abc.abstractmethod
     def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
-        """Return one of the releases that meet the target together; plain numbers are rounded conservatively.
+        """Return one of the releases that meet the target together, as estimated; solved from ``spent`` on, unless 0."""
 
-        JAX numbers are solved for from ``spent`` on. 0 is not known.
-        """
+    @abc.abstractmethod
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
+        """Return what ``composed`` does, from plain numbers, rounded conservatively."""
 
     def with_sensitivity(self, factor: Any) -> Any:
         """Return the family at this multiple of its sensitivity, if it has one."""
@@ -79,9 +80,10 @@ class PureDPFamily(ComposableFamily):
         return lambda *, epsilon: self.with_budget(epsilon).release(free)
 
     def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Any:
-        if namespace(target.epsilon) is np:
-            return calibrate.composed_budget(self.released(free), **target.options, initial_guess=spent or None)
         return self.member(target.largest_budget(free, spent), free)
+
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Any:
+        return calibrate.composed_budget(self.released(free), **target.options, initial_guess=spent or None)
 
     def spent(self, member: Any) -> Any:
         return member.epsilon
@@ -184,15 +186,21 @@ class Composed(Family):
         return self.build_near(free, 0.0)
 
     def build_near(self, free: dict[str, Any], spent: Any) -> Member:
-        """Return the mechanism; of plain numbers, private by the upper end of the rigorous bracket of all releases."""
-        if not isinstance(self.rate, FreeRate):
-            return self.each.composed(self, free, spent)
-        p = free["rate"]
-        others = {name: value for name, value in free.items() if name != "rate"}
-        return Subsampled(self.at(p).build_near(others, spent), p, self.rate.error(p), None)  # type: ignore[arg-type]
+        return self._built(free, lambda family, free: family.each.composed(family, free, spent))
+
+    def release(self, free: dict[str, Any]) -> Member:
+        return self.release_from(free, 0.0)
 
     def release_from(self, free: dict[str, Any], spent: float) -> Member:
-        return self.build_near(free, spent)
+        """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
+        return self._built(free, lambda family, free: family.each.composed_release(family, free, spent))
+
+    def _built(self, free: dict[str, Any], build: Callable[[Composed, dict[str, Any]], Mechanism]) -> Member:
+        if not isinstance(self.rate, FreeRate):
+            return build(self, free)
+        p = free["rate"]
+        others = {name: value for name, value in free.items() if name != "rate"}
+        return Subsampled(build(self.at(p), others), p, self.rate.error(p), None)  # type: ignore[arg-type]
 
     def guarantee(self, mechanism: Any) -> Guarantee:
         if isinstance(mechanism, Subsampled):

@@ -43,6 +43,8 @@ __all__ = [
     "square_wave",
 ]
 
+SOLVED = 1e-13  # Relative: how exactly a member of a search meets its budget. What is released is rounded to meet it.
+
 
 @partial(pytree, static=("constructor", "free"))
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Scaled(ComposableFamily):
         shape = self.shape(free)
         if not isinstance(shape, Reweighted):
             return self.release(free)
-        shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift)
+        shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift, rtol=SOLVED)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def release(self, free: dict[str, Any]) -> Additive:
@@ -145,11 +147,12 @@ class Scaled(ComposableFamily):
 
     def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
         shape, D = self.shape(free), self.sensitivity
-        if namespace(target.epsilon) is np:
-            return calibrate.composed(shape, sensitivity=D, **target.options)
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         made = target.estimated(Additive(rescaled(shape, start), D))
         return Additive(rescaled(shape, start * precise_scale_factor(made, target.epsilon, target.delta)), D)
+
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
+        return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **target.options)
 
 
 @partial(pytree, static=("constructor", "free"))

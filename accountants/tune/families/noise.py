@@ -21,7 +21,7 @@ from accountants.recycling import Subsampled
 from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Above, Between, Domain, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
-from accountants.tune.families.constructed import Constructed, Scaled, constructed, scale_of
+from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of
 from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -295,7 +295,7 @@ class Recycled(RecycledShape):
 
     def build(self, free: dict[str, Any]) -> Additive:
         kernel, theta = self.drawn(free)
-        u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta)
+        u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta, SOLVED)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
     def release(self, free: dict[str, Any]) -> Additive:
@@ -329,9 +329,10 @@ class Recycled(RecycledShape):
         return -namespace(member.noise.outside).log(member.noise.outside)
 
     def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
+        return self.member(target.largest_budget(free, spent), free)
+
+    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
         """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
-        if namespace(target.epsilon) is not np:
-            return self.member(target.largest_budget(free, spent), free)
         loss = spent or target.largest_budget(free, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
@@ -421,7 +422,7 @@ class SampledRecycled(Family):
         p = free["rate"]
         eps, delta, D = self.on_sample(p)
         kernel = self._drawn(free["scale"], p)
-        u = least_weight(kernel, self.theta, D, eps, delta)
+        u = least_weight(kernel, self.theta, D, eps, delta, SOLVED)
         made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
         return Subsampled(made, p, self.rate.error(p), None)
 
