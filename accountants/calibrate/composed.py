@@ -435,16 +435,24 @@ def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
     return account(exact_sampler(mechanism), n).upper_bound(epsilon)
 
 
-def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Any, delta: Any) -> Any:
+def log_budget(
+    member: Callable[[Any, Any], Any],
+    parameters: Any,
+    *,
+    n: int,
+    epsilon: Any,
+    delta: Any,
+    by_integral: bool = False,
+) -> Any:
     """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
 
     ``member`` maps (eps0, parameters) to the mechanism, without captured tracers. Plain numbers are solved by the
-    estimate, JAX numbers by the integral over the first pair.
+    estimate, or 30 times as fast ``by_integral`` over the first pair, as JAX numbers are.
     """
     parameters, epsilon, delta = promote(parameters, epsilon, delta)
     low, high = (math.log(end) for end in checks.EPSILON_RANGE)
     given, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
-    excess = partial(_shuffled_excess, member, n)
+    excess = partial(_shuffled_excess, member, n, by_integral or xp is not np)
     if xp is np:
         return math.nan if excess(low, given) > 0 else _root_from_below(lambda t: excess(t, given), low, high)
     lowest, highest, _ = promote(low, high, epsilon)
@@ -452,15 +460,17 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
     return xp.where(excess(lowest, jax.lax.stop_gradient(given)) <= 0, t, xp.nan)
 
 
-def _shuffled_excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: tuple[Any, Any, Any]) -> Any:
+def _shuffled_excess(
+    member: Callable[[Any, Any], Any], n: int, by_integral: bool, t: Any, given: tuple[Any, Any, Any]
+) -> Any:
     """Return log delta of reports of budget e^t, minus log of the target delta."""
     parameters, epsilon, delta = given
     xp = namespace(t, epsilon, delta)
     made = member(xp.exp(t), parameters)
-    if xp is np:
-        log_delta = math.log(max(account(made, n).estimate_delta(epsilon), math.exp(-_LEAST_LOG)))
-    else:
+    if by_integral:
         log_delta = xp.maximum(integral_log_delta(worst_inputs(made).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG)
+    else:
+        log_delta = math.log(max(account(made, n).estimate_delta(epsilon), math.exp(-_LEAST_LOG)))
     return log_delta - xp.log(delta)
 
 

@@ -28,8 +28,8 @@ from dpkernels.pytrees import pytree
 
 __all__ = ["composed", "free_rate", "shuffled"]
 
-# The last Newton step of the logarithm of a budget that several releases allow to each.
-_TOLERANCE = 1e-8
+# The last Newton step of the logarithm of a budget that several releases allow to each; the error is its square.
+_TOLERANCE = 1e-5
 # The least tuned rate, and the least one relative to delta. At smaller rates a release needs no noise at all.
 _LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
 
@@ -306,7 +306,8 @@ class ShuffledFamily(Family):
 
     def build(self, free: dict[str, Any]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
-        t = log_budget(_member, (self.inner, free), n=self.n, epsilon=self.epsilon, delta=self.delta)
+        target = {"n": self.n, "epsilon": self.epsilon, "delta": self.delta}
+        t = log_budget(_member, (self.inner, free), **target, by_integral=True)
         return self.inner.member(namespace(t).exp(t), free)
 
     def release(self, free: dict[str, Any]) -> Member:
