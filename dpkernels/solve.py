@@ -273,10 +273,10 @@ def newton(
     """Return the root of a falling function near an initial guess, or NaN if there is none between the ends.
 
     JAX numbers: Newton's method. It evaluates the function and all its derivatives together, so that a large function
-    is compiled once. A step beyond the bracket of the root ends halfway to the bracket's end. Plain numbers: steps of
-    the function's value, which suit a slope of about -1, until the root is bracketed, and then SciPy's ``brentq``.
-    ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every step. With
-    ``clip``, the result is the nearer end instead of NaN.
+    is compiled once. A step beyond the bracket of the root ends halfway to the bracket's end. Plain numbers: a step of
+    the function's value, which suits a slope of about -1, and secants until the root is bracketed, and then SciPy's
+    ``brentq``. ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every
+    step. With ``clip``, the result is the nearer end instead of NaN.
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
@@ -300,8 +300,9 @@ def _root_near(
         if (there > 0) != (value > 0):
             xtol = max(tolerance**2, _LEAST_RTOL * max(abs(x), abs(other)))
             return float(brentq(falling, x, other, xtol=xtol, rtol=_LEAST_RTOL)) if there == there else math.nan
-        # Where the function is all but flat, twice as far each time.
-        step = there if abs(there - value) > 1e-3 * abs(value) else 2 * step
+        # A secant; where the function is all but flat, twice as far each time.
+        fall = abs(there - value)
+        step = there * (other - x) / fall if fall > 1e-3 * abs(value) else 2 * step
         x, value = other, there
     return x
 

@@ -198,10 +198,11 @@ def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns:
         at = [following, at[0], at[1]] if side == 0 else [at[1], at[2], following]
     (low, below), (middle, value), (high, above) = at
     gain = cost.family.patience[1]
-    if value < below and value < above:
-        minimize_scalar(evaluate, bracket=(low, middle, high), options={"xtol": gain, "maxiter": turns})
-    else:
-        minimize_scalar(evaluate, bounds=(low, high), method="bounded", options={"xatol": gain, "maxiter": turns})
+    with np.errstate(invalid="ignore"):  # Parabolas through infinite values.
+        if value < below and value < above:
+            minimize_scalar(evaluate, bracket=(low, middle, high), options={"xtol": gain, "maxiter": turns})
+        else:
+            minimize_scalar(evaluate, bounds=(low, high), method="bounded", options={"xatol": gain, "maxiter": turns})
     return Found(*path[-1], spent, path)
 
 
