@@ -168,7 +168,9 @@ def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
 
 def point(domains: dict[str, Domain], parameters: dict[str, Any]) -> np.ndarray:
     """Return z, of shape (n,), of the parameters; see ``Domain.z_of``."""
-    return np.concatenate([np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items()])
+    return np.concatenate(
+        [np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items()]
+    )
 
 
 def starts(domains: dict[str, Domain], count: int) -> np.ndarray:

@@ -1,14 +1,17 @@
-"""The search: points of several starts, and descents from the best of them, on plain numbers.
+"""The search: points of several starts, and descents from the best of them, in a loop on the host.
 
-Members are built and evaluated by NumPy, so nothing is compiled. One free number is searched by Brent's method around
-the lowest points. Several are searched by BFGS, or by an optax transformation, with derivatives by differences.
+One free number is searched by Brent's method around the lowest points, several by BFGS, or any by an optax
+transformation. Members are plain numbers, or traced once in a small program of the value and its forward derivatives,
+where there are enough evaluations that compiling takes less time; see ``Cost``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +22,9 @@ import optax
 from accountants.tune import domains
 from accountants.tune.family import Family
 from accountants.tune.objectives import Constraint, Objective, relative_to
+from dpkernels.batching import QUICKLY_COMPILED
 
+TRACES: list[str] = []  # Names of families, one each time members are traced.
 _NEGLIGIBLE = 1e-3  # What a step promises, by the slope, when a descent is done, in units of the gain that ends it.
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 _DIFFERENCE = 1e3  # The step of differences, in units of the gain that ends a search.
@@ -29,7 +34,8 @@ _TRIALS, _LOWEST_KEPT = 4, 4
 # The first simplex of a search at a kink, and the relative gain that a further one follows.
 _SIMPLEX, _STALLED = 0.1, 1e-6
 _FARTHEST, _WIDER = 60.0, 1.6  # The largest |z| of a bracket, and the growth of its steps.
-_NEARBY = 0.02  # The first step from a start that is known to be good.
+_NEARBY = 0.01  # The first step from a start that is known to be good.
+_ALIKE = 2  # Brent's method ends after so many values in a row that differ from the best by less than the gain.
 _HALVINGS = 50  # Of the way from a member that meets a constraint to one that misses it.
 # The weight of a missed constraint, relative to the value, at first; it grows by the square of that, so many times.
 _PENALTY, _PENALTIES = 10.0, 3
@@ -60,6 +66,8 @@ class Cost:
     It is infinite where no member meets the budget. With constraints, what a member misses is added, times ``weight``.
 
     Attributes:
+        program: ``QUICK`` or ``OPTIMISED``, in which members are traced and derivatives exact. Without one members are
+            plain numbers, and derivatives differences, as those of one number always are. Constraints need that.
         evaluations: how many members have been built.
         refusal: why the last infeasible member is none.
         nearest: the best point that meets all constraints.
@@ -69,35 +77,54 @@ class Cost:
     family: Family
     objective: Objective
     constraints: tuple[Constraint, ...] = ()
+    program: Callable[..., Any] | None = None
     weight: float = 0.0
     evaluations: int = 0
     refusal: ValueError | None = None
     nearest: Found = NOTHING
     least_missed: float = math.inf
-    spent: float = field(default=0.0, repr=False)
+    spent: float = 0.0
+    known: tuple[Any, Any] = field(default=(None, None), repr=False)
 
     def __call__(self, z: np.ndarray) -> float:
         self.evaluations += 1
-        try:
-            member = self.family.build_near(domains.values(self.family.domains, np.asarray(z)), self.spent)
-            value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
-            missed = sum(constraint.missed(member) for constraint in self.constraints)
-        except ValueError as error:  # No member meets the budget, or its parameters are none.
-            self.refusal = error
+        if self.program:
+            value, spent, slopes = self.program(self.family, self.objective, z, self.spent)
+            self.known = z, np.asarray(slopes)
+            value, spent, missed = float(value), float(spent), 0.0
+        else:
+            value, spent, missed = self._of_numbers(z)
+        if math.isnan(value) or value == math.inf:
             return math.inf
-        numbers = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
-        # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
-        if math.isnan(value) or any(np.isnan(number).any() for number in numbers):
-            return math.inf
-        spent = float(self.family.spent(member))
         self.spent = spent if math.isfinite(spent) else 0.0
-        self.least_missed = min(self.least_missed, missed) if self.constraints else math.inf
         if missed == 0 and value < self.nearest.value:
             self.nearest = Found(np.array(z), value, self.spent)
         return value + self.weight * missed
 
+    def _of_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
+        """Return the value, what is spent, and what is missed of the constraints."""
+        try:
+            member = self.family.build_near(domains.values(self.family.domains, z), self.spent)
+            value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
+            missed = sum(constraint.missed(member) for constraint in self.constraints)
+        except ValueError as error:  # No member meets the budget, or its parameters are none.
+            self.refusal = error
+            return math.inf, 0.0, 0.0
+        if any(np.isnan(number).any() for number in _numbers(member)):
+            return math.inf, 0.0, 0.0
+        if self.constraints:
+            self.least_missed = min(self.least_missed, missed)
+        return value, float(self.family.spent(member)), missed
+
     def gradient(self, z: np.ndarray, value: float) -> np.ndarray:
-        """Return the derivatives by differences to both sides, or to one next to where no member is feasible."""
+        """Return the derivatives at the point of the last call, exact or by differences.
+
+        Differences are to both sides, or to one next to where no member is feasible.
+        """
+        if self.program and z.size > 1:
+            if self.known[0] is not z:
+                self(z)
+            return self.known[1]
         step = _DIFFERENCE * self.family.patience[1]
         slopes = np.empty(z.size)
         for axis, move in enumerate(step * np.eye(z.size)):
@@ -105,6 +132,34 @@ class Cost:
             known = np.array([before, value, after])[np.isfinite([before, value, after])]
             slopes[axis] = (known[-1] - known[0]) / (step * (len(known) - 1)) if len(known) > 1 else math.nan
         return slopes
+
+
+def _numbers(member: Any) -> list[Any]:
+    """Return the numbers of a member. Masses over a NaN interval are 0: its objective may be one all the same."""
+    return [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
+
+
+def traced_cost(family: Family, objective: Objective, z: Any, spent: Any = 0.0) -> tuple[Any, Any]:
+    """Return (the cost, what is spent) of JAX numbers, infinite where no member meets the budget; see ``Cost``."""
+    TRACES.append(family.name)
+    member = family.build_near(domains.values(family.domains, z), spent)
+    infeasible = jnp.array([jnp.isnan(number).any() for number in _numbers(member)]).any()
+    value = objective.sign * relative_to(family.unit, objective, member)
+    return jnp.where(infeasible, jnp.inf, value), family.spent(member)
+
+
+def _traced(family: Family, objective: Objective, z: Any, spent: Any) -> tuple[Any, Any, Any]:
+    """Return ``traced_cost``, and its derivatives, forwards along each axis; of one number none, Brent needs none."""
+    at = partial(traced_cost, family, objective, spent=spent)
+    if z.size == 1:
+        return *at(z), ()
+    along = partial(jax.jvp, at, (z,), has_aux=True)
+    value, slopes, spends = jax.vmap(lambda axis: along((axis,)), out_axes=(None, 0, None))(jnp.eye(z.size))
+    return value, spends, slopes
+
+
+# The second takes three times as long to compile, and half as long to run.
+QUICK, OPTIMISED = jax.jit(_traced, compiler_options=QUICKLY_COMPILED), jax.jit(_traced)
 
 
 def search(
@@ -123,7 +178,8 @@ def search(
     rule = bfgs() if optimizer is None else _on_host(optimizer, cost)
     if near is not None:
         memory = near.memory if optimizer is None else None
-        return descend(cost, rule, near._replace(value=cost(near.z), path=(), memory=memory), turns, optimizer is None)
+        start = near._replace(value=cost(near.z), path=(), memory=memory)
+        return descend(cost, rule, start, turns, optimizer is None) if start.value < math.inf else NOTHING
     beginnings = []
     for start in points.swapaxes(0, 1):
         values = [cost(point) for point in start]
@@ -181,15 +237,22 @@ def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns:
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
     path = [(np.array([z]), value)]
-    spent = cost.spent
+    gain = cost.family.patience[1]
+    spent, alike = cost.spent, 0
 
     def evaluate(z: float) -> float:
-        nonlocal spent
+        nonlocal spent, alike
         value = cost(np.array([z]))
+        alike = alike + 1 if value < math.inf and abs(value - path[-1][1]) <= gain * abs(value) else 0
         if value < path[-1][1]:
             path.append((np.array([z]), value))
             spent = cost.spent
         return value
+
+    def until_alike(z: float) -> float:
+        if alike >= _ALIKE:
+            raise StopIteration
+        return evaluate(z)
 
     at = [(z - left, evaluate(z - left)), (z, value), (z + right, evaluate(z + right))]
     while (side := 0 if at[0][1] < at[1][1] else 2 if at[2][1] < at[1][1] else 1) != 1 and abs(at[side][0]) < _FARTHEST:
@@ -197,12 +260,12 @@ def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns:
         following = z, evaluate(z)
         at = [following, at[0], at[1]] if side == 0 else [at[1], at[2], following]
     (low, below), (middle, value), (high, above) = at
-    gain = cost.family.patience[1]
-    with np.errstate(invalid="ignore"):  # Parabolas through infinite values.
+    options = {"maxiter": turns}
+    with np.errstate(invalid="ignore"), contextlib.suppress(StopIteration):  # Parabolas through infinite values.
         if value < below and value < above:
-            minimize_scalar(evaluate, bracket=(low, middle, high), options={"xtol": gain, "maxiter": turns})
+            minimize_scalar(until_alike, bracket=(low, middle, high), options={"xtol": gain, **options})
         else:
-            minimize_scalar(evaluate, bounds=(low, high), method="bounded", options={"xatol": gain, "maxiter": turns})
+            minimize_scalar(until_alike, bounds=(low, high), method="bounded", options={"xatol": gain, **options})
     return Found(*path[-1], spent, path)
 
 

@@ -15,7 +15,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, checked, expression
 from accountants.tune.objectives import Aim, Constraint, Objective, as_objective, evaluate
-from accountants.tune.search import NOTHING, Cost, Found, search, search_constrained
+from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, Found, search, search_constrained
 from dpkernels import checks
 
 __all__ = ["Many", "Result", "best", "compare", "many", "pareto_front"]
@@ -27,7 +27,8 @@ _POINTS, _MOST_POINTS = 3, 12
 _MOST = 100_000  # Of starts and of turns.
 # How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
 _NEAR = 1 / 6
-_COLD = 50  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
+_COLD = 20  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
+_MANY = 200  # So many budgets are worth an optimised program.
 _TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
 
 
@@ -244,7 +245,7 @@ def many(
     rows = [jax.tree.unflatten(tree, [column[at] for column in columns]) for at in order]
     limits = _limits(turns, optimizer)
     with jax.enable_x64(True):
-        cost = Cost(rows[0], chosen)
+        cost = Cost(rows[0], chosen, program=QUICK if len(rows) < _MANY else OPTIMISED)
         descents, members = _swept(cost, rows, starts, *limits), []
         for at, row, found in zip(order, rows, descents, strict=True):
             if found.value == np.inf:
@@ -265,7 +266,8 @@ def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
         cost.family = row
         near = descents[-1] if descents and descents[-1].value < np.inf else None
         found = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
-        if number % _COLD == 0 or found.value == np.inf:
+        is_cold = row.has_dips or number % _COLD == 0 or number == len(rows) - 1
+        if is_cold or found.value == np.inf:
             found = min(found, _found(cost, starting_points(row, starts), turns, optimizer), key=lambda one: one.value)
         descents.append(found._replace(path=()))
     for number in range(len(rows) - 2, -1, -1):
@@ -295,7 +297,9 @@ def _near(family: Family, start: Mapping[str, Any] | Result | None) -> Found | N
         return None
     free = start.free if isinstance(start, Result) else start
     if free.keys() != family.domains.keys():
-        raise ValueError(f"start: has {sorted(free)}; the free parameters of {family.name} are {sorted(family.domains)}")
+        raise ValueError(
+            f"start: has {sorted(free)}; the free parameters of {family.name} are {sorted(family.domains)}"
+        )
     return Found(domains.point(family.domains, dict(free)), np.inf)
 
 
@@ -329,7 +333,9 @@ def _by_search(
     turns: int,
     optimizer: Any,
 ) -> Result:
-    cost = Cost(as_float64(family), as_float64(objective), wanted)
+    # Of several numbers there are thousands of evaluations.
+    program = QUICK if points.shape[-1] > 1 and not wanted else None
+    cost = Cost(as_float64(family), as_float64(objective), wanted, program)
     with jax.enable_x64(True):
         for _ in range(_TIGHTENINGS):
             if cost.constraints and points.size:

@@ -49,7 +49,7 @@ class ComposableFamily(Family):
 
     @abc.abstractmethod
     def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
-        """Return one of the releases that meet the target together, as estimated; solved from ``spent`` on, unless 0."""
+        """Return one of the releases that meet the target together, by the estimate, solved from ``spent`` on unless 0."""
 
     @abc.abstractmethod
     def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
@@ -135,8 +135,8 @@ class Composed(Family):
     delta: Any
     rate: Any
 
-    # What is solved for is known to 1e-8, and a turn is thousands of times as long as of one release.
-    patience = (10, 1e-6)
+    # What is solved for is known to 1e-10, and a turn is thousands of times as long as of one release.
+    patience = (10, 1e-8)
     is_estimated = True
 
     @property
