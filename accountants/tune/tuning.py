@@ -245,7 +245,8 @@ def many(
     rows = [jax.tree.unflatten(tree, [column[at] for column in columns]) for at in order]
     limits = _limits(turns, optimizer)
     with jax.enable_x64(True):
-        cost = Cost(rows[0], chosen, program=QUICK if len(rows) < _MANY else OPTIMISED)
+        program = QUICK if len(rows) < _MANY else OPTIMISED
+        cost = Cost(rows[0], chosen, program=program if rows[0].domains else None)
         descents, members = _swept(cost, rows, starts, *limits), []
         for at, row, found in zip(order, rows, descents, strict=True):
             if found.value == np.inf:
@@ -264,7 +265,7 @@ def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
     descents: list[Found] = []
     for number, row in enumerate(rows):
         cost.family = row
-        near = descents[-1] if descents and descents[-1].value < np.inf else None
+        near = descents[-1] if row.domains and descents and descents[-1].value < np.inf else None
         found = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
         is_cold = row.has_dips or number % _COLD == 0 or number == len(rows) - 1
         if is_cold or found.value == np.inf:

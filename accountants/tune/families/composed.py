@@ -49,7 +49,7 @@ class ComposableFamily(Family):
 
     @abc.abstractmethod
     def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
-        """Return one of the releases that meet the target together, by the estimate, solved from ``spent`` on unless 0."""
+        """Return one of the releases that meet the target together by the estimate, solved from ``spent``, unless 0."""
 
     @abc.abstractmethod
     def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
@@ -228,7 +228,8 @@ class Composed(Family):
         return {**self.each.parameters(free, mechanism), **own}
 
     def spent(self, member: Any) -> Any:
-        return self.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)
+        spent = self.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)
+        return 0.0 if spent is None else spent  # Noise that is scaled has no claim here.
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify all releases together, by the upper end of the rigorous bracket."""

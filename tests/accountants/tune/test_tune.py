@@ -169,13 +169,15 @@ def test_many_takes_an_optimizer_too():
 def test_steps_to_where_nothing_is_feasible_are_shortened():
     """A planted edge: beyond it the function is infinite, and every step of the optimizer goes there at first."""
 
-    def edged(z, spent):
-        return jnp.where(z[0] < 1.0, (z[0] - 0.9) ** 2, jnp.inf), 0.0
+    class Edged(search.Cost):
+        def __call__(self, z):
+            return float((z[0] - 0.9) ** 2) if z[0] < 1.0 else math.inf
 
+    cost = Edged(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
     with jax.enable_x64(True):
-        found = search.descend(edged, jnp.full((1, 1, 1), -3.0), 200, optimizer=optax.sgd(1.5))
-    assert float(found.value) < 1e-3
-    assert np.isfinite(np.asarray(found.path)[: int(found.turns), -1]).all()
+        found = search.search(cost, np.full((1, 1, 1), -3.0), 200, optax.sgd(1.5))
+    assert found.value < 1e-3
+    assert np.isfinite([value for _, value in found.path]).all()
 
 
 def test_what_is_no_optimizer_is_refused():
@@ -314,7 +316,8 @@ def test_a_parameter_that_is_none_is_infeasible():
         member = jax.jit(lambda f, z: f.build(domains.values(f.domains, z)))(as_float64(family), end)
         assert np.isnan(member.noise.low)
         assert np.isnan(objective(member))
-        assert jax.jit(search.cost)(as_float64(family), objective, end)[0] == np.inf
+        assert jax.jit(search.traced_cost)(as_float64(family), objective, end)[0] == np.inf
+        assert search.Cost(as_float64(family), objective)(np.asarray(end)) == np.inf
 
 
 @pytest.mark.slow
@@ -460,15 +463,6 @@ def test_composed_additive_families(name, rate):
     assert_together(found, rate)
     plain = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
     assert found.value <= plain.value * (1 + 1e-3)
-
-
-@pytest.mark.thorough
-def test_other_counts_compile_nothing():
-    for count in (3, 7):
-        traces = len(search.TRACES)
-        family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
-        tune.best(family, tune.worst_variance)
-    assert len(search.TRACES) == traces
 
 
 composed = importlib.import_module("accountants.calibrate.composed")
@@ -641,10 +635,10 @@ def test_gradients_against_differences(name):
     family, objective, z = GRADIENTS[name]
     with jax.enable_x64(True):
         family, objective, z = as_float64(family), as_float64(objective), jnp.asarray(z)
-        cost = jax.jit(lambda z: search.cost(family, objective, z))
-        _, gradient, _ = search.value_and_gradient(cost, z)
+        cost = jax.jit(lambda z: search.traced_cost(family, objective, z)[0])
+        gradient = jax.jit(jax.jacfwd(cost))(z)
         for axis, step in enumerate(1e-5 * np.eye(z.size)):
-            difference = (float(cost(z + step)[0]) - float(cost(z - step)[0])) / 2e-5
+            difference = (float(cost(z + step)) - float(cost(z - step))) / 2e-5
             assert float(gradient[axis]) == pytest.approx(difference, rel=1e-6, abs=1e-9)
 
 
@@ -685,6 +679,22 @@ def test_parameters_increase_with_z_and_stay_in_their_domain(domain, ends):
     assert ((wild >= ends[0]) & (wild <= ends[1])).all()
 
 
+@pytest.mark.parametrize(("domain", "ends"), DOMAINS, ids=lambda item: type(item).__name__)
+def test_parameters_have_a_z_and_ends_are_seen(domain, ends):
+    """Over the span the map back is exact; at both ends of the map it is finite."""
+    size = max(domain.count, 1)
+    for z in np.linspace(*domain.span, 7):
+        value = domain.at(np.full(size, z) if domain.count else z)
+        assert domain.at(domain.z_of(value)) == pytest.approx(value, rel=1e-9)
+        assert not domain.is_at_end(value)
+    for z in (-40.0, -np.pi / 2):
+        value = domain.at(np.full(size, z) if domain.count else z)
+        assert np.isfinite(domain.z_of(value)).all()
+        is_closed = isinstance(domain, domains.Between | domains.LogBetween | domains.Ordered)
+        if (z > -40) == is_closed:
+            assert domain.is_at_end(value)
+
+
 def test_starts_fill_the_spans():
     family = tune.composite("sine", "quartic", epsilon=1.0, **UNIT)
     z = domains.starts(family.domains, 64)
@@ -697,15 +707,21 @@ def test_starts_fill_the_spans():
 # The call
 
 
-@pytest.mark.thorough
-def test_a_second_budget_compiles_nothing():
-    """Nor does another interval or another theta."""
-    tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
-    tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE)
-    before = len(search.TRACES)
+def test_one_number_is_searched_without_tracing():
+    """Nothing is compiled: the first answer takes as long as the next one."""
+    traces = len(search.TRACES)
     tune.best(tune.piecewise(epsilon=3.0, **SKEW), tune.worst_variance)
-    tune.best(recycled("gaussian", 2.0, 2.5), tune.acceptance(theta=1.4))
-    assert len(search.TRACES) == before
+    tune.best(tune.staircase(epsilon=2.0), tune.acceptance(theta=0.4))
+    assert len(search.TRACES) == traces
+
+
+@pytest.mark.lengthy
+def test_a_second_budget_of_several_numbers_compiles_nothing():
+    """Nor does another interval."""
+    tune.best(tune.composite("triangle", "quartic", epsilon=1.0, **SIGNED), CENTRAL)
+    traces = len(search.TRACES)
+    tune.best(tune.composite("triangle", "quartic", epsilon=3.0, **SKEW), CENTRAL)
+    assert len(search.TRACES) == traces
 
 
 @pytest.mark.lengthy
@@ -797,6 +813,18 @@ def test_many_budgets_with_nothing_free(family):
     assert found.values.ravel() == pytest.approx(known, rel=1e-12)
 
 
+@pytest.mark.lengthy
+@pytest.mark.parametrize("base", ["constant", SLOW("quartic")])
+def test_many_budgets_of_a_window_and_a_base(base):
+    """In any order of the budgets, and as good as one by one."""
+    eps = np.random.default_rng(3).permutation(np.geomspace(0.3, 4.0, 60)).reshape(6, 10)
+    found = tune.many(tune.composite("sine", base, epsilon=eps, **UNIT), tune.worst_variance)
+    for at in ((0, 0), (2, 7), (5, 9)):
+        single = tune.best(tune.composite("sine", base, epsilon=float(eps[at]), **UNIT), tune.worst_variance)
+        assert found.values[at] == pytest.approx(single.value, rel=1e-9)
+        assert found.parameters["width"][at] == pytest.approx(single.parameters["width"], rel=1e-4)
+
+
 @pytest.mark.slow
 def test_many_recycled_budgets():
     eps = np.linspace(0.5, 3.0, 50)
@@ -856,6 +884,100 @@ def test_published_recycling_search():
     assert grid.evaluations >= 20 * tune.best(family, ACCEPTANCE).evaluations
     with pytest.raises(tune.NotPrivateError, match=r"delta is 2\.00.*e-05, above the 1e-05"):
         tune.best(recycled("laplace", 1.0, 1.0), ACCEPTANCE, method="enumeration")
+
+
+# Constraints, warm starts and fronts
+
+
+def test_a_constraint_that_binds_is_met_with_equality():
+    """Against 3,000 members; a constraint that does not bind changes nothing."""
+    family, theta = tune.piecewise(epsilon=2.0, **SIGNED), 0.2
+    free = tune.best(family, tune.acceptance(theta))
+    limit = tune.Constraint(tune.worst_variance, at_most=1.1)
+    found = tune.best(family, tune.acceptance(theta), subject_to=[limit])
+    assert found.values == (found.value, pytest.approx(1.1, rel=1e-9))
+    assert found.mechanism.worst_variance <= 1.1
+    assert found.value < free.value
+    members = [family.build({"eta": eta}) for eta in np.linspace(1.5, 6.0, 3000)]
+    allowed = [member for member in members if member.worst_variance <= 1.1]
+    assert found.value >= max(tune.acceptance(theta)(member) for member in allowed) * (1 - 1e-9)
+    loose = tune.Constraint(tune.worst_variance, at_most=100.0)
+    assert tune.best(family, tune.acceptance(theta), subject_to=[loose]).value == pytest.approx(free.value, rel=1e-8)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    ("family", "objective", "limit"),
+    [
+        (tune.composite("sine", "quartic", epsilon=1.0, **UNIT), CENTRAL, {"at_most": 1.51}),
+        SLOW(recycled("gaussian", 1.0, 1.0), tune.acceptance(1.0), {"at_most": 16.0}),
+        SLOW(
+            tune.composed(tune.piecewise(epsilon=1.0, **UNIT), count=10, epsilon=2.0, delta=DELTA),
+            CENTRAL,
+            {"at_most": 24.5},
+        ),
+    ],
+)
+def test_what_is_released_meets_its_constraint(family, objective, limit):
+    """Also where what is released has a little more noise than the search; nothing that meets it is better nearby."""
+    constraint = tune.Constraint(tune.worst_variance, **limit)
+    found, free = tune.best(family, objective, subject_to=[constraint]), tune.best(family, objective)
+    assert objective.sign * found.value > objective.sign * free.value
+    assert constraint.missed(found.mechanism) == 0
+    assert found.values[1] == pytest.approx(limit["at_most"], rel=1e-4)
+
+
+def test_constraints_that_nothing_meets_are_refused():
+    family = tune.piecewise(epsilon=2.0, **SIGNED)
+    never = tune.Constraint(tune.worst_variance, at_most=1.0)
+    with pytest.raises(ValueError, match=r"subject_to: worst variance at most 1; no member .* misses by 9\.22 %"):
+        tune.best(family, tune.acceptance(0.4), subject_to=[never])
+    with pytest.raises(ValueError, match="subject_to: worst variance at most 1; no member"):
+        tune.best(tune.duchi(epsilon=1.0, **SIGNED), tune.absolute_error(), subject_to=[never])
+
+
+def test_a_warm_start_takes_fewer_evaluations():
+    cold = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance)
+    near = tune.piecewise(epsilon=2.01, **SIGNED)
+    warm, again = tune.best(near, tune.worst_variance, start=cold), tune.best(near, tune.worst_variance)
+    assert warm.value == pytest.approx(again.value, rel=1e-9)
+    assert warm.evaluations < again.evaluations
+    assert tune.best(near, tune.worst_variance, start={"eta": 2.7}).value == pytest.approx(again.value, rel=1e-9)
+    with pytest.raises(ValueError, match=r"start: has \['width'\]; the free parameters of piecewise are \['eta'\]"):
+        tune.best(near, tune.worst_variance, start={"width": 1.0})
+    with pytest.raises(ValueError, match="start, starts: 3 starts"):
+        tune.best(near, tune.worst_variance, start=cold, starts=3)
+
+
+@pytest.mark.lengthy
+def test_a_warm_start_of_several_numbers():
+    """From an end of a domain, too, where the map to real numbers is flat."""
+    family = tune.composite("triangle", "quartic", epsilon=1.0, **SIGNED)
+    cold = tune.best(family, tune.variance_at(0.0))
+    assert cold.at_end == ("edge",)
+    for start in (cold, {**cold.free, "width": 1.2}, {"width": 0.8, "edge": 0.5}):
+        assert tune.best(family, tune.variance_at(0.0), start=start).value == pytest.approx(cold.value, rel=1e-6)
+
+
+def test_parameters_at_an_end_are_named():
+    narrow = tune.constructed(dpk.piecewise, {"eta": domains.Between(1.1, 2.0)}, epsilon=2.0, **SIGNED)
+    assert tune.best(narrow, tune.worst_variance).at_end == ("eta",)
+    wide = tune.constructed(dpk.piecewise, {"eta": domains.Between(1.1, 9.0)}, epsilon=2.0, **SIGNED)
+    assert tune.best(wide, tune.worst_variance).at_end == ()
+
+
+def test_a_front_of_two_objectives():
+    """From the best of one to the best of the other; no member is better in both than another."""
+    family, objectives = tune.piecewise(epsilon=2.0, **SIGNED), (tune.worst_variance, tune.acceptance(0.4))
+    front = tune.pareto_front(family, objectives, points=5)
+    values = np.array([result.values for result in front])
+    ends = [tune.best(family, objective) for objective in objectives]
+    assert values[0, 0] == ends[0].value
+    assert values[-1, 1] == ends[1].value
+    assert (np.diff(values, axis=0) > 0).all()
+    np.testing.assert_allclose(values[1:-1, 1], np.linspace(*values[[0, -1], 1], 5)[1:-1], rtol=1e-6)
+    with pytest.raises(ValueError, match="objectives: 1 of them; two are needed"):
+        tune.pareto_front(family, [tune.worst_variance])
 
 
 # Errors and planted faults
@@ -960,7 +1082,7 @@ class OfBare(Overspends):
 def test_a_member_that_is_no_pytree_is_taken():
     family = OfBare(tune.piecewise(epsilon=1.0, **SIGNED))
     objective = tune.objectives.as_objective(lambda mechanism: mechanism.variance)
-    assert search.cost(family, objective, np.array([0.3]))[0] == family.domains["eta"].at(0.3)
+    assert search.Cost(family, objective)(np.array([0.3])) == family.domains["eta"].at(0.3)
 
 
 def never(m):
@@ -1003,6 +1125,13 @@ def test_nothing_feasible_is_an_error():
         (lambda: twenty("laplace"), TypeError, "family: 'laplace' is no Family"),
         (lambda: twenty(tune.laplace(epsilon=1.0), rate=0.0), ValueError, "rate: 0"),
         (lambda: tune.compare([], CENTRAL), ValueError, "families: is empty"),
+        (lambda: tune.Constraint(CENTRAL), ValueError, "at_least, at_most: None, None; exactly one is needed"),
+        (lambda: tune.Constraint(CENTRAL, at_least=math.nan), ValueError, "at_least: nan"),
+        (
+            lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), CENTRAL, subject_to=[CENTRAL]),
+            TypeError,
+            "subject_to: .*; a list of tune.Constraint",
+        ),
         (lambda: tune.constructed(dpk.laplace, epsilon=1.0), ValueError, "given: needs lower and upper"),
         (lambda: tune.constructed(dpk.laplace, epsilon=0.0, sensitivity=1.0), ValueError, "epsilon: 0"),
         (
