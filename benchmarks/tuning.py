@@ -8,8 +8,8 @@ is given as well, because other work on the machine changes it less. A warm time
 budgets, certificates included. The sources' searches are vectorised here, unlike in their own code, and use the same
 compiled objectives. Evaluations count calls of the objective, and for recycling those of the privacy profile.
 
-The second table compares optimizers. The default is this package's BFGS. optax.lbfgs and optax.adam run in the same
-compiled search. scipy.optimize.minimize runs over plain numbers, without compiling the search; it uses the method of
+The second table compares optimizers. The default is Brent's method for one free number, and this package's BFGS for
+several. optax.lbfgs and optax.adam run in the same loop. scipy.optimize.minimize runs over plain numbers, without compiling the search; it uses the method of
 Nelder and Mead from the best starting point of the default, and does not certify its result.
 """
 

@@ -889,6 +889,7 @@ def test_published_recycling_search():
 # Constraints, warm starts and fronts
 
 
+@pytest.mark.lengthy
 def test_a_constraint_that_binds_is_met_with_equality():
     """Against 3,000 members; a constraint that does not bind changes nothing."""
     family, theta = tune.piecewise(epsilon=2.0, **SIGNED), 0.2
@@ -966,6 +967,7 @@ def test_parameters_at_an_end_are_named():
     assert tune.best(wide, tune.worst_variance).at_end == ()
 
 
+@pytest.mark.lengthy
 def test_a_front_of_two_objectives():
     """From the best of one to the best of the other; no member is better in both than another."""
     family, objectives = tune.piecewise(epsilon=2.0, **SIGNED), (tune.worst_variance, tune.acceptance(0.4))
