@@ -9,8 +9,8 @@ budgets, certificates included. The sources' searches are vectorised here, unlik
 compiled objectives. Evaluations count calls of the objective, and for recycling those of the privacy profile.
 
 The second table compares optimizers. The default is Brent's method for one free number, and this package's BFGS for
-several. optax.lbfgs and optax.adam run in the same loop. scipy.optimize.minimize runs over plain numbers, without compiling the search; it uses the method of
-Nelder and Mead from the best starting point of the default, and does not certify its result.
+several. optax.lbfgs and optax.adam run in the same loop. scipy.optimize.minimize runs over plain numbers; it uses the
+method of Nelder and Mead from the best starting point of the default, and does not certify its result.
 """
 
 from __future__ import annotations

@@ -198,6 +198,8 @@ class TruncatedLaplace(Truncated):
 
     def build(self, free: dict[str, Any]) -> Additive:
         """Return the symmetric case next to B*: there A loses half of its digits, and all where eps is large."""
+        if namespace(free["upper"]) is np and self._is_symmetric(free):
+            return named.truncated_laplace(**self.target)
         made = named.truncated_laplace(**self.target, upper=free["upper"])
         noise: Any = made.noise
         highest = named.symmetric_bound(**self.target)
