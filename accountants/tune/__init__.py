@@ -1,11 +1,11 @@
-"""Tuning: find the best member of a family at a budget, by a BFGS method of this package or any optax transformation.
+"""Tuning: find the best member of a family at a budget, by Brent's method, BFGS or any optax transformation.
 
     result = tune.best(tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5), tune.acceptance(theta=1.0))
     result.mechanism, result.value, result.parameters, result.epsilon, result.delta
 
 The exact accountant certifies a result before it is returned. Bijections make the domains of free parameters
 unconstrained, and ``calibrate`` solves for what the budget determines, with implicit derivatives. So every point of a
-search is private, and no penalty is needed. Searches run from several starts in one compiled loop.
+search is private, and the budget needs no penalty.
 """
 
 from accountants.tune import objectives, tuning

@@ -84,11 +84,12 @@ class _Interval(Domain):
 
     def share(self, value: Real) -> Any:
         """Return which share of the interval is below a parameter."""
-        return (value - self.low) / (self.high - self.low)
+        with np.errstate(invalid="ignore"):  # Of an interval of one number the share is NaN.
+            return (value - self.low) / (self.high - self.low)
 
     def is_at_end(self, value: Real) -> bool:
         share = self.share(value)
-        return bool(np.any((share <= _END) | (share >= 1 - _END)))
+        return not np.all((share > _END) & (share < 1 - _END))
 
 
 @_domain

@@ -60,7 +60,8 @@ class Family(abc.ABC):
     def build(self, free: dict[str, Any]) -> Member:
         """Return the mechanism, as precise as a search needs it; what the budget determines is solved for.
 
-        A ValueError, or a NaN in the mechanism, means that no mechanism with these parameters meets the budget.
+        Numbers are plain, or traced by JAX where several parameters are free or there are many budgets. A NaN in the
+        mechanism, or for plain numbers a ValueError, means that no mechanism with these parameters meets the budget.
         """
 
     def release(self, free: dict[str, Any]) -> Member:

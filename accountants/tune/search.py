@@ -93,7 +93,8 @@ class Cost:
             self.known = z, np.asarray(slopes)
             value, spent, missed = float(value), float(spent), 0.0
         else:
-            value, spent, missed = self._of_numbers(z)
+            with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
+                value, spent, missed = self._of_numbers(z)
         if math.isnan(value) or value == math.inf:
             return math.inf
         self.spent = spent if math.isfinite(spent) else 0.0
