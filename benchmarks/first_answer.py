@@ -195,10 +195,10 @@ ROWS = (
             ("50 logistic releases", "guarantee(dpk.logistic(epsilon=0.2)).repeat(50)", 1e-6),
             (
                 "a mixture of four mechanisms",
-                "compose([guarantee(dpk.laplace(epsilon=0.1)).repeat(100), "
-                "guarantee(dpk.gaussian(sigma=20.0), 1.0).repeat(50), "
-                f"guarantee(dpk.piecewise(epsilon=0.3, {_UNIT})).repeat(10), "
-                "guarantee(dpk.logistic(epsilon=0.2)).repeat(5)])",
+                "guarantee(dpk.laplace(epsilon=0.1)).repeat(100)"
+                ".compose(guarantee(dpk.gaussian(sigma=20.0), 1.0).repeat(50))"
+                f".compose(guarantee(dpk.piecewise(epsilon=0.3, {_UNIT})).repeat(10))"
+                ".compose(guarantee(dpk.logistic(epsilon=0.2)).repeat(5))",
                 1e-6,
             ),
             *(
