@@ -27,6 +27,7 @@ from dpkernels.numerics import Real, RealArray, choose, half_precision, map_over
 
 _GOLDEN = (5**0.5 - 1) / 2
 _NEWTON_STEPS, _DAMPED_STEPS = 60, 60
+_HALVINGS = 2200  # Between any two floats in 64 bits there are fewer bisections.
 _LAST_STEP = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
 _SECANTS, _FOUND = 100, 1e-11  # Steps of a bracket at most, and its relative width at the end.
 _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
@@ -423,19 +424,21 @@ class _Bisection(_Method):
     def root(self, excess: Function, parameters: Any, bracket: tuple[Any, Any]) -> Any:
         xp = namespace(*bracket)
 
-        def unfinished(ends: tuple[Any, Any]) -> Any:
-            feasible, infeasible = ends
+        def unfinished(state: tuple[Any, Any, Any]) -> Any:
+            count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
+            # Compiled without optimisation, the excess may be computed twice in a step and rounded in two ways. Next to
+            # the root the bracket then stays as it is, so the steps are counted.
             wide = abs(infeasible - feasible) > self.rtol * abs(feasible)
-            return (middle != feasible) & (middle != infeasible) & wide
+            return (count < _HALVINGS) & (middle != feasible) & (middle != infeasible) & wide
 
-        def halve(ends: tuple[Any, Any]) -> tuple[Real, Real]:
-            feasible, infeasible = ends
+        def halve(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
             holds = excess(middle, parameters) <= 0
-            return xp.where(holds, middle, feasible), xp.where(holds, infeasible, middle)
+            return count + 1, xp.where(holds, middle, feasible), xp.where(holds, infeasible, middle)
 
-        return while_loop(unfinished, halve, bracket)[0]
+        return while_loop(unfinished, halve, (0, *bracket))[1]
 
 
 class _Differentiating(_Method):

@@ -43,6 +43,10 @@ class Domain(abc.ABC):
         """Return a z for a parameter, that of the nearest one next to an end, where the map is all but flat."""
 
     @abc.abstractmethod
+    def __contains__(self, value: Real) -> bool:
+        """Return whether a parameter, of the right shape, is in the domain but for rounding."""
+
+    @abc.abstractmethod
     def is_at_end(self, value: Real) -> bool:
         """Return whether a parameter, or a number of a vector, is at an end of the domain but for rounding."""
 
@@ -71,6 +75,9 @@ class Above(Domain):
     def z_of(self, value: Real) -> Real:
         return np.log(np.maximum((value - self.low) / self.unit, _END))
 
+    def __contains__(self, value: Real) -> bool:
+        return bool((value - self.low) / self.unit >= -_END)
+
     def is_at_end(self, value: Real) -> bool:
         return bool((value - self.low) / self.unit <= _END)
 
@@ -86,6 +93,10 @@ class _Interval(Domain):
         """Return which share of the interval is below a parameter."""
         with np.errstate(invalid="ignore"):  # Of an interval of one number the share is NaN.
             return (value - self.low) / (self.high - self.low)
+
+    def __contains__(self, value: Real) -> bool:
+        share = self.share(value)
+        return bool(np.all((share >= -_END) & (share <= 1 + _END)))
 
     def is_at_end(self, value: Real) -> bool:
         share = self.share(value)
@@ -131,7 +142,8 @@ class LogBetween(_Interval):
         return Between(xp.log(self.low), xp.log(self.high))
 
     def share(self, value: Real) -> Any:
-        return self._logarithms(np).share(np.log(value))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._logarithms(np).share(np.log(value))
 
     def z_of(self, value: Real) -> Real:
         return self._logarithms(np).z_of(np.log(value))
@@ -153,6 +165,9 @@ class Ordered(Domain):
     def z_of(self, value: Real) -> Real:
         return LogBetween(self.low, self.high).z_of(np.diff(value, prepend=0.0))
 
+    def __contains__(self, value: Real) -> bool:
+        return np.diff(value, prepend=0.0) in LogBetween(self.low, self.high)
+
     def is_at_end(self, value: Real) -> bool:
         return LogBetween(self.low, self.high).is_at_end(np.diff(value, prepend=0.0))
 
@@ -169,9 +184,8 @@ def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
 
 def point(domains: dict[str, Domain], parameters: dict[str, Any]) -> np.ndarray:
     """Return z, of shape (n,), of the parameters; see ``Domain.z_of``."""
-    return np.concatenate(
-        [np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items()]
-    )
+    places = (np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items())
+    return np.concatenate([np.zeros(0), *places])
 
 
 def starts(domains: dict[str, Domain], count: int) -> np.ndarray:

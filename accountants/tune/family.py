@@ -19,8 +19,8 @@ from dpkernels.solve import NotPrivateError
 # A mechanism that a search tries, or a release on a sample.
 Member = Mechanism | Subsampled
 
-# What a budget may be exceeded by, relative: quotients and sums of floats are rounded.
-_ROUNDING = 1e-9
+# What an epsilon may be exceeded by, relative: quotients and logarithms of floats are rounded.
+_ROUNDING = 1e-12
 
 
 class Family(abc.ABC):
@@ -120,7 +120,7 @@ class Family(abc.ABC):
         epsilon, delta = map(float, self.budget)
         if delta > 0:
             found = float(profile.delta(mechanism, epsilon))
-            self.check_allowed("delta", found, delta)
+            self.check_allowed("delta", found, delta, rounding=0.0)
             return epsilon, found
         self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon)
         return epsilon, 0.0

@@ -327,7 +327,7 @@ class Constraint:
 
     Raises:
         ValueError: not exactly one of at_least and at_most is given, or it is not finite.
-        TypeError: the objective is no Objective and not callable.
+        TypeError: the objective is no Objective and not callable, or the limit is not one number.
 
     Example:
         >>> from accountants import tune
@@ -342,7 +342,9 @@ class Constraint:
         object.__setattr__(self, "objective", as_objective(self.objective))
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError(f"at_least, at_most: {self.at_least}, {self.at_most}; exactly one is needed")
-        checks.within(*self._limit, -np.inf, np.inf, open_ends=True)
+        name, limit = self._limit
+        checks.within(name, limit, -np.inf, np.inf, open_ends=True)
+        object.__setattr__(self, name, checks.number(name, limit))
 
     @property
     def _limit(self) -> tuple[str, Any]:
@@ -358,11 +360,12 @@ class Constraint:
         sign = 1 if name == "at_least" else -1
         return dataclasses.replace(self, **{name: limit + sign * share * (abs(limit) or 1.0)})
 
-    def missed(self, mechanism: Any) -> float:
-        """Return how far the mechanism misses the limit, relative to it; 0 where it meets it."""
-        value, (name, limit) = float(evaluate(as_objective(self.objective), mechanism)), self._limit
+    def missed(self, value: float) -> float:
+        """Return how far this value of the objective misses the limit, relative to it; 0 where it meets it."""
+        name, limit = self._limit
         missing = value - limit if name == "at_most" else limit - value
-        return 0.0 if missing <= 0 else missing / (abs(limit) or 1.0)
+        # NaN meets no limit.
+        return 0.0 if missing <= 0 else missing / (abs(limit) or 1.0) if missing > 0 else np.inf
 
 
 def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
@@ -388,7 +391,14 @@ def _value_of(objective: Objective, mechanism: Any) -> Real:
     is_pytree = not (len(leaves) == 1 and leaves[0] is mechanism)
     if objective.power is None and is_pytree and namespace(*leaves) is np:
         return _compiled(objective, mechanism)
-    return objective(mechanism)
+    return _number_of(objective, mechanism)
 
 
-_compiled = jax.jit(Objective.__call__)
+def _number_of(objective: Objective, mechanism: Any) -> Real:
+    value: Any = objective(mechanism)
+    if np.shape(value) or not isinstance(value, float | int | np.number | np.ndarray | jax.Array):
+        raise TypeError(f"objective: {objective.name} of a mechanism is {value!r}; one number is needed")
+    return value
+
+
+_compiled = jax.jit(_number_of)

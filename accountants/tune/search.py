@@ -21,7 +21,7 @@ import optax
 
 from accountants.tune import domains
 from accountants.tune.family import Family
-from accountants.tune.objectives import Constraint, Objective, relative_to
+from accountants.tune.objectives import Constraint, Objective, evaluate, relative_to
 from dpkernels.batching import QUICKLY_COMPILED
 
 TRACES: list[str] = []  # Names of families, one each time members are traced.
@@ -95,7 +95,9 @@ class Cost:
         else:
             with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
                 value, spent, missed = self._of_numbers(z)
-        if math.isnan(value) or value == math.inf:
+        if value == -math.inf:
+            raise ValueError(f"objective: {self.objective.name} of {self.family.name} is not bounded")
+        if not value + missed < math.inf:
             return math.inf
         self.spent = spent if math.isfinite(spent) else 0.0
         if missed == 0 and value < self.nearest.value:
@@ -107,7 +109,7 @@ class Cost:
         try:
             member = self.family.build_near(domains.values(self.family.domains, z), self.spent)
             value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
-            missed = sum(constraint.missed(member) for constraint in self.constraints)
+            missed = sum(one.missed(float(evaluate(one.objective, member))) for one in self.constraints)
         except ValueError as error:  # No member meets the budget, or its parameters are none.
             self.refusal = error
             return math.inf, 0.0, 0.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,10 +57,10 @@ class Result:
         path: the free parameters and ``"objective"`` along the steps of the winning start, arrays of one length.
         steps: how many steps it took.
         evaluations: of the objective, over all starts; each with its gradient where the method is "gradient".
-        epsilon: with delta the budget that the mechanism meets, but for rounding of at most 1e-9 of it.
+        epsilon: with delta the budget that the mechanism meets, but for rounding of at most 1e-12 of it.
         delta: as the exact accountant finds it at epsilon.
         python: the Python expression that makes the mechanism, with ``import dpkernels as dpk``.
-        free: the free parameters, by the family's names.
+        free: the free parameters, by the family's names; those of a published search, as far as it has them.
         at_end: the names of the free parameters that ended at an end of their domain.
         values: of the objective, and of the objectives of the constraints in their order.
     """
@@ -74,10 +75,10 @@ class Result:
     evaluations: int
     epsilon: float
     delta: float
-    python: str = ""
-    free: dict[str, Any] = field(default_factory=dict)
-    at_end: tuple[str, ...] = ()
-    values: tuple[float, ...] = ()
+    python: str
+    free: dict[str, Any]
+    at_end: tuple[str, ...]
+    values: tuple[float, ...]
 
     def plot(self, path: Path | str) -> None:
         """Draw the objective and the free parameters along the path into a .png.
@@ -123,7 +124,8 @@ def best(
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
         subject_to: inequalities on other objectives; the best member that meets them all is returned.
-        start: the only start: free parameters by name, or an earlier result whose free parameters are taken.
+        start: the only start: free parameters by name, or an earlier result whose free parameters are taken. Those of a
+            result, at another budget perhaps, are moved into the domains.
         starts: the number of starts, each at the best of some points; by default 2, each of 3 points, with one free
             number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed`` pure ones without a rate up to
             12 points, and once more around what is found. The worse starts are dropped early.
@@ -132,12 +134,13 @@ def best(
             where no member is feasible are shortened; the best point of all is returned.
 
     Raises:
-        ValueError: an unknown method, starts or turns not in 1..100000, a start without the free parameters, start and
-            starts together, a budget that the family refuses, no member is feasible or meets the constraints, the best
-            value is not good enough, with that value.
+        ValueError: an unknown method, starts or turns not in 1..100000, a start without the free parameters, outside
+            their domains or where no member is feasible, start and starts together, a budget that the family refuses,
+            no member is feasible or meets the constraints, an objective that is not bounded, the best value is not good
+            enough, with that value.
         NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
         TypeError: no family, a family without a published search, an optimizer that is no optax transformation, what is
-            no Constraint, constraints of an enumeration.
+            no Constraint, constraints of an enumeration, a start of another type, an objective that is not one number.
 
     Example:
         >>> from accountants import tune
@@ -182,7 +185,15 @@ def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[
     return sorted(results, key=lambda result: chosen.sign * result.value)
 
 
-def pareto_front(family: Family, objectives: Sequence[Aim], *, points: int = 11, **options: Any) -> list[Result]:
+def pareto_front(
+    family: Family,
+    objectives: Sequence[Aim],
+    *,
+    points: int = 11,
+    starts: int | None = None,
+    turns: int = TURNS,
+    optimizer: optax.GradientTransformation | None = None,
+) -> list[Result]:
     """Return members of which none is better in both of two objectives, from the best of the first to the second's.
 
     Between these two, the limits of the second objective are spaced evenly, and the first is the best at each. The
@@ -191,32 +202,48 @@ def pareto_front(family: Family, objectives: Sequence[Aim], *, points: int = 11,
     Args:
         family: as for ``best``.
         objectives: two, as for ``best``.
-        points: the number of members, in 2..1000.
-        **options: turns and optimizer, and starts of the searches of both ends, as for ``best``.
+        points: the most members, in 2..1000. There are fewer where members are alike, and one that is the best of both.
+        starts: as for ``best``.
+        turns: as for ``best``.
+        optimizer: as for ``best``.
 
     Raises:
         ValueError: not two objectives, points out of range, and as for ``best``.
+        TypeError: as for ``best``.
     """
     checks.whole("points", points, 2, 1000)
-    if len(objectives) != 2:
-        raise ValueError(f"objectives: {len(objectives)} of them; two are needed")
+    if not isinstance(objectives, Sequence) or len(objectives) != 2:
+        raise ValueError(f"objectives: {objectives!r}; a list of two is needed")
     first, second = map(as_objective, objectives)
     family = checked(family).for_error(first.theta)
-    ends = [best(family, objective, **options) for objective in (first, second)]
-    front = [replace(ends[0], values=(ends[0].value, _value(second, ends[0].mechanism)))]
-    last = replace(
-        ends[1],
-        objective=first.name,
-        value=_value(first, ends[1].mechanism),
-        values=(_value(first, ends[1].mechanism), ends[1].value),
-    )
-    options.pop("starts", None)
+    search: Any = partial(best, family, starts=starts, turns=turns, optimizer=optimizer)
     side = "at_most" if second.sign > 0 else "at_least"
-    for limit in np.linspace(front[0].values[1], ends[1].value, points)[1:-1].tolist():
-        constraint = Constraint(second, **{side: limit})
-        # The neighbour that meets the limit is not the nearer one: the search may begin on either side of it.
-        front.append(best(family, first, subject_to=[constraint], start=front[-1], **options))
-    return [*front, last]
+
+    def value_of_second(result: Result) -> float:
+        return _value(second, result.mechanism)
+
+    nearest, farthest = search(first), search(second)
+    limits = np.linspace(value_of_second(nearest), value_of_second(farthest), points)[1:-1].tolist()
+    between = [search(first, subject_to=[Constraint(second, **{side: limit})]) for limit in limits]
+    value = _value(first, farthest.mechanism)
+    front: list[Result] = []
+    for result in (nearest, *between, replace(farthest, objective=first.name, value=value)):
+        values = result.value, value_of_second(result)
+        while front and _is_no_better((first, second), front[-1].values, values, family.patience[1]):
+            front.pop()
+        if not front or not _is_no_better((second,), values[1:], front[-1].values[1:], family.patience[1]):
+            front.append(replace(result, values=values))
+    return front
+
+
+def _is_no_better(
+    objectives: Sequence[Objective], values: Sequence[float], others: Sequence[float], gain: float
+) -> bool:
+    """Return whether no objective is better at the values than at others, by more than what searches end at."""
+    return all(
+        objective.sign * value >= objective.sign * other - gain * abs(other)
+        for objective, value, other in zip(objectives, values, others, strict=True)
+    )
 
 
 def many(
@@ -234,12 +261,18 @@ def many(
     arguments, too. Some budgets are searched from all starts, and what is better there is tried at its neighbours.
 
     Raises:
-        ValueError: starts or turns is not in 1..100000, the arrays do not broadcast, or no member is feasible at some
-            budget.
+        ValueError: starts or turns is not in 1..100000, the arrays do not broadcast or are empty, or no member is
+            feasible at some budget.
     """
     chosen = as_float64(as_objective(objective))
     numbers, tree = jax.tree.flatten(as_float64(checked(family).for_error(chosen.theta)))
-    shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
+    shapes = [np.shape(number) for number in numbers]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(f"family: holds arrays of shapes {shapes}, which do not broadcast") from None
+    if 0 in shape:
+        raise ValueError(f"family: holds an array of shape {shape}; at least one budget is needed")
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
     order = np.lexsort(columns[::-1]).tolist()
     rows = [jax.tree.unflatten(tree, [column[at] for column in columns]) for at in order]
@@ -288,20 +321,30 @@ def _limits(turns: int, optimizer: Any) -> tuple[int, optax.GradientTransformati
 
 
 def _checked_constraints(constraints: Any) -> tuple[Constraint, ...]:
-    if isinstance(constraints, Constraint) or not all(isinstance(one, Constraint) for one in constraints):
+    several = tuple(constraints) if isinstance(constraints, Iterable) else (constraints,)
+    if isinstance(constraints, Constraint) or not all(isinstance(one, Constraint) for one in several):
         raise TypeError(f"subject_to: {constraints!r}; a list of tune.Constraint(objective, at_least=...) is needed")
-    return tuple(constraints)
+    return several
 
 
 def _near(family: Family, start: Mapping[str, Any] | Result | None) -> Found | None:
     if start is None:
         return None
-    free = start.free if isinstance(start, Result) else start
+    if not isinstance(start, Mapping | Result):
+        raise TypeError(f"start: {start!r} is neither an earlier result nor free parameters by name")
+    free = dict(start.free if isinstance(start, Result) else start)
     if free.keys() != family.domains.keys():
         raise ValueError(
             f"start: has {sorted(free)}; the free parameters of {family.name} are {sorted(family.domains)}"
         )
-    return Found(domains.point(family.domains, dict(free)), np.inf)
+    for name, domain in family.domains.items():
+        checks.within(f"start: {name}", free[name], -np.inf, np.inf, open_ends=True)
+        shape = (domain.count,) if domain.count else ()
+        if np.shape(free[name]) != shape:
+            raise ValueError(f"start: {name} = {free[name]!r} has shape {np.shape(free[name])}; {shape} is needed")
+        if isinstance(start, Mapping) and np.asarray(free[name]) not in domain:
+            raise ValueError(f"start: {name} = {free[name]!r} is not in its domain, {domain}")
+    return Found(domains.point(family.domains, free), np.inf)
 
 
 def starting_points(family: Family, count: int | None) -> np.ndarray:
@@ -346,10 +389,11 @@ def _by_search(
             else:
                 found = _found(cost, points, turns, optimizer)
             if found.value == np.inf:
-                raise _infeasible(cost) from cost.refusal
+                raise _infeasible(family, cost, near) from cost.refusal
             free = domains.values(family.domains, found.z)
             mechanism = family.release_from(_plain(free), found.spent)
-            missed = [constraint.missed(mechanism) for constraint in wanted]
+            values = [_value(one.objective, mechanism) for one in wanted]
+            missed = [one.missed(value) for one, value in zip(wanted, values, strict=True)]
             if not any(missed):
                 break
             # What is released is rounded, or its noise is a little wider than that of the search.
@@ -367,21 +411,22 @@ def _by_search(
         "objective": steps[1][finite] * _factor(family, objective) if points.size else np.array([value]),
     }
     result = _certified(family, objective, free, mechanism, value, path, cost.evaluations)
-    at_end = tuple(name for name, domain in family.domains.items() if domain.is_at_end(np.asarray(free[name])))
-    others = (_value(as_objective(one.objective), mechanism) for one in wanted)
-    return replace(result, free=_plain(free), at_end=at_end, values=(value, *others))
+    return replace(result, values=(value, *values))
 
 
-def _infeasible(cost: Cost) -> ValueError:
+def _infeasible(family: Family, cost: Cost, near: Found | None) -> ValueError:
     if cost.least_missed < np.inf:
         limits = ", ".join(map(str, cost.constraints))
         return ValueError(
-            f"subject_to: {limits}; no member of {cost.family.name} meets it: the nearest misses by "
+            f"subject_to: {limits}; no member of {family.name} meets it: the nearest misses by "
             f"{100 * cost.least_missed:.3g} %"
         )
+    reason = "the objective or a constraint" if cost.constraints else "the objective"
+    if near is not None:
+        return ValueError(f"start: no member of {family.name} is feasible there, or {reason} is no finite number")
     return ValueError(
-        f"family: no member of {cost.family.name} is feasible at epsilon, delta = {cost.family.budget}, or the "
-        "objective is no number of any"
+        f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}, or {reason} is no finite "
+        "number of any"
     )
 
 
@@ -415,6 +460,8 @@ def _certified(
     if not np.isfinite(value):
         raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
     parameters = _plain(family.parameters(free, mechanism))
+    free = {name: free[name] for name in family.domains if name in free}
+    ends = (name for name in free if family.domains[name].is_at_end(np.asarray(free[name])))
     return Result(
         family=f"{family.name}, {source}" if source else family.name,
         objective=objective.name,
@@ -427,6 +474,9 @@ def _certified(
         epsilon=epsilon,
         delta=delta,
         python=expression(mechanism) if source else family.python(mechanism, parameters),
+        free=_plain(free),
+        at_end=tuple(ends),
+        values=(value,),
     )
 
 

@@ -168,8 +168,8 @@ class Composed(Family):
 
     @property
     def has_dips(self) -> bool:
-        """Return whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
-        return self.rate is None and isinstance(self.each, PureDPFamily)
+        """Return whether eps may be a multiple of a release's largest loss, on samples or not."""
+        return isinstance(self.each, PureDPFamily)
 
     def at(self, p: Any) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""

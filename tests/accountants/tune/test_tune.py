@@ -687,6 +687,9 @@ def test_parameters_have_a_z_and_ends_are_seen(domain, ends):
         value = domain.at(np.full(size, z) if domain.count else z)
         assert domain.at(domain.z_of(value)) == pytest.approx(value, rel=1e-9)
         assert not domain.is_at_end(value)
+        assert np.asarray(value) in domain
+    for outside in (ends[0] - 0.01, ends[1] + 0.01):
+        assert not math.isfinite(outside) or np.full(size, outside)[() if domain.count else 0] not in domain
     for z in (-40.0, -np.pi / 2):
         value = domain.at(np.full(size, z) if domain.count else z)
         assert np.isfinite(domain.z_of(value)).all()
@@ -936,6 +939,31 @@ def test_constraints_that_nothing_meets_are_refused():
         tune.best(tune.duchi(epsilon=1.0, **SIGNED), tune.absolute_error(), subject_to=[never])
 
 
+def undefined(m):
+    return jnp.nan * m.worst_variance
+
+
+def test_constraints_that_are_no_number_are_refused():
+    """A NaN meets no limit, on either side."""
+    family = tune.piecewise(epsilon=2.0, **SIGNED)
+    for limit in ({"at_most": 1.0}, {"at_least": 1.0}):
+        with pytest.raises(ValueError, match="or the objective or a constraint is no finite number of any"):
+            tune.best(family, tune.worst_variance, subject_to=[tune.Constraint(undefined, **limit)])
+
+
+def test_constraints_may_be_read_once():
+    close = tune.Constraint(tune.acceptance(0.2), at_least=0.22)
+    found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, subject_to=iter([close]))
+    assert found.values[1] >= 0.22
+
+
+def test_a_front_has_no_member_twice():
+    """Where one member is the best of both, and where nothing is free."""
+    for family in (tune.piecewise(epsilon=2.0, **SIGNED), tune.duchi(epsilon=2.0, **SIGNED)):
+        (only,) = tune.pareto_front(family, [tune.worst_variance, tune.worst_variance], points=4)
+        assert only.values == (tune.best(family, tune.worst_variance).value,) * 2
+
+
 def test_a_warm_start_takes_fewer_evaluations():
     cold = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance)
     near = tune.piecewise(epsilon=2.01, **SIGNED)
@@ -945,8 +973,20 @@ def test_a_warm_start_takes_fewer_evaluations():
     assert tune.best(near, tune.worst_variance, start={"eta": 2.7}).value == pytest.approx(again.value, rel=1e-9)
     with pytest.raises(ValueError, match=r"start: has \['width'\]; the free parameters of piecewise are \['eta'\]"):
         tune.best(near, tune.worst_variance, start={"width": 1.0})
+    published = tune.best(near, tune.worst_variance, method="enumeration")
+    assert tune.best(near, tune.worst_variance, start=published).value == pytest.approx(again.value, rel=1e-9)
     with pytest.raises(ValueError, match="start, starts: 3 starts"):
         tune.best(near, tune.worst_variance, start=cold, starts=3)
+
+
+def test_a_start_of_another_budget_is_moved_into_the_domains():
+    """The domain of ``upper`` depends on the budget; named by the user, a parameter outside of it is refused."""
+    narrow, wide = (tune.truncated_laplace(epsilon=eps, delta=1e-3) for eps in (4.0, 0.5))
+    cold, other = tune.best(narrow, tune.worst_variance), tune.best(wide, tune.worst_variance)
+    assert tune.best(narrow, tune.worst_variance, start=other).value == pytest.approx(cold.value, rel=1e-9)
+    with pytest.raises(ValueError, match=r"start: upper = .* is not in its domain, Between\("):
+        tune.best(narrow, tune.worst_variance, start=other.free)
+    assert tune.best(tune.duchi(epsilon=1.0, **SIGNED), CENTRAL, start={}).free == {}
 
 
 @pytest.mark.lengthy
@@ -977,8 +1017,6 @@ def test_a_front_of_two_objectives():
     assert values[-1, 1] == ends[1].value
     assert (np.diff(values, axis=0) > 0).all()
     np.testing.assert_allclose(values[1:-1, 1], np.linspace(*values[[0, -1], 1], 5)[1:-1], rtol=1e-6)
-    with pytest.raises(ValueError, match="objectives: 1 of them; two are needed"):
-        tune.pareto_front(family, [tune.worst_variance])
 
 
 # Errors and planted faults
@@ -1049,7 +1087,7 @@ def test_a_recycled_law_above_its_delta_is_refused(monkeypatch):
 @pytest.mark.parametrize("family", [tune.duchi, tune.piecewise])
 def test_inputs_that_are_none_are_refused(family, objective):
     """There variances are negative."""
-    with pytest.raises(ValueError, match=r"is no number|objective: .* is nan"):
+    with pytest.raises(ValueError, match=r"is no finite number|objective: .* is nan"):
         tune.best(family(epsilon=1.0, **SIGNED), objective)
 
 
@@ -1086,13 +1124,16 @@ def test_a_member_that_is_no_pytree_is_taken():
     assert search.Cost(family, objective)(np.array([0.3])) == family.domains["eta"].at(0.3)
 
 
-def never(m):
-    return jnp.nan * m.worst_variance
-
-
 def test_nothing_feasible_is_an_error():
     with pytest.raises(ValueError, match="no member of piecewise is feasible"):
-        tune.best(tune.piecewise(epsilon=1.0, **SIGNED), never)
+        tune.best(tune.piecewise(epsilon=1.0, **SIGNED), undefined)
+
+
+ONE = tune.piecewise(epsilon=1.0, **UNIT)
+
+
+def with_epsilons(epsilons):
+    return tune.piecewise(epsilon=epsilons, **UNIT)
 
 
 @pytest.mark.parametrize(
@@ -1128,6 +1169,42 @@ def test_nothing_feasible_is_an_error():
         (lambda: tune.compare([], CENTRAL), ValueError, "families: is empty"),
         (lambda: tune.Constraint(CENTRAL), ValueError, "at_least, at_most: None, None; exactly one is needed"),
         (lambda: tune.Constraint(CENTRAL, at_least=math.nan), ValueError, "at_least: nan"),
+        (lambda: tune.Constraint(CENTRAL, at_most=np.ones(2)), TypeError, r"at_most: array\(.*\) is not a number"),
+        (lambda: tune.Constraint(3, at_most=1.0), TypeError, "objective: 3 is no Objective"),
+        (lambda: tune.pareto_front(ONE, CENTRAL), ValueError, "objectives: Objective.* a list of two"),
+        (lambda: tune.pareto_front(ONE, [CENTRAL]), ValueError, "objectives: .* a list of two"),
+        (lambda: tune.pareto_front(ONE, [CENTRAL, CENTRAL], points=1), ValueError, "points: 1 is not in 2..1000"),
+        (lambda: tune.best(ONE, CENTRAL, subject_to=None), TypeError, "subject_to: None; a list of tune.Constraint"),
+        (lambda: tune.best(ONE, CENTRAL, start=3), TypeError, "start: 3 is neither an earlier result nor"),
+        (
+            lambda: tune.best(ONE, CENTRAL, start={"eta": 0.5}),
+            ValueError,
+            r"start: eta = 0.5 is not in its domain, Above",
+        ),
+        (lambda: tune.best(ONE, CENTRAL, start={"eta": math.nan}), ValueError, "start: eta: nan"),
+        (lambda: tune.best(ONE, CENTRAL, start={"eta": "2"}), TypeError, "start: eta: '2' is text"),
+        (lambda: tune.best(ONE, CENTRAL, start={"eta": [2.0, 3.0]}), ValueError, r"start: eta = .* has shape \(2,\)"),
+        (
+            lambda: tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE, start={"sigma": 0.1}),
+            ValueError,
+            "start: no member of recycled gaussian is feasible there",
+        ),
+        (
+            lambda: tune.best(tune.merged_laplace(epsilon=1.0), CENTRAL, start={"falls": [0, 0], "breaks": [2, 1]}),
+            ValueError,
+            r"start: breaks = \[2, 1\] is not in its domain, Ordered",
+        ),
+        (lambda: tune.best(ONE, lambda m: m.width * jnp.ones(2)), TypeError, "objective: <lambda> .* one number"),
+        (lambda: tune.best(ONE, lambda m: None), TypeError, "objective: <lambda> .* is None; one number"),
+        (lambda: tune.best(ONE, lambda m: -jnp.inf * m.width), ValueError, "objective: <lambda> .* is not bounded"),
+        (lambda: tune.many(ONE, lambda m: -jnp.inf * m.width), ValueError, "objective: <lambda> .* is not bounded"),
+        (lambda: tune.many(ONE, undefined), ValueError, "at budget number 0 no member of piecewise is feasible"),
+        (lambda: tune.many(with_epsilons(np.zeros(0)), CENTRAL), ValueError, r"family: holds an array of shape \(0,\)"),
+        (
+            lambda: tune.many(tune.piecewise(epsilon=np.ones(2), lower=np.zeros(3), upper=1.0), CENTRAL),
+            ValueError,
+            r"family: holds arrays of shapes \[\(2,\), \(3,\), \(\)\], which do not broadcast",
+        ),
         (
             lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), CENTRAL, subject_to=[CENTRAL]),
             TypeError,
