@@ -28,9 +28,8 @@ TRACES: list[str] = []  # Names of families, one each time members are traced.
 _NEGLIGIBLE = 1e-3  # What a step promises, by the slope, when a descent is done, in units of the gain that ends it.
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 _DIFFERENCE = 1e3  # The step of differences, in units of the gain that ends a search.
-# Of many starts the best quarter begins to descend; the worse half of them is dropped after so many trials, and again,
-# until so few are left.
-_TRIALS, _LOWEST_KEPT = 4, 4
+# Of many starts the worse half is dropped after so many trials, again and again, until a quarter is left, or so many.
+_TRIALS, _LEAST_KEPT = 20, 4
 # The first simplex of a search at a kink, and the relative gain that a further one follows.
 _SIMPLEX, _STALLED = 0.1, 1e-6
 _FARTHEST, _WIDER = 60.0, 1.6  # The largest |z| of a bracket, and the growth of its steps.
@@ -188,11 +187,11 @@ def search(
         values = [cost(point) for point in start]
         least = int(np.argmin(values))
         beginnings.append(Found(start[least], values[least]))
-    descents = sorted((each for each in beginnings if each.value < math.inf), key=lambda each: each.value)
-    descents = descents[: max(len(beginnings) // 4, _LOWEST_KEPT)]
-    while len(descents) > _LOWEST_KEPT:
+    descents = [each for each in beginnings if each.value < math.inf]
+    best_count = max(len(beginnings) // 4, _LEAST_KEPT)
+    while len(descents) > best_count:
         some = [descend(cost, rule, each, _TRIALS, optimizer is None) for each in descents]
-        descents = sorted(some, key=lambda each: each.value)[: max(len(some) // 2, _LOWEST_KEPT)]
+        descents = sorted(some, key=lambda each: each.value)[: max(len(some) // 2, best_count)]
     done = [descend(cost, rule, each, turns, optimizer is None) for each in descents]
     found = min(done, key=lambda each: each.value, default=NOTHING)
     return _across_kinks(cost, found, turns) if found.promised > cost.family.patience[1] * abs(found.value) else found
