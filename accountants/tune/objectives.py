@@ -394,7 +394,7 @@ def _value_of(objective: Objective, mechanism: Any) -> Real:
     return _number_of(objective, mechanism)
 
 
-def _number_of(objective: Objective, mechanism: Any) -> Real:
+def _number_of(objective: Objective, mechanism: Any) -> Any:
     value: Any = objective(mechanism)
     if np.shape(value) or not isinstance(value, float | int | np.number | np.ndarray | jax.Array):
         raise TypeError(f"objective: {objective.name} of a mechanism is {value!r}; one number is needed")

@@ -21,7 +21,7 @@ import optax
 
 from accountants.tune import domains
 from accountants.tune.family import Family
-from accountants.tune.objectives import Constraint, Objective, evaluate, relative_to
+from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, relative_to
 from dpkernels.batching import QUICKLY_COMPILED
 
 TRACES: list[str] = []  # Names of families, one each time members are traced.
@@ -108,7 +108,8 @@ class Cost:
         try:
             member = self.family.build_near(domains.values(self.family.domains, z), self.spent)
             value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
-            missed = sum(one.missed(float(evaluate(one.objective, member))) for one in self.constraints)
+            values = [float(evaluate(as_objective(one.objective), member)) for one in self.constraints]
+            missed = sum(map(Constraint.missed, self.constraints, values), 0.0)
         except ValueError as error:  # No member meets the budget, or its parameters are none.
             self.refusal = error
             return math.inf, 0.0, 0.0
@@ -224,8 +225,8 @@ def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: Found | None) ->
         grid = np.sort(points.ravel())
         values = np.array([cost(np.array([z])) for z in grid])
         around = np.concatenate([[math.inf], values, [math.inf]])
-        lowest = np.flatnonzero((values <= around[:-2]) & (values <= around[2:]) & (values < math.inf))
-        lowest = sorted(lowest, key=lambda at: values[at])[: points.shape[1]]
+        is_lowest = (values <= around[:-2]) & (values <= around[2:]) & (values < math.inf)
+        lowest = sorted(np.flatnonzero(is_lowest).tolist(), key=values.__getitem__)[: points.shape[1]]
         steps = np.diff(grid, prepend=2 * grid[0] - grid[1]) if len(grid) > 1 else np.array([_NEARBY])
         brackets = [(grid[at], values[at], steps[at], steps[min(at + 1, len(grid) - 1)]) for at in lowest]
     else:
@@ -272,7 +273,7 @@ def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns:
 
 
 def descend(
-    cost: Callable[[np.ndarray], float] | Any,
+    cost: Cost,
     rule: optax.GradientTransformation,
     start: Found,
     turns: int,

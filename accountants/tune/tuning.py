@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,10 +75,10 @@ class Result:
     evaluations: int
     epsilon: float
     delta: float
-    python: str
-    free: dict[str, Any]
-    at_end: tuple[str, ...]
-    values: tuple[float, ...]
+    python: str = ""
+    free: dict[str, Any] = field(default_factory=dict)
+    at_end: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()
 
     def plot(self, path: Path | str) -> None:
         """Draw the objective and the free parameters along the path into a .png.
@@ -288,8 +288,8 @@ def many(
             members.append({"": found.value * _factor(row, chosen)})
             members[-1] |= row.parameters(free, row.build_near(free, found.spent)) if free else {}
     inverse = np.argsort(order)
-    found = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
-    parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in found.items()}
+    columns_of = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
+    parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in columns_of.items()}
     return Many(parameters, parameters.pop(""), cost.evaluations)
 
 
@@ -392,7 +392,7 @@ def _by_search(
                 raise _infeasible(family, cost, near) from cost.refusal
             free = domains.values(family.domains, found.z)
             mechanism = family.release_from(_plain(free), found.spent)
-            values = [_value(one.objective, mechanism) for one in wanted]
+            values = [_value(as_objective(one.objective), mechanism) for one in wanted]
             missed = [one.missed(value) for one, value in zip(wanted, values, strict=True)]
             if not any(missed):
                 break
