@@ -97,7 +97,7 @@ def test_an_adaptive_adversary_gains():
 
 @pytest.mark.lengthy
 def test_one_release_of_one_direction_is_its_profile():
-    """The bounds of one step of the program contain the exact profile; below the largest loss, 0.5, by a step's width."""
+    """The bounds of one step contain the exact profile; the lower ones reach the largest loss, 0.5, a step early."""
     one = guarantee(Additive(NOISE["two-piece"][0]), 1.0).numeric.terms[0]
     bounds = _of_direction(list(one.pairs), 1, 1 / 64, 1.0, 1e-12)
     for epsilon in (0.0, 0.1, 0.2, 0.4375):
