@@ -65,17 +65,17 @@ def released_schema(schema: pa.Schema) -> pa.Schema:
 
 def dropped_metadata(schema: pa.Schema) -> list[str]:
     """Return what ``released_schema`` leaves out, in words that repeat nothing of it but the names of columns."""
-    old, lines = _described(schema), []
+    description, lines = _described(schema), []
     count = len(set(schema.metadata or ()) - _WRITTEN)
     if count:
         lines.append(f"metadata of the file ({count} {'entry' if count == 1 else 'entries'})")
-    if old.get("attributes"):
+    if description.get("attributes"):
         lines.append("the attributes of the pandas table")
-    new = _pandas(schema, old)
-    plain = {"kind": "range", "name": None, "start": 0, "step": 1}
-    ranges = [index for index in _dicts(old.get("index_columns")) if not plain.items() <= index.items()]
-    labels = [level for level in _dicts(old.get("column_indexes")) if level.get("name") is not None]
-    if ranges or labels or len(new["column_indexes"]) < len(_dicts(old.get("column_indexes"))):
+    released_description = _pandas(schema, description)
+    plain_range = {"kind": "range", "name": None, "start": 0, "step": 1}
+    ranges = [index for index in _dicts(description.get("index_columns")) if not plain_range.items() <= index.items()]
+    labels = [level for level in _dicts(description.get("column_indexes")) if level.get("name") is not None]
+    if ranges or labels or len(released_description["column_indexes"]) < len(_dicts(description.get("column_indexes"))):
         lines.append("labels of the pandas table that are in no column")
     # Fields whose dictionaries have other metadata are equal.
     changed = [field for field in schema if pa.schema([field]).serialize() != pa.schema([_field(field)]).serialize()]
@@ -87,7 +87,7 @@ def relabelled(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     A cast may keep the metadata of nested fields, since types are equal without them.
     """
-    return pa.Table.from_batches([pa.record_batch(_Relabelled(one, schema)) for one in table.to_batches()], schema)
+    return pa.Table.from_batches([pa.record_batch(_Relabelled(batch, schema)) for batch in table.to_batches()], schema)
 
 
 class _Relabelled:
@@ -103,13 +103,13 @@ def without_unused(table: pa.Table) -> pa.Table:
 
     Dictionaries inside nested columns are replaced by their values.
     """
-    for at, field in enumerate(table.schema):
+    for position, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type) and has_dictionary(field.type):
             plain = field.with_type(decoded(field.type))
-            table = table.set_column(at, plain, table.column(at).cast(plain.type))
+            table = table.set_column(position, plain, table.column(position).cast(plain.type))
     table = table.unify_dictionaries()
-    for at, field in enumerate(table.schema):
-        chunks = table.column(at).chunks
+    for position, field in enumerate(table.schema):
+        chunks = table.column(position).chunks
         if not pa.types.is_dictionary(field.type) or not chunks:
             continue
         used = pc.unique(pa.chunked_array([chunk.indices for chunk in chunks])).drop_null()
@@ -118,13 +118,13 @@ def without_unused(table: pa.Table) -> pa.Table:
             values, kind = chunks[0].dictionary.take(used), field.type
             places = [pc.index_in(chunk.indices, used).cast(kind.index_type) for chunk in chunks]
             shorter = [pa.DictionaryArray.from_arrays(place, values, ordered=kind.ordered) for place in places]
-            table = table.set_column(at, field, pa.chunked_array(shorter, kind))
+            table = table.set_column(position, field, pa.chunked_array(shorter, kind))
     return table
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
     """Return whether a type is a dictionary, or has one inside."""
-    return pa.types.is_dictionary(kind) or any(has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def decoded(kind: pa.DataType) -> pa.DataType:
@@ -139,18 +139,18 @@ def visible(table: pa.Table) -> pa.Table:
 
     Arrow's own files and pickles would hold these values.
     """
-    for at, field in enumerate(table.schema):
-        column = table.column(at)
+    for position, field in enumerate(table.schema):
+        column = table.column(position)
         if column.null_count or pa.types.is_nested(field.type) or column.nbytes < column.get_total_buffer_size():
-            table = table.set_column(at, field, _copied(column))
+            table = table.set_column(position, field, _copied(column))
     return table
 
 
 def _copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_run_end_encoded(column.type):
         kind = column.type
-        plain = pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type)
-        return pa.chunked_array([pc.run_end_encode(one, kind.run_end_type) for one in _copied(plain).chunks], kind)
+        values = _copied(pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type))
+        return pa.chunked_array([pc.run_end_encode(chunk, kind.run_end_type) for chunk in values.chunks], kind)
     missing = np.asarray(pc.is_null(column))
     try:
         return column.filter(pa.array(~missing)).take(pa.array(np.cumsum(~missing) - 1, mask=missing))
@@ -174,36 +174,36 @@ def _type(kind: pa.DataType) -> pa.DataType:
     """Return a type without metadata of its fields, and without extension types that may have free text."""
     if isinstance(kind, pa.BaseExtensionType):
         serialize = getattr(kind, "__arrow_ext_serialize__", bytes)  # Arrow's own classes have none.
-        known = _is_harmless(kind.extension_name.encode(), serialize())
-        return kind if known else _type(kind.storage_type)
+        is_harmless = _is_harmless(kind.extension_name.encode(), serialize())
+        return kind if is_harmless else _type(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _type(kind.value_type), kind.ordered)
     return _rebuilt(kind, _field)
 
 
-def _rebuilt(kind: pa.DataType, new: Any) -> pa.DataType:
+def _rebuilt(kind: pa.DataType, rebuild: Any) -> pa.DataType:
     """Return a nested type with other fields, which a function makes of each; or a plain type as it is."""
     types = pa.types
     if types.is_map(kind):
-        return pa.map_(new(kind.key_field), new(kind.item_field), kind.keys_sorted)
+        return pa.map_(rebuild(kind.key_field), rebuild(kind.item_field), kind.keys_sorted)
     if types.is_run_end_encoded(kind):
-        return pa.run_end_encoded(kind.run_end_type, new(pa.field("values", kind.value_type)).type)
+        return pa.run_end_encoded(kind.run_end_type, rebuild(pa.field("values", kind.value_type)).type)
     if not kind.num_fields:
         return kind
-    fields = [new(kind.field(at)) for at in range(kind.num_fields)]
+    fields = [rebuild(kind.field(i)) for i in range(kind.num_fields)]
     if types.is_struct(kind):
         return pa.struct(fields)
     if types.is_union(kind):
         return pa.union(fields, kind.mode, kind.type_codes)
     if types.is_fixed_size_list(kind):
         return pa.list_(fields[0], kind.list_size)
-    for is_one, make in (
+    for is_of_kind, make in (
         (types.is_list, pa.list_),
         (types.is_large_list, pa.large_list),
         (types.is_list_view, pa.list_view),
         (types.is_large_list_view, pa.large_list_view),
     ):
-        if is_one(kind):
+        if is_of_kind(kind):
             return make(fields[0])
     raise ValueError(f"{kind}: is a nested type that this version does not know, so it cannot be released")
 
@@ -211,22 +211,23 @@ def _rebuilt(kind: pa.DataType, new: Any) -> pa.DataType:
 def _described(schema: pa.Schema) -> dict[str, Any]:
     """Return the description of pandas in a schema; an empty one where there is none, or none that can be read."""
     try:
-        form = parse_json((schema.metadata or {}).get(b"pandas", b"{}").decode())
+        description = parse_json((schema.metadata or {}).get(b"pandas", b"{}").decode())
     except ValueError:
         return {}
-    return form if isinstance(form, dict) else {}
+    return description if isinstance(description, dict) else {}
 
 
-def _pandas(schema: pa.Schema, old: dict[str, Any]) -> dict[str, Any]:
+def _pandas(schema: pa.Schema, description: dict[str, Any]) -> dict[str, Any]:
     """Return the description that pandas reads, from the columns.
 
     Of an older one only references to columns are copied, and names of types in a fixed vocabulary.
     """
     names = schema.names
-    stated = {one.get("field_name") or one.get("name"): one for one in _dicts(old.get("columns")) if _is_named(one)}
+    named = filter(_is_named, _dicts(description.get("columns")))
+    notes = {column.get("field_name") or column.get("name"): column for column in named}
     columns = []
     for field in schema:
-        note, name = stated.get(field.name, {}), None if _GENERATED.fullmatch(field.name) else field.name
+        note, name = notes.get(field.name, {}), None if _GENERATED.fullmatch(field.name) else field.name
         columns.append(
             {
                 "name": note["name"] if note.get("name") in names else name,
@@ -236,7 +237,7 @@ def _pandas(schema: pa.Schema, old: dict[str, Any]) -> dict[str, Any]:
                 "metadata": {"timezone": field.type.tz} if getattr(field.type, "tz", None) else None,
             }
         )
-    index, levels = old.get("index_columns"), _dicts(old.get("column_indexes"))
+    index, levels = description.get("index_columns"), _dicts(description.get("column_indexes"))
     labels = [[level.get("pandas_type"), level.get("numpy_type")] for level in levels]
     if not all(isinstance(name, str) and name in _LABELS for pair in labels for name in pair):
         labels = []
@@ -244,37 +245,37 @@ def _pandas(schema: pa.Schema, old: dict[str, Any]) -> dict[str, Any]:
     return {
         "index_columns": [name for name in index if name in names] if isinstance(index, list) else [],
         "column_indexes": [
-            {"name": None, "field_name": None, "pandas_type": kind, "numpy_type": own, "metadata": encoding.get(kind)}
-            for kind, own in labels
+            {"name": None, "field_name": None, "pandas_type": kind, "numpy_type": type_, "metadata": encoding.get(kind)}
+            for kind, type_ in labels
         ],
         "columns": columns,
         "creator": {"library": "pyarrow", "version": pa.__version__},
     }
 
 
-def _dicts(form: Any) -> list[dict[str, Any]]:
-    return [one for one in form if isinstance(one, dict)] if isinstance(form, list) else []
+def _dicts(content: Any) -> list[dict[str, Any]]:
+    return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 
-def _is_named(form: dict[str, Any]) -> bool:
-    return isinstance(form.get("field_name") or form.get("name"), str)
+def _is_named(description: dict[str, Any]) -> bool:
+    return isinstance(description.get("field_name") or description.get("name"), str)
 
 
-def _numpy_type(kind: pa.DataType, stated: str) -> str:
+def _numpy_type(kind: pa.DataType, noted: str) -> str:
     """Return the dtype that pandas reads a column as: its own kind, pandas' with a mask or Arrow's, as was stated."""
     types = pa.types
     if types.is_string(kind) or types.is_large_string(kind):
-        return stated if stated in _STRINGS else "object"
+        return noted if noted in _STRINGS else "object"
     if types.is_dictionary(kind):
         return str(kind.index_type)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
         plain = np.dtype(kind.to_pandas_dtype()).name
         masked = {"bool": "boolean"}.get(plain, plain.replace("int", "Int").replace("uI", "UI").replace("fl", "Fl"))
-        if stated in _MASKED and masked in _MASKED:
+        if noted in _MASKED and masked in _MASKED:
             return masked
-        return f"{kind}[pyarrow]" if stated.endswith("[pyarrow]") else plain
-    if types.is_temporal(kind) and stated == f"{kind}[pyarrow]":
-        return stated
+        return f"{kind}[pyarrow]" if noted.endswith("[pyarrow]") else plain
+    if types.is_temporal(kind) and noted == f"{kind}[pyarrow]":
+        return noted
     if types.is_timestamp(kind) or types.is_duration(kind):
         return f"{'datetime' if types.is_timestamp(kind) else 'timedelta'}64[{kind.unit}]"
     return "object"

@@ -54,15 +54,15 @@ def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic:
     if hasattr(mechanism, "dimensions"):
         check_shape(mechanism, shape)
         shape = shape[:-1]
-    every, of_a_row = math.prod(shape), math.prod(shape[1:])
-    if not every:
+    count, count_of_a_row = math.prod(shape), math.prod(shape[1:])
+    if not count:
         raise ValueError("x: is empty; at least one value is needed")
-    if rows is None and is_statistic and every > of_a_row:
+    if rows is None and is_statistic and count > count_of_a_row:
         raise ValueError(
             f"rows: None; x has {shape[0]} rows of statistics, and a charge must know whom they are about: "
             f"{SAME_PEOPLE!r} (all are charged) or {DIFFERENT_PEOPLE!r} (one is charged)"
         )
-    return every if rows == SAME_PEOPLE else of_a_row
+    return count if rows == SAME_PEOPLE else count_of_a_row
 
 
 def charge(ledger: Chargeable, x: Any, samplers: Any, rows: str | None, label: str) -> str:

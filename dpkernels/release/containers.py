@@ -151,12 +151,12 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
         case "pandas":
             # A subclass's own metadata are not copied, because its constructor gets a plain table.
             frame = type(table).__mro__[_names(table).index("pandas.DataFrame")]
-            made = table._constructor(frame(table, copy=False))
-            for at, (name, column) in enumerate(table.items()):
+            released = table._constructor(frame(table, copy=False))
+            for position, (name, column) in enumerate(table.items()):
                 array = columns[name].array if name in columns else _visible_array(column.array)
-                made.isetitem(at, array)  # by place: labels may repeat
-            made.index, made.columns = _visible_index(table.index), _visible_index(table.columns)
-            return made
+                released.isetitem(position, array)  # by place: labels may repeat
+            released.index, released.columns = _visible_index(table.index), _visible_index(table.columns)
+            return released
         case "polars":
             others = [_visible_polars(column) for column in table.get_columns() if column.name not in columns]
             return table.with_columns(*others, *columns.values())
@@ -164,9 +164,9 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
             from dpkernels.release.arrow import released_table
 
             for name, column in columns.items():
-                at = table.column_names.index(name)
-                field = table.field(at).with_type(column.type).with_metadata(None)  # it may hold raw values
-                table = table.set_column(at, field, column)
+                position = table.column_names.index(name)
+                field = table.field(position).with_type(column.type).with_metadata(None)  # it may hold raw values
+                table = table.set_column(position, field, column)
             return released_table(table)
 
 
@@ -198,8 +198,8 @@ def _visible_array(array: Any) -> Any:
 def _visible_index(index: Any) -> Any:
     """Return a pandas index with the memory of the labels that it shows, and nothing else."""
     if hasattr(index, "remove_unused_levels"):
-        used = index.remove_unused_levels()
-        return used.set_levels([_visible_index(level) for level in used.levels], verify_integrity=False)
+        shown_index = index.remove_unused_levels()
+        return shown_index.set_levels([_visible_index(level) for level in shown_index.levels], verify_integrity=False)
     visible = index.array if isinstance(index.dtype, np.dtype) else _visible_array(index.array)
     return index if visible is index.array else type(index)(visible, name=index.name)
 
@@ -224,8 +224,8 @@ def _visible_type(kind: Any, column: Any = None) -> Any:
     if isinstance(kind, pl.Enum):
         if column is None:
             return pl.String()
-        used = set(column.unique().to_list())
-        return pl.Enum([name for name in kind.categories if name in used])
+        shown_names = set(column.unique().to_list())
+        return pl.Enum([name for name in kind.categories if name in shown_names])
     if isinstance(kind, pl.Struct):
         return pl.Struct([pl.Field(field.name, _visible_type(field.dtype)) for field in kind.fields])
     if isinstance(kind, pl.Array):
@@ -264,11 +264,11 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
     def rewrap(reports: np.ndarray) -> Any:
         # Neither attributes nor a subclass's own metadata are copied: they may hold raw values.
-        made = series._constructor(reports, index=_visible_index(series.index), name=series.name)
+        released = series._constructor(reports, index=_visible_index(series.index), name=series.name)
         names = ("Float32", "Float64") if hasattr(values.dtype, "numpy_dtype") else ("float32", "float64")
         if str(values.dtype).endswith("[pyarrow]"):
             names = ("float[pyarrow]", "double[pyarrow]")
-        return made.astype(names[reports.dtype == np.float64])
+        return released.astype(names[reports.dtype == np.float64])
 
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
 
@@ -352,36 +352,37 @@ def rows_of(x: Any, rows: np.ndarray) -> Any:
             return np.ma.getdata(x)[rows]
 
 
-def stood_in(x: Any, mask: np.ndarray) -> Any:
+def fill_missing(x: Any, mask: np.ndarray) -> Any:
     """Return the column with its first present value in place of each missing one."""
-    found = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
-    return found.set_axis(x.index) if kind(x) == "pandas" else found
+    filled = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
+    return filled.set_axis(x.index) if kind(x) == "pandas" else filled
 
 
-def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
+def with_missing(reports: Any, mask: np.ndarray, like: Any) -> Any:
     """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
 
     The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in
     memory that can be read, and in files such as Arrow's.
     """
-    match kind(made):
+    match kind(reports):
         case "pandas":
-            return made.mask(mask, 0.0).mask(mask)
+            return reports.mask(mask, 0.0).mask(mask)
         case "polars":
-            gone = type(made)(mask)
-            return made.set(gone, 0.0).set(gone, None)
+            mask_column = type(reports)(mask)
+            return reports.set(mask_column, 0.0).set(mask_column, None)
         case "pyarrow":
             import pyarrow as pa
             import pyarrow.compute as pc
 
-            gone = pa.array(mask)
-            overwritten = pc.if_else(gone, pa.scalar(0.0, made.type), made)
-            return pc.if_else(gone, pa.scalar(None, made.type), overwritten)
+            mask_column = pa.array(mask)
+            overwritten = pc.if_else(mask_column, pa.scalar(0.0, reports.type), reports)
+            return pc.if_else(mask_column, pa.scalar(None, reports.type), overwritten)
         case _:
-            made[mask] = np.nan
+            reports[mask] = np.nan
             if not isinstance(like, np.ma.MaskedArray):
-                return made
-            return np.ma.array(made, mask=np.broadcast_to(mask.reshape(-1, *[1] * (made.ndim - 1)), made.shape))
+                return reports
+            by_row = mask.reshape(-1, *[1] * (reports.ndim - 1))
+            return np.ma.array(reports, mask=np.broadcast_to(by_row, reports.shape))
 
 
 def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
@@ -389,6 +390,6 @@ def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
     if kind(x) not in _MAY_LACK_VALUES or np.ndim(x) == 0 or is_table(x):
         return x, None
     flat = x.reshape(-1) if isinstance(x, np.ndarray) else x
-    gone = is_missing(flat)
-    rows = np.flatnonzero(~gone)
-    return (rows_of(flat, rows), rows) if gone.any() else (x, None)
+    missing = is_missing(flat)
+    rows = np.flatnonzero(~missing)
+    return (rows_of(flat, rows), rows) if missing.any() else (x, None)

@@ -33,7 +33,7 @@ _WORKERS = min(CORES, 9)
 # Values per chunk on a CPU device; eight times that on an accelerator.
 _DEVICE_CHUNK = 1 << 18
 
-# A ``DeviceRelease`` is driven by ``in_turns``. The others are called as a ``HostRelease`` is, which is one of them.
+# A ``DeviceRelease`` is driven by ``fill``. The others are called as a ``HostRelease`` is, which is one of them.
 Engine: TypeAlias = "DeviceRelease | Callable[[np.ndarray, int, np.ndarray, Bounds, int], int]"
 
 
@@ -49,7 +49,7 @@ class DeviceRelease:
         # Two chunks with words and reports take at most 64 MiB of host memory.
         self.chunk = _DEVICE_CHUNK if devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 
-    def in_turns(
+    def fill(
         self, checked: Callable[[int, int], np.ndarray], start: int, out: np.ndarray, advance: Callable[[int], object]
     ) -> int:
         """Fill ``out`` with reports of checked values from one index up to another, chunk by chunk.
@@ -59,16 +59,16 @@ class DeviceRelease:
         under_way: deque[tuple[int, Array]] = deque()
 
         def receive() -> int:
-            at, reports = under_way.popleft()
-            out[at : at + len(reports)] = np.asarray(reports)
+            first, reports = under_way.popleft()
+            out[first : first + len(reports)] = np.asarray(reports)
             advance(len(reports))
             return len(reports)
 
         received = 0
-        for at in range(0, len(out), self.chunk):
-            reports = self.on_device(checked(at, at + self.chunk), start + at)
+        for first in range(0, len(out), self.chunk):
+            reports = self.on_device(checked(first, first + self.chunk), start + first)
             reports.copy_to_host_async()
-            under_way.append((at, reports))
+            under_way.append((first, reports))
             if len(under_way) == 2:
                 received += receive()
         return received + receive()
@@ -145,7 +145,7 @@ def in_chunks(
     if x.size == 0:
         released = 0
     elif isinstance(engine, DeviceRelease):
-        released = engine.in_turns(lambda at, end: bounds.check(flat[at:end], row + at), start, out, advance)
+        released = engine.fill(lambda first, end: bounds.check(flat[first:end], row + first), start, out, advance)
     elif x.size <= CHUNK:  # Waking another thread takes longer than it would save.
         advance(released := engine(flat, start, out, bounds, row))
     else:
@@ -185,8 +185,8 @@ def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int],
 
     def reported() -> int:
         sizes = [done.popleft() for _ in range(len(done))]
-        for one in sizes:
-            advance(one)
+        for length in sizes:
+            advance(length)
         return sum(sizes)
 
     try:

@@ -44,10 +44,10 @@ class HostRelease:
         compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is added.
         If there is such a value, no output of the kernel is copied to ``out``.
         """
-        few = x.size <= _FEW or (
+        is_short = x.size <= _FEW or (
             x.size <= _MORE and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
         )
-        if few and self.sampler.derived[_is_far_from_subnormal, out.dtype]:
+        if is_short and self.sampler.derived[_is_far_from_subnormal, out.dtype]:
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)
             return x.size
@@ -67,24 +67,24 @@ class HostRelease:
         if self.sampler.may_be_incomplete:
             self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
 
-    def _complete(self, at: np.ndarray, x: np.ndarray, start: int, out: np.ndarray) -> None:
+    def _complete(self, indices: np.ndarray, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Replace the reports at some indices, whose noise takes words of later turns: those of a value's own index."""
-        if not at.size:
+        if not indices.size:
             return
         source, needs = host.Keystream(self.key), self.sampler.words
 
         def words(need: Words, turn: int) -> np.ndarray:
             kind = _WORD[need.bits]
-            own, block = np.empty(at.size, kind), np.empty(64 // kind.itemsize, kind)
-            for i, index in enumerate((at + start).tolist()):
+            drawn, block = np.empty(indices.size, kind), np.empty(64 // kind.itemsize, kind)
+            for i, index in enumerate((indices + start).tolist()):
                 source.fill(block, need.stream, index // len(block), turn)
-                own[i] = block[index % len(block)]
-            return own
+                drawn[i] = block[index % len(block)]
+            return drawn
 
         first = [words(need, 0) for need in needs]
-        values = x[at].astype(out.dtype, copy=False)
+        values = x[indices].astype(out.dtype, copy=False)
         with np.errstate(all="ignore"):
-            out[at] = self.sampler.all_reports(values, *first, later=lambda turn: words(needs[0], turn))
+            out[indices] = self.sampler.all_reports(values, *first, later=lambda turn: words(needs[0], turn))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
@@ -109,8 +109,8 @@ class HostRelease:
             if is_inside:
                 out[:] = np.asarray(space.reports)[:count]
                 if self.sampler.may_be_incomplete:
-                    at = self.sampler.are_incomplete(space.words[0][BLOCK_VALUES : BLOCK_VALUES + count])
-                    self._complete(at, x, start, out)
+                    indices = self.sampler.are_incomplete(space.words[0][BLOCK_VALUES : BLOCK_VALUES + count])
+                    self._complete(indices, x, start, out)
         idle.append(space)
         return is_inside
 

@@ -105,16 +105,17 @@ class Bounds:
         if self.clip:
             values = np.clip(values, low, high)
         _refuse(values, (values < low) | (values > high), first, interval=(self.lower, self.upper))
-        if (most := self._most(source, values.dtype)) is not None:
-            reason = f"; {values.dtype} rounds {source} beyond {most:.0f}, and with it how far apart neighbours are: "
-            _refuse(values, np.abs(values) > most, first, reason + "make them floats and take those' sensitivity")
+        if (largest := self._most(source, values.dtype)) is not None:
+            rounding = f"; {values.dtype} rounds {source} beyond {largest:.0f}, and with it how far apart neighbours are"
+            advice = ": make them floats and use the floats' sensitivity"
+            _refuse(values, np.abs(values) > largest, first, rounding + advice)
         return values
 
     def range_of(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
         if (source, dtype) not in self._ranges:
-            most, (low, high) = self._most(source, dtype), self._ends(source, dtype)
-            if most is not None:
-                low, high = np.clip([low, high], -most, most)
+            largest, (low, high) = self._most(source, dtype), self._ends(source, dtype)
+            if largest is not None:
+                low, high = np.clip([low, high], -largest, largest)
             keys = order_keys(np.array([np.where(low, low, -0.0), np.where(high, high, 0.0)], dtype))
             self._ranges[source, dtype] = ValidRange(low, high, keys)
         return self._ranges[source, dtype]
@@ -127,29 +128,30 @@ class Bounds:
         """Return the interval rounded to the data's own type; 0.1 becomes float32's 0.1, and no end is infinite."""
         # A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16. Narrower types
         # have none.
-        narrow, least = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
-        if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:
-            least = narrow
-        most = float(np.finfo(dtype).max)
-        if self.largest > most:
+        subnormal_below, float32_normal = (float(np.finfo(kind).smallest_normal) for kind in (dtype, np.float32))
+        if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == float32_normal:
+            subnormal_below = float32_normal
+        largest_float = float(np.finfo(dtype).max)
+        if self.largest > largest_float:
             raise ValueError(f"x: holds {dtype}, and inputs or reports reach {shortest(self.largest)}; use float64")
-        if self.negligible < least:
+        if self.negligible < subnormal_below:
             raise ValueError(
-                f"x: holds {source}, whose numbers below {least:.3g} a processor may read as 0; the mechanism "
-                f"distinguishes inputs {self.negligible:.3g} apart: use float64"
+                f"x: holds {source}, whose numbers below {subnormal_below:.3g} a processor may read as 0; the "
+                f"mechanism distinguishes inputs {self.negligible:.3g} apart: use float64"
             )
-        return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
+        low, high = (np.clip(end, -largest_float, largest_float).astype(dtype) for end in (self.lower, self.upper))
+        return low, high
 
 
 def _refuse(
-    values: np.ndarray, bad: np.ndarray, first: int, reason: str = "", interval: tuple[Real, Real] | None = None
+    values: np.ndarray, is_bad: np.ndarray, first: int, reason: str = "", interval: tuple[Real, Real] | None = None
 ) -> None:
     """Raise an error for the first bad value, for a reason or because it is not in an interval."""
-    if not bad.any():
+    if not is_bad.any():
         return
-    row, *coordinate = at = tuple(int(index) for index in np.argwhere(bad)[0])
+    row, *coordinate = place = tuple(int(index) for index in np.argwhere(is_bad)[0])
     if interval is not None:
-        lower, upper = (shortest(np.broadcast_to(end, values.shape)[at]) for end in interval)
+        lower, upper = (shortest(np.broadcast_to(end, values.shape)[place]) for end in interval)
         reason = f", outside the input interval [{lower}, {upper}]"
     where = coordinate[0] if coordinate else None
-    raise InputError(first + row, where, float(values[at]), interval is not None, reason)
+    raise InputError(first + row, where, float(values[place]), interval is not None, reason)

@@ -129,9 +129,9 @@ def perturb(
     options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
     if ledger is not None:
         return _charged(x, mechanism, ledger, rows, label, missing=missing, **options)
-    for name, given in (("rows", rows), ("label", label)):
-        if given:
-            raise ValueError(f"{name}: {given!r} describes a charge; it needs the ledger that is charged")
+    for name, value in (("rows", rows), ("label", label)):
+        if value:
+            raise ValueError(f"{name}: {value!r} describes a charge; it needs the ledger that is charged")
     if type(x) is not np.ndarray:
         containers.check_kind(x)
         if containers.is_ray_dataset(x):
@@ -140,18 +140,18 @@ def perturb(
             return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
-    if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
-        there = np.flatnonzero(~gone)
+    if missing != "refuse" and (missing_rows := _check_missing(x, mechanism)).any():
+        present = np.flatnonzero(~missing_rows)
         try:
             if missing == "drop":
-                return perturb(containers.rows_of(x, there), mechanism, **options)
-            made = perturb(containers.stood_in(x, gone), mechanism, **options)
+                return perturb(containers.rows_of(x, present), mechanism, **options)
+            reports = perturb(containers.fill_missing(x, missing_rows), mechanism, **options)
         except InputError as error:
             if np.ndim(x) > 1:
                 raise
-            row = there[error.row] if missing == "drop" else max(error.row, there[0])
+            row = present[error.row] if missing == "drop" else max(error.row, present[0])
             raise error.named(f"row {row}") from None
-        return containers.blanked(made, gone, x)
+        return containers.with_missing(reports, missing_rows, x)
     with own_settings():
         return _perturb_column(x, mechanism, **options)
 
@@ -173,7 +173,7 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     # What is certified and charged here is released below, whatever happens to a caller's dict meanwhile.
     is_table = isinstance(mechanism, Mapping)
-    samplers = {name: exact_sampler(own) for name, own in mechanism.items()} if is_table else exact_sampler(mechanism)
+    samplers = {name: exact_sampler(each) for name, each in mechanism.items()} if is_table else exact_sampler(mechanism)
     amounts = charge(ledger, x, samplers, rows, label)
     try:
         return perturb(x, samplers, **options)
@@ -205,7 +205,7 @@ def _perturb_column(
     except InputError as error:
         if array.ndim < 2 or error.coordinate is not None:
             raise
-        index = tuple(int(at) for at in np.unravel_index(error.row, array.shape))
+        index = tuple(int(i) for i in np.unravel_index(error.row, array.shape))
         raise error.named(f"value {index}") from None
 
 
@@ -221,9 +221,9 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
         block = rows[first : first + _ROWS].astype(np.float64)
         off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)
         if off.any():
-            row, at = (int(index) for index in np.argwhere(off)[0])
-            value, step = shortest(block[row, at]), shortest(mechanism.lattice)
-            raise ValueError(f"x: row {first + row}, value {at} is {value}, no multiple of {step}")
+            row, column = (int(index) for index in np.argwhere(off)[0])
+            value, step = shortest(block[row, column]), shortest(mechanism.lattice)
+            raise ValueError(f"x: row {first + row}, value {column} is {value}, no multiple of {step}")
 
 
 def _secret(key: Array | None, exact: bool) -> Any:
@@ -320,21 +320,21 @@ def _perturb_ray_dataset(
         raise ValueError(f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets")
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a ray.data.Dataset needs a dict from column name to mechanism")
-    for name, given in (("key", key is not None), ("start", start), ("exact=False", not exact)):
-        if given:
+    for name, is_given in (("key", key is not None), ("start", start), ("exact=False", not exact)):
+        if is_given:
             raise ValueError(f"{name}: the rows of a ray.data.Dataset have no order that a second run would repeat")
     return perturb_dataset(x, mechanisms, clip)
 
 
-def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
+def _check_missing(x: Any, mechanism: Any) -> np.ndarray:
     """Return whether each row has a missing value; refuse rows that are all missing."""
     containers.check_may_lack_values(x)
-    gone = containers.is_missing(x)
-    if gone.all():
+    is_missing = containers.is_missing(x)
+    if is_missing.all():
         raise ValueError("x: every row has a missing value; at least one value is needed")
-    if np.ndim(x) == 1 and hasattr(getattr(mechanism, "mechanism", mechanism), "dimensions") and gone.any():
+    if np.ndim(x) == 1 and hasattr(getattr(mechanism, "mechanism", mechanism), "dimensions") and is_missing.any():
         raise ValueError("missing: x is one vector, which cannot be released without some of its values")
-    return gone
+    return is_missing
 
 
 def _check_columns(table: Any, mechanisms: Any) -> None:
@@ -352,12 +352,12 @@ def _check_columns(table: Any, mechanisms: Any) -> None:
 def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
     """Perturb every named column with a key of its own, and leave the other columns as they are."""
     _check_columns(table, mechanisms)
-    there = None
+    present = None
     if missing == "drop":
-        gone = np.any([containers.is_missing(table[name]) for name in mechanisms], axis=0)
-        if gone.any():
-            there = np.flatnonzero(~gone)
-            table = containers.rows_of(table, there)
+        is_missing = np.any([containers.is_missing(table[name]) for name in mechanisms], axis=0)
+        if is_missing.any():
+            present = np.flatnonzero(~is_missing)
+            table = containers.rows_of(table, present)
     secret = _secret(options.pop("key"), options["exact"])
     columns, own_keys = {}, {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
@@ -365,9 +365,9 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
             try:
                 columns[name] = perturb(table[name], mechanism, key=own_keys[name], missing=missing, **options)
             except InputError as error:
-                if there is None:
+                if present is None:
                     raise
-                raise error.named(f"row {there[error.row]}") from error  # of the table that was given
+                raise error.named(f"row {present[error.row]}") from error  # of the table that was given
     return containers.replace_columns(table, columns)
 
 

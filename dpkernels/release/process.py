@@ -90,8 +90,8 @@ def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
     """Set JAX's options as the kernels need them, in this thread; with ``x64`` None, 64-bit types are as the user's."""
     types = _UNCHANGED if x64 is None else jax.enable_x64(x64)
     promotion, ranks, *guards = _current(jax.config)
-    own = promotion == "standard" and ranks == "allow" and {None, "allow"}.issuperset(guards)
-    return types if own else _imposed(types)
+    are_as_needed = promotion == "standard" and ranks == "allow" and {None, "allow"}.issuperset(guards)
+    return types if are_as_needed else _imposed(types)
 
 
 @contextmanager

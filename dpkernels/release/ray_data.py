@@ -60,17 +60,17 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
     secrets, described = fresh_secrets(), ray.put(pickle.dumps((samplers, clip)))
     blocks = dataset.to_arrow_refs()
     number = ray.remote(numbered).options(max_retries=10)
-    known = ray.get([number.remote(block, described, secrets) for block in blocks])
-    firsts = list(accumulate((rows for rows, _ in known), initial=0))
+    row_counts_and_hashes = ray.get([number.remote(block, described, secrets) for block in blocks])
+    firsts = list(accumulate((rows for rows, _ in row_counts_and_hashes), initial=0))
     if not firsts[-1]:
         raise ValueError("x: is empty; at least one value is needed")
     perturb = ray.remote(perturbed_block).options(num_returns=2, max_retries=10)
-    whole = zip(blocks, firsts, known, strict=False)
-    made = [perturb.remote(block, described, secrets, at, *one) for block, at, one in whole]
-    for problem in ray.get([problem for _, problem in made]):
+    numbered_blocks = zip(blocks, firsts, row_counts_and_hashes, strict=False)
+    released = [perturb.remote(block, described, secrets, first, *numbers) for block, first, numbers in numbered_blocks]
+    for problem in ray.get([problem for _, problem in released]):
         if problem is not None:
             raise ValueError(problem)
-    return ray.data.from_arrow_refs([block for block, _ in made])
+    return ray.data.from_arrow_refs([block for block, _ in released])
 
 
 def fresh_secrets() -> BlockSecrets:
@@ -84,7 +84,7 @@ def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, 
 
 
 def perturbed_block(
-    block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known: bytes
+    block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known_hash: bytes
 ) -> tuple[Any, str | None]:
     """Return the reports of a block whose first row has this number, or the errors in its values.
 
@@ -92,7 +92,7 @@ def perturbed_block(
     other rows or another hash than when rows were numbered.
     """
     samplers, clip = understood(described)
-    if len(block) != rows or _hash(block, samplers, secrets) != known:
+    if len(block) != rows or _hash(block, samplers, secrets) != known_hash:
         raise RuntimeError(
             "a block was computed again, with other values: the pipeline behind it is not deterministic, and noise is "
             "not used for two values; materialise it (write it to files) and perturb those"
@@ -113,14 +113,14 @@ def perturbed_block(
 
 def _hash(block: Any, names: Iterable[str], secrets: BlockSecrets) -> bytes:
     """Return a keyed hash, from which the values cannot be learned without the key."""
-    made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
+    digest = hashlib.blake2b(key=secrets.hashes, digest_size=32)
     for name in names:
         try:
             values, _ = containers.unwrap(block.column(name))
         except (KeyError, TypeError, ValueError):  # it will be refused
             values = np.zeros(0)
-        made.update(f"{name!r} {values.dtype} {len(values)};".encode() + values.tobytes())
-    return made.digest()
+        digest.update(f"{name!r} {values.dtype} {len(values)};".encode() + values.tobytes())
+    return digest.digest()
 
 
 @lru_cache(maxsize=4)
