@@ -31,7 +31,7 @@ from accountants.profile import epsilon as realised_epsilon
 from accountants.profile import epsilon_of
 from accountants.scale import check_target, smallest_scale
 from dpkernels import checks
-from dpkernels.budgets.filters import asked
+from dpkernels.budgets.filters import parse_charge
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.choice import exponential_top_k
@@ -393,7 +393,7 @@ def unknown_domain_top_k(
     if ledger is not None:
         if not exact:
             raise ValueError("ledger: a simulation must not be released, so it is not charged")
-        claim = asked(sampler.certificate)
+        claim = parse_charge(sampler.certificate)
         ledger.charge(l0_sensitivity * claim.epsilon, l0_sensitivity * claim.delta, label=label)
     positive = [item for item, value in zip(counts, values, strict=True) if value]
     noisy = perturb(values[values > 0].astype(np.float64), sampler, key=key, exact=exact) if positive else []

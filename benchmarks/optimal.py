@@ -86,10 +86,10 @@ def steps_row(epsilon: float, ratio: float) -> dict[str, str]:
 def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
     """The share of the worst-case variance that inputs and reports half as far apart save."""
     rows = grid(epsilon, ratio, None)
-    fine, half = InputGrid(2 * rows.points - 1, 2 * rows.cells, rows.reach), outputs_for(rows, None)
+    fine, half = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach), outputs_for(rows, None)
     unit = (m.upper - m.lower) / 2
     y = m.spacing / unit / 2 * np.arange(-2 * half, 2 * half + 1)
-    p = least_variance(epsilon, fine.inputs, y, fine.cells)
+    p = least_variance(epsilon, fine.inputs, y, fine.row_distance)
     finer = (p @ y**2 - fine.inputs**2).max() + (m.step / unit / 4) ** 2
     return float(1 - finer * unit**2 / m.worst_variance)
 

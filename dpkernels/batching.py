@@ -18,33 +18,33 @@ def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) 
     the function is not evaluated under vmap, which would compute both branches of every condition. Nested vmaps are
     batched in the same way.
     """
-    one = jax.jit(function)
-    mapped = custom_vmap(one)
+    compiled = jax.jit(function)
+    mapped = custom_vmap(compiled)
 
     @mapped.def_vmap
-    def _(size: int, batched: Any, *given: Any) -> Any:
-        many = tuple(batched)
-        if not any(jax.tree.leaves(many)):  # No argument is batched.
-            found = one(*given)
-            return found, jax.tree.map(lambda _: False, found)
-        every = jax.vmap(one, jax.tree.map(lambda each: 0 if each else None, many))
-        few = min(size, together(*given))
+    def _(size: int, batched: Any, *arguments: Any) -> Any:
+        is_batched = tuple(batched)
+        if not any(jax.tree.leaves(is_batched)):  # No argument is batched.
+            results = compiled(*arguments)
+            return results, jax.tree.map(lambda _: False, results)
+        vmapped = jax.vmap(compiled, jax.tree.map(lambda flag: 0 if flag else None, is_batched))
+        count = min(size, together(*arguments))
 
         def these(numbers: Any) -> Any:
-            return jax.tree.map(lambda leaf, each: leaf[numbers] if each else leaf, given, many)
+            return jax.tree.map(lambda leaf, flag: leaf[numbers] if flag else leaf, arguments, is_batched)
 
         def in_turn() -> Any:
-            if few == 1:
+            if count == 1:
                 return jax.lax.map(lambda number: mapped(*these(number)), jnp.arange(size))
-            numbers = jnp.arange(-(-size // few))[:, None] * few + jnp.arange(few)
-            found = jax.lax.map(lambda some: sequential_vmap(every)(*these(some)), jnp.minimum(numbers, size - 1))
-            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], found)
+            numbers = jnp.arange(-(-size // count))[:, None] * count + jnp.arange(count)
+            results = jax.lax.map(lambda some: sequential_vmap(vmapped)(*these(some)), jnp.minimum(numbers, size - 1))
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], results)
 
         if jax.default_backend() == "cpu":  # The other branch would take as long to trace.
-            found = in_turn()
+            results = in_turn()
         else:
-            found = jax.lax.platform_dependent(cpu=in_turn, default=lambda: every(*given))
-        return found, jax.tree.map(lambda _: True, found)
+            results = jax.lax.platform_dependent(cpu=in_turn, default=lambda: vmapped(*arguments))
+        return results, jax.tree.map(lambda _: True, results)
 
     return mapped
 
@@ -68,10 +68,10 @@ def call_on_host(function: Callable[[Any], list[np.ndarray]], results: list[Any]
     traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
 
     def call(values: tuple[Any, ...]) -> list[np.ndarray]:
-        known = dict(zip(traced, values, strict=True))
-        every = [np.asarray(known.get(place, leaf)) for place, leaf in enumerate(leaves)]
-        found = function(jax.tree.unflatten(structure, every))
-        return [np.asarray(value, like.dtype) for value, like in zip(found, results, strict=True)]
+        traced_values = dict(zip(traced, values, strict=True))
+        filled = [np.asarray(traced_values.get(place, leaf)) for place, leaf in enumerate(leaves)]
+        outputs = function(jax.tree.unflatten(structure, filled))
+        return [np.asarray(value, like.dtype) for value, like in zip(outputs, results, strict=True)]
 
     def call_for_each(*values: Any) -> list[np.ndarray]:
         batch = values[0].shape[: values[0].ndim - leaves[traced[0]].ndim]

@@ -30,9 +30,9 @@ def parse_json(text: str) -> Any:
     A ValueError says that it is not JSON, is nested too deeply, or has too many values, a duplicate key, a number that
     is not finite, or an integer with too many digits.
     """
-    for kind, (marks, most) in _MOST_VALUES.items():
-        if (count := sum(map(text.count, marks))) > most:
-            raise ValueError(f"JSON: has about {count} {kind}; at most {most} are read")
+    for kind, (marks, limit) in _MOST_VALUES.items():
+        if (count := sum(map(text.count, marks))) > limit:
+            raise ValueError(f"JSON: has about {count} {kind}; at most {limit} are read")
 
     def number(text: str) -> float:
         return real("JSON", float(text))

@@ -47,24 +47,24 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _LEAST_SECONDS)
 
 
-def trim(programs: Path, most: int) -> None:
+def trim(programs: Path, limit: int) -> None:
     """Remove the least recently used programs of a folder of more than ``most`` bytes, until half of that is left.
 
     Only files with JAX's names are removed. JAX compiles one again that another process misses.
     """
     with suppress(OSError), os.scandir(programs) as entries:
-        own = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
-        files = [(entry, entry.stat(follow_symlinks=False)) for entry in own]
-        size = sum(found.st_size for _, found in files)
-        if size <= most:
+        programs_ = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
+        files = [(entry, entry.stat(follow_symlinks=False)) for entry in programs_]
+        size = sum(status.st_size for _, status in files)
+        if size <= limit:
             return
         # When it was read is written once a day at the least, on many systems.
-        for entry, found in sorted(files, key=lambda one: max(one[1].st_atime, one[1].st_mtime)):
-            if size <= most // 2:
+        for entry, status in sorted(files, key=lambda item: max(item[1].st_atime, item[1].st_mtime)):
+            if size <= limit // 2:
                 return
             with suppress(OSError):
                 Path(entry).unlink(missing_ok=True)
-            size -= found.st_size
+            size -= status.st_size
 
 
 def _is_ours_alone(place: Path) -> bool:
@@ -77,14 +77,14 @@ def _is_ours_alone(place: Path) -> bool:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.mkdir(mode=0o700, exist_ok=True)
-        found, above = place.lstat(), [one.lstat() for one in place.parents]
+        status, above = place.lstat(), [parent.lstat() for parent in place.parents]
     except OSError:
         return False
     user = os.getuid()
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == user and not status.st_mode & 0o077
     return is_ours and all(
-        stat.S_ISDIR(one.st_mode)  # no link
-        and one.st_uid in (0, user)
-        and (not one.st_mode & 0o022 or bool(one.st_mode & stat.S_ISVTX))
-        for one in above
+        stat.S_ISDIR(parent.st_mode)  # no link
+        and parent.st_uid in (0, user)
+        and (not parent.st_mode & 0o022 or bool(parent.st_mode & stat.S_ISVTX))
+        for parent in above
     )

@@ -84,27 +84,27 @@ def bounded_cache(limit: int) -> Callable[[Callable[..., Any]], BoundedCache]:
 
 def memory_of(value: Any) -> int:
     """Return about how many bytes a value takes: arrays, containers, programs, and objects and functions of ours."""
-    seen, size, left = set[int](), 0, [value]
-    while left:
-        item = left.pop()
-        if item is None or isinstance(item, bool | int | float | str | type) or id(item) in seen:
+    visited, size, pending = set[int](), 0, [value]
+    while pending:
+        item = pending.pop()
+        if item is None or isinstance(item, bool | int | float | str | type) or id(item) in visited:
             size += _OBJECT
             continue
-        seen.add(id(item))
+        visited.add(id(item))
         if isinstance(item, np.ndarray | jax.Array):
             base = getattr(item, "base", None)
-            left += [] if base is None else [base]
+            pending += [] if base is None else [base]
             size += item.nbytes if base is None else 0
         elif isinstance(item, Mapping):
-            left += [*item.keys(), *item.values()]
+            pending += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple) and item and type(item[0]) is int and type(item[-1]) is int:
             size += _OBJECT * len(item)
         elif isinstance(item, list | tuple | set | frozenset):
-            left += item
+            pending += item
         elif isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):
             size += _PROGRAM
         elif not isinstance(item, Fraction):
-            left += _parts(item)
+            pending += _parts(item)
     return size
 
 

@@ -35,11 +35,11 @@ def namespace(*values: object) -> ModuleType:
     return np
 
 
-def choose(condition: Any, one: Any, other: Any) -> Any:
+def choose(condition: Any, value: Any, other: Any) -> Any:
     """Return ``where`` of a single condition, without its overhead for plain numbers."""
     if namespace(condition) is np:
-        return one if condition else other
-    return jnp.where(condition, one, other)
+        return value if condition else other
+    return jnp.where(condition, value, other)
 
 
 # Types that are no JAX array: asking by type takes a tenth of the time.
@@ -255,7 +255,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
     decay = xp.where(endless, 0.0, xp.exp(-r * w))
     closed = ((1 - decay) / r, (1 - (1 + r * w) * decay) / r**2, (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3)
     short = xp.where(small, width, 1.0)
-    nodes, weights = (like(part, short) for part in GAUSS_LEGENDRE)
+    nodes, weights = (like(array, short) for array in GAUSS_LEGENDRE)
     short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(small, rate, 0.0), -1)
     s = short * nodes
     weight = short * weights * xp.exp(-slow * s)
@@ -276,9 +276,9 @@ def root_or_zero(value: Any) -> Any:
     return xp.where(positive, xp.sqrt(xp.where(positive, value, 1.0)), 0.0)
 
 
-def unless_nan(value: Real, *given: Real) -> Real:
+def unless_nan(value: Real, *others: Real) -> Real:
     """Return the value, with NaN where any other argument is NaN, since comparisons with NaN are False."""
-    total = sum(given)
+    total = sum(others)
     return namespace(value, total).where(total != total, np.nan, value)
 
 

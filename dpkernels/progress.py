@@ -11,18 +11,18 @@ from typing import Any
 
 
 @contextmanager
-def bar(total: float, wanted: bool | None, long: bool) -> Iterator[Callable[..., Any]]:
+def bar(total: float, visible: bool | None, long: bool) -> Iterator[Callable[..., Any]]:
     """Show a progress bar; yield a function that advances it by ``advance=`` or sets it to ``completed=``.
 
-    With ``wanted`` None it is shown for long work if stderr is a terminal and rich is installed. It is thread-safe.
+    With ``visible`` None it is shown for long work if stderr is a terminal and rich is installed. It is thread-safe.
     """
-    if wanted is None:
-        wanted = long and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
-    if not wanted:
+    if visible is None:
+        visible = long and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
+    if not visible:
         yield lambda **_: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as shown:
-        yield partial(shown.update, shown.add_task("perturbing", total=total))
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield partial(progress.update, progress.add_task("perturbing", total=total))

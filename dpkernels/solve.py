@@ -1,4 +1,4 @@
-"""Solve in one dimension: every root, minimum and feasibility search of the project.
+"""Small searches: every root, minimum and feasibility search of the project.
 
 Each search takes plain numbers or JAX ones. Plain numbers are searched on the host, without compiling. JAX numbers are
 searched in a compiled loop, and every root has derivatives by one implicit rule. Where f(x(p), p) = 0,
@@ -26,16 +26,22 @@ from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.numerics import Real, RealArray, choose, half_precision, map_over, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
-_NEWTON_STEPS, _DAMPED_STEPS = 60, 60
+_NEWTON_STEPS = 60  # Steps of Newton's method at most.
+_DAMPED_STEPS = 60  # Steps of the damped Newton method at most.
 _HALVINGS = 2200  # Between any two floats in 64 bits there are fewer bisections.
 _LAST_STEP = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
-_SECANTS, _FOUND = 100, 1e-11  # Steps of a bracket at most, and its relative width at the end.
+_SECANTS = 100  # Steps of a bracket at most.
+_FOUND = 1e-11  # The relative width of a bracket at the end.
 _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
-# and its value, which is flat there, to about 1e-12. It starts off a knot to one side of it.
-_ZOOM_POINTS, _ZOOMS, _MANY_PIECES, _SIDE = 9, 10, 32, 1e-12
+# and its value, which is flat there, to about 1e-12.
+_ZOOM_POINTS = 9
+_ZOOMS = 10
+_MANY_PIECES = 32  # From this number of pieces on, each is evaluated at its ends and its middle, and zoomed once.
+_SIDE = 1e-12  # The share of a piece by which a zoom starts off a knot.
 _SHORT = 1e-4  # The longest step from the place that a zoom found to the maximum, as a share of the piece.
-_TINY, _LARGEST = 5e-324, 1e300
+_TINY = 5e-324  # The least positive float.
+_LARGEST = 1e300  # Values are cut to this size for SciPy.
 _LEAST_RTOL = 4 * float(np.finfo(float).eps)  # The least that SciPy takes.
 
 Function = Callable[[Any, Any], Any]
@@ -249,11 +255,11 @@ def _bracket(excess: Callable[[float], Any], feasible: float, infeasible: float,
         # The ends are not evaluated, and an excess of 0 is on the feasible side.
         if x in (feasible, infeasible):
             return -1.0 if x == feasible else 1.0
-        found = float(excess(x))
-        bracket[0 if found <= 0 else 1] = x
-        if math.isnan(found):
+        excess_at_x = float(excess(x))
+        bracket[0 if excess_at_x <= 0 else 1] = x
+        if math.isnan(excess_at_x):
             return 1.0
-        return max(min(found, -_TINY), -_LARGEST) if found <= 0 else min(found, _LARGEST)
+        return max(min(excess_at_x, -_TINY), -_LARGEST) if excess_at_x <= 0 else min(excess_at_x, _LARGEST)
 
     rtol = max(rtol / 2, _LEAST_RTOL)
     # A root at 0 is never found to within a share of it; the last bracket is as good as any.
@@ -335,8 +341,8 @@ def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, coun
     frozen, low, high = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
     grid = xp.geomspace(low, high, count)
     values = map_over(lambda x: excess(x, frozen), grid)
-    at, first = xp.argmin(values), xp.argmax(values <= 0)
-    left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, count - 1)]
+    best, first = xp.argmin(values), xp.argmax(values <= 0)
+    left, right = grid[xp.maximum(best - 1, 0)], grid[xp.minimum(best + 1, count - 1)]
     valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
     some = values[first] <= 0
     feasible, infeasible = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
@@ -363,7 +369,7 @@ def _implicit_root(method: _Method, function: Function, parameters: Any, where: 
 def _(method: _Method, function: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Apply the implicit function rule. Where the function is flat, the root is an end of the bracket, or has none.
 
-    In reverse mode a derivative of NaN needs a NaN times everything that moves; a choice of NaN would have a 0.
+    For a derivative of NaN in reverse mode, multiply by NaN everything that moves; ``where`` would give 0.
     """
     parameters, where = primals
     x, slope, moved = method.root_and_derivatives(function, parameters, where, tangents[0])
@@ -568,18 +574,18 @@ def bounded_minimum(function: Callable[[float], float], low: float, high: float,
     """
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
-    found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": xatol})
-    return float(found.x), float(found.fun)
+    result = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": xatol})
+    return float(result.x), float(result.fun)
 
 
 def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xatol: float) -> tuple[float, float]:
     """Return (x, value) where a function of plain numbers is lowest, around the best point of a grid."""
     values = [function(float(x)) for x in grid]
-    at = int(np.argmin(values))
-    ends = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
+    best = int(np.argmin(values))
+    ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     x, value = bounded_minimum(function, *ends, xatol)
     # Brent's method may miss the minimum of a function that jumps.
-    return (x, value) if value <= values[at] + 1e-9 * abs(values[at]) else (float(grid[at]), float(values[at]))
+    return (x, value) if value <= values[best] + 1e-9 * abs(values[best]) else (float(grid[best]), float(values[best]))
 
 
 def smooth_minimum(
@@ -718,8 +724,8 @@ def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: fl
     if namespace(grid) is np:
         return minimum_near_grid(lambda x: function(x, parameters), grid, xatol)[0]
     parameters, grid = jax.lax.stop_gradient((parameters, grid))
-    at = jnp.argmin(map_over(lambda x: function(x, parameters), grid))
-    ends = grid[jnp.maximum(at - 1, 0)], grid[jnp.minimum(at + 1, grid.size - 1)]
+    lowest = jnp.argmin(map_over(lambda x: function(x, parameters), grid))
+    ends = grid[jnp.maximum(lowest - 1, 0)], grid[jnp.minimum(lowest + 1, grid.size - 1)]
     return minimum(function, parameters, *ends, rtol=1e-9)
 
 
@@ -728,9 +734,9 @@ def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray)
     best = -np.inf
     for _ in range(4):
         values = function(points)
-        at = int(values.argmax())
-        best = max(best, float(values[at]))
-        points = np.linspace(points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)], 33)
+        highest = int(values.argmax())
+        best = max(best, float(values[highest]))
+        points = np.linspace(points[max(highest - 1, 0)], points[min(highest + 1, len(points) - 1)], 33)
     return best
 
 
@@ -749,8 +755,8 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
 
 def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:
     pieces = knots.size - 1
-    many = pieces >= _MANY_PIECES
-    grid = np.linspace(0.0, 1.0, 3 if many else _ZOOM_POINTS)
+    are_many = pieces >= _MANY_PIECES
+    grid = np.linspace(0.0, 1.0, 3 if are_many else _ZOOM_POINTS)
     start, length = jax.lax.stop_gradient((knots[:-1, None], jnp.diff(knots)[:, None]))
     held = jax.lax.stop_gradient(parameters)
 
@@ -764,7 +770,7 @@ def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:
         return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best, highest
 
     low = jnp.full_like(start, _SIDE)
-    *_, share, highest = jax.lax.fori_loop(0, 1 if many else _ZOOMS, zoom, (low, 1 - low, low, low))
+    *_, share, highest = jax.lax.fori_loop(0, 1 if are_many else _ZOOMS, zoom, (low, 1 - low, low, low))
     # Of equal values the last: where a function is flat, its place decides the derivatives.
     best = pieces - 1 - highest[::-1].argmax()
     place = knots[best], knots[best + 1], parameters
@@ -823,8 +829,8 @@ def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> t
     between neighbouring points are not seen.
     """
     rising = np.diff(function(points, np.arange(len(points))[:, None]), axis=1) > 0
-    row, at = np.nonzero(rising[:, 1:] != rising[:, :-1])
-    low, high, sign = points[row, at], points[row, at + 2], np.where(rising[row, at], -1.0, 1.0)
+    row, column = np.nonzero(rising[:, 1:] != rising[:, :-1])
+    low, high, sign = points[row, column], points[row, column + 2], np.where(rising[row, column], -1.0, 1.0)
     for _ in range(_TURN_STEPS if len(row) else 0):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         leftwards = sign * function(left, row) <= sign * function(right, row)

@@ -95,8 +95,8 @@ def staged_folder(target: Path) -> Iterator[Path]:
 def place_folder(new: Path, target: Path, like: Path | None = None) -> None:
     """Rename a folder to the target, which does not exist or is empty, with the permissions of another folder."""
     to_disk(new)
-    own = new.stat()
-    new.chmod(own.st_mode & 0o777 if like is None else _permitted(like.stat(), own))
+    status = new.stat()
+    new.chmod(status.st_mode & 0o777 if like is None else _permitted(like.stat(), status))
     new.rename(target)
     to_disk(target.parent)
 
@@ -134,7 +134,7 @@ def sweep(target: Path) -> list[Swept]:
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.(part(-journal)?|parts)")
     with os.scandir(target.parent) as entries:
         left = [Path(entry) for entry in entries if ours.fullmatch(entry.name) and not entry.is_symlink()]
-    found = list[Swept]()
+    swept = list[Swept]()
     for path in left:
         size, is_folder = 0, path.suffix == ".parts"
         with suppress(OSError):  # another user's, in a folder of many
@@ -143,12 +143,12 @@ def sweep(target: Path) -> list[Swept]:
                     with suppress(FileNotFoundError):  # a worker that has survived may be at work there
                         size += file.lstat().st_size
                 shutil.rmtree(path, ignore_errors=True)  # a worker may make a file while its folder is removed
-                found.append(Swept(size, is_folder=True))
+                swept.append(Swept(size, is_folder=True))
             elif not is_folder and path.is_file():
                 size = path.lstat().st_size
                 path.unlink()
-                found.append(Swept(size))
-    return found
+                swept.append(Swept(size))
+    return swept
 
 
 def path_of(file: BufferedIOBase) -> Path:
@@ -176,10 +176,10 @@ def _prefix(target: Path) -> str:
     return f".dpkernels-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}"
 
 
-def _permitted(like: os.stat_result, own: os.stat_result) -> int:
+def _permitted(like: os.stat_result, status: os.stat_result) -> int:
     """Return permissions that admit no user whom the other file excludes; never setuid, setgid or sticky."""
     mode = like.st_mode & 0o777
-    if own.st_gid == like.st_gid:
+    if status.st_gid == like.st_gid:
         return mode
     # Of two groups, either may hold people who are strangers to the other.
     shared = mode >> 3 & mode & 0o007

@@ -75,7 +75,7 @@ def _exact(number: Any) -> Fraction | None:
     return Fraction(*map(int, number.as_integer_ratio())) if hasattr(number, "as_integer_ratio") else None
 
 
-def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
+def parse_charge(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
     """Return the cost of a charge: two numbers, or the claimed epsilon and delta of a certificate or a mechanism."""
     if not hasattr(epsilon, "epsilon"):
         return EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
@@ -91,7 +91,7 @@ def _claimed(name: str, value: Any) -> Fraction:
     return max(amount(name, value), rational(value))
 
 
-def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
+def parse_budget(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
     """Return a budget; epsilon must be positive and finite, and delta in [0, 1)."""
     budget = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     if budget.epsilon == 0:
@@ -101,14 +101,14 @@ def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
     return budget
 
 
-def plus(one: Amounts, other: Amounts) -> Amounts:
+def plus(amounts: Amounts, other: Amounts) -> Amounts:
     """Return the sum: basic composition."""
-    return type(one)(*map(add, one, other))
+    return type(amounts)(*map(add, amounts, other))
 
 
-def minus(one: Amounts, other: Amounts) -> Amounts:
+def minus(amounts: Amounts, other: Amounts) -> Amounts:
     """Return the difference."""
-    return type(one)(*map(sub, one, other))
+    return type(amounts)(*map(sub, amounts, other))
 
 
 def printed(amount: Fraction) -> str:
@@ -150,10 +150,10 @@ class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
         return f"{self.where}the budget would be exceeded: {facts}; nothing was charged"
 
 
-def check(budget: Amounts, spent: Amounts, asked: Amounts, where: str = "") -> None:
+def check(budget: Amounts, spent: Amounts, charge: Amounts, where: str = "") -> None:
     """Raise ``BudgetExceeded`` for a charge that exceeds the rest of the budget."""
-    if min(minus(budget, plus(spent, asked))) < 0:
-        raise BudgetExceeded(budget, spent, asked, where)
+    if min(minus(budget, plus(spent, charge))) < 0:
+        raise BudgetExceeded(budget, spent, charge, where)
 
 
 class _Charged(Generic[Amounts]):
@@ -178,14 +178,14 @@ class _Charged(Generic[Amounts]):
         """Return every charge, the first first."""
         return tuple(self._charges)
 
-    def _charge(self, asked: Amounts, label: str) -> Charge[Amounts]:
+    def _charge(self, amounts: Amounts, label: str) -> Charge[Amounts]:
         with self._lock:
             if self._budget is not None:
-                check(self._budget, self._spent, asked)
+                check(self._budget, self._spent, amounts)
             # The sum is updated first, so that an interruption never loses a granted charge.
-            self._spent = plus(self._spent, asked)
-            self._charges.append(made := Charge(asked, label))
-            return made
+            self._spent = plus(self._spent, amounts)
+            self._charges.append(charge := Charge(amounts, label))
+            return charge
 
 
 class _Limited(_Charged[Amounts]):
@@ -211,7 +211,7 @@ class _ByEpsilonDelta(_Charged[EpsilonDelta]):
             TypeError: not numbers.
             ValueError: an amount that is negative, infinite or NaN.
         """
-        return self._charge(asked(epsilon, delta), label)
+        return self._charge(parse_charge(epsilon, delta), label)
 
 
 class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
@@ -234,7 +234,7 @@ class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
     """
 
     def __init__(self, epsilon: Any, delta: Any = 0) -> None:
-        self.budget = budgeted(epsilon, delta)
+        self.budget = parse_budget(epsilon, delta)
         super().__init__(EpsilonDelta(), self.budget)
 
 

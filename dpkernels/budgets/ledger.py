@@ -38,7 +38,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpkernels.budgets.filters import EpsilonDelta, asked, budgeted, check, minus, plus, printed
+from dpkernels.budgets.filters import EpsilonDelta, check, minus, parse_budget, parse_charge, plus, printed
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
@@ -85,7 +85,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Statement:
+class LedgerState:
     """The verified content of a ledger at one moment; ``ledger`` is its random identity."""
 
     ledger: str
@@ -140,7 +140,7 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
         raise UnsoundError(f"has voided charge {charge} already")
 
 
-def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> Statement:
+def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> LedgerState:
     """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
     ``budgets`` are rows of (ledger, created, epsilon, delta, head), of which there must be one. ``charges`` are rows of
@@ -150,17 +150,17 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
     if len(budgets) != 1:
         raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")
     ledger, created, epsilon, delta, last = _texts(budgets[0], "budget")
-    start = Statement(ledger, created, EpsilonDelta(parse_amount(epsilon), parse_amount(delta)))
+    start = LedgerState(ledger, created, EpsilonDelta(parse_amount(epsilon), parse_amount(delta)))
     head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
-    for number, (found, *row) in enumerate(charges, 1):
-        if found != number:
+    for number, (stored_number, *row) in enumerate(charges, 1):
+        if stored_number != number:
             raise UnsoundError(f"is damaged: charge {number} is missing")
-        *texts, voids, stated = _texts(row, f"charge {number}")
+        *texts, voids, stored_hash = _texts(row, f"charge {number}")
         if voids and not _NUMBER.fullmatch(voids):
             raise UnsoundError(f"is damaged: {voids[:40]!r} is not the number of a charge")
         charge = int(voids or 0)
         head = _hash(head, number, *texts, *_voiding(charge))
-        if stated != head:
+        if stored_hash != head:
             raise UnsoundError(f"is damaged: charge {number}, or one before it, was changed")
         time, label, epsilon, delta = texts
         entry = Entry(number, time, label, EpsilonDelta(parse_amount(epsilon), parse_amount(delta)), head, charge)
@@ -204,8 +204,8 @@ def storable(amounts: EpsilonDelta) -> EpsilonDelta:
     return amounts
 
 
-def _hash(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _hash(*fields: Any) -> str:
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 class Ledger:
@@ -222,7 +222,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
         self.path = Path(path)
         self._timeout = timeout
-        self._seen: Statement | None = None
+        self._seen: LedgerState | None = None
         self._made = set[int]()  # the charges that may still be voided
         self.statement()
 
@@ -245,22 +245,22 @@ class Ledger:
             ValueError: epsilon is not positive and finite, or delta is not in [0, 1).
             LedgerError: the file exists with another budget, is not a sound ledger, or cannot be made.
         """
-        path, budget = Path(path), storable(budgeted(epsilon, delta))
+        path, budget = Path(path), storable(parse_budget(epsilon, delta))
         if not os.path.lexists(path):
             _make(path, budget, timeout, like)
         ledger = cls(path, timeout=timeout)
-        if (found := ledger.statement().budget) != budget:
-            raise LedgerError(f"{path}: has a budget of {found}, not of {budget}; a budget cannot be changed")
+        if (stored_budget := ledger.statement().budget) != budget:
+            raise LedgerError(f"{path}: has a budget of {stored_budget}, not of {budget}; a budget cannot be changed")
         return ledger
 
-    def statement(self) -> Statement:
+    def statement(self) -> LedgerState:
         """Return all that it holds, verified."""
-        seen = self._seen  # before reading: another thread may see more meanwhile
+        last_seen = self._seen  # before reading: another thread may see more meanwhile
         with _transaction(self.path, "DEFERRED", self._timeout) as connection:
-            self._seen = _later(seen, _read(connection))
+            self._seen = _later(last_seen, _read(connection))
             return self._seen
 
-    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Statement:
+    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> LedgerState:
         """Charge a query. Run the query only after this returns: then the charge is on the disk and survives a crash.
 
         ``epsilon`` is a number, or a certificate or mechanism that has both, for one report of it. To charge all that a
@@ -273,25 +273,25 @@ class Ledger:
             ValueError: an amount is negative, infinite, NaN or without a short decimal, or the label is no text.
             LedgerError: there is no charge, unless the disk itself failed: then the charge may stand.
         """
-        amounts = storable(asked(epsilon, delta))
+        amounts = storable(parse_charge(epsilon, delta))
         label.encode()  # a lone surrogate is no text
         after = self._append(lambda statement: self._next(statement, label, amounts))
         self._made.add(after.entries[-1].id)
         return after
 
-    def rehearse(self, epsilon: Any, delta: Any = 0) -> Statement:
+    def rehearse(self, epsilon: Any, delta: Any = 0) -> LedgerState:
         """Check that a charge would succeed: make it, roll it back before it is written to disk, and return the ledger.
 
         It raises the errors of ``charge``.
         """
-        amounts = storable(asked(epsilon, delta))
+        amounts = storable(parse_charge(epsilon, delta))
         with _transaction(self.path, "IMMEDIATE", self._timeout) as connection:
             statement = _later(self._seen, _read(connection))
             _write(connection, self._next(statement, "", amounts))
             connection.execute("ROLLBACK")
         return statement
 
-    def void(self, charge: int, label: str = "") -> Statement:
+    def void(self, charge: int, label: str = "") -> LedgerState:
         """Void a charge whose query has released no output and never will, so that its amounts can be charged again.
 
         This is sound only if no part of the query's result has been seen, the result is deleted, and the decision to
@@ -311,27 +311,27 @@ class Ledger:
         self._made.discard(charge)
         return after
 
-    def _append(self, entry: Callable[[Statement], Entry], otherwise: str = _UNCHARGED) -> Statement:
+    def _append(self, entry: Callable[[LedgerState], Entry], otherwise: str = _UNCHARGED) -> LedgerState:
         """Write one entry, made from what the ledger holds in the same transaction; return the ledger after it."""
-        seen = self._seen
+        last_seen = self._seen
         with _transaction(self.path, "IMMEDIATE", self._timeout, otherwise) as connection:
-            statement = _later(seen, _read(connection))
+            statement = _later(last_seen, _read(connection))
             _write(connection, new := entry(statement))
         self._seen = after = replace(statement, entries=(*statement.entries, new))
         return after
 
-    def _next(self, statement: Statement, label: str, amounts: EpsilonDelta) -> Entry:
+    def _next(self, statement: LedgerState, label: str, amounts: EpsilonDelta) -> Entry:
         check(statement.budget, statement.spent, amounts, f"{self.path}: ")
         return statement.next(_now(), label, amounts)
 
 
-def _later(seen: Statement | None, found: Statement) -> Statement:
+def _later(earlier: LedgerState | None, current: LedgerState) -> LedgerState:
     """Return the statement found, or refuse it if it lacks anything that was seen before."""
-    if seen is not None and found.ledger != seen.ledger:
+    if earlier is not None and current.ledger != earlier.ledger:
         raise UnsoundError("is now another ledger; a file with other entries has taken its name")
-    if seen is not None and found.entries[: len(seen.entries)] != seen.entries:
-        raise UnsoundError(f"has lost charges: there were {len(seen.entries)}; has an older copy been put back?")
-    return found
+    if earlier is not None and current.entries[: len(earlier.entries)] != earlier.entries:
+        raise UnsoundError(f"has lost charges: there were {len(earlier.entries)}; has an older copy been put back?")
+    return current
 
 
 def check_makeable(path: Path) -> None:
@@ -360,7 +360,7 @@ def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -
                 try:
                     with _explained(path, timeout), closing(_connect(new.path, timeout)) as connection:
                         connection.execute("BEGIN IMMEDIATE")
-                        _fill(connection, Statement(secrets.token_hex(16), _now(), budget))
+                        _fill(connection, LedgerState(secrets.token_hex(16), _now(), budget))
                         connection.execute("COMMIT")
                 finally:
                     new.path.with_name(new.path.name + "-journal").unlink(missing_ok=True)
@@ -376,7 +376,7 @@ def _refuse_leftovers(path: Path) -> None:
             raise LedgerError(f"{path}: is gone, but {path.name}{ending} is left of it; put it back or delete both")
 
 
-def _fill(connection: sqlite3.Connection, new: Statement) -> None:
+def _fill(connection: sqlite3.Connection, new: LedgerState) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION}")
     connection.execute(f"PRAGMA user_version = {_VERSION}")
     for table in _TABLES.values():
@@ -436,14 +436,14 @@ def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Itera
         raise LedgerError(f"{path}: {why}; {after}") from error
 
 
-def _read(connection: sqlite3.Connection) -> Statement:
+def _read(connection: sqlite3.Connection) -> LedgerState:
     """Return the whole content of a file, verified."""
 
     def pragma(name: str) -> Any:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
-    if (found := pragma("application_id")) != _APPLICATION:
-        raise UnsoundError(f"is not a ledger of dpkernels (application {found:#x})")
+    if (application := pragma("application_id")) != _APPLICATION:
+        raise UnsoundError(f"is not a ledger of dpkernels (application {application:#x})")
     if (version := pragma("user_version")) != _VERSION:
         raise UnsoundError(f"is a ledger of version {version}; this program reads version {_VERSION}")
     tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()

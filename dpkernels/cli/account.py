@@ -65,12 +65,12 @@ class Account:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any], epsilons: Sequence[float], deltas: Sequence[float]) -> Account:
-        made = mechanism(name, options, release=False)
+        built = mechanism(name, options, release=False)
         with usage_errors(errors=(TypeError, ValueError)):
-            accountants.delta(made, 1.0)
+            accountants.delta(built, 1.0)
             checks.within("--at-epsilon", np.array(epsilons, float), 0.0, np.finfo(float).max)
             checks.within("--at-delta", np.array(deltas, float), 0.0, 1.0, open_ends=True)
-        return cls(name, made, options, epsilons, deltas)
+        return cls(name, built, options, epsilons, deltas)
 
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
         # One by one, because a program for arrays is compiled for each of their lengths.
@@ -84,8 +84,8 @@ class Account:
     @property
     def claim(self) -> tuple[float, ...]:
         """Return the claimed (epsilon, delta); empty if there is no claim."""
-        made: Any = self.mechanism
-        claim = (made.epsilon, made.delta) if isinstance(made, Additive) else (self.options["epsilon"], 0.0)
+        built: Any = self.mechanism
+        claim = (built.epsilon, built.delta) if isinstance(built, Additive) else (self.options["epsilon"], 0.0)
         return () if None in claim else claim
 
     @property
@@ -107,13 +107,13 @@ class Account:
 
     @property
     def errors(self) -> dict[str, float]:
-        made: Any = self.mechanism
+        built: Any = self.mechanism
         if not isinstance(self.mechanism, Additive):
-            middle = sum(map(float, made.input_interval)) / 2
-            found = {"worst variance": float(made.worst_variance), "central variance": float(made.variance(middle))}
-            return found | ({"largest bias": float(made.bias(made.lower))} if hasattr(made, "bias") else {})
-        found = {"variance": float(made.noise.variance), "mean of the noise": float(made.noise.mean)}
-        return found | ({"acceptance": float(made.noise.acceptance)} if "theta" in self.options else {})
+            middle = sum(map(float, built.input_interval)) / 2
+            moments = {"worst variance": float(built.worst_variance), "central variance": float(built.variance(middle))}
+            return moments | ({"largest bias": float(built.bias(built.lower))} if hasattr(built, "bias") else {})
+        moments = {"variance": float(built.noise.variance), "mean of the noise": float(built.noise.mean)}
+        return moments | ({"acceptance": float(built.noise.acceptance)} if "theta" in self.options else {})
 
     @cached_property
     def certified(self) -> str | None:
@@ -121,20 +121,20 @@ class Account:
         if not self.claim:
             return None
         try:
-            own = guarantee(exact_sampler(self.mechanism).certificate)
+            claim = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {text_of(error)}"
-        return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"
+        return f"a release realises epsilon {shortest(claim.realised_epsilon)}, delta {shortest(claim.realised_delta)}"
 
     @property
     def tables(self) -> dict[str, Rows]:
-        own = self.options.get("epsilon")
-        epsilons = self.epsilons or (_EPSILONS if own is None else [share * own for share in _SHARES])
+        claim = self.options.get("epsilon")
+        epsilons = self.epsilons or (_EPSILONS if claim is None else [share * claim for share in _SHARES])
         deltas = self.deltas or _DELTAS
-        found = [accountants.epsilon(self.mechanism, float(delta)) for delta in deltas]
+        epsilons_at_deltas = [accountants.epsilon(self.mechanism, float(delta)) for delta in deltas]
         return {
             "delta_at_epsilon": _rows("epsilon", epsilons, "delta", self.delta(epsilons)),
-            "epsilon_at_delta": _rows("delta", deltas, "epsilon", found),
+            "epsilon_at_delta": _rows("delta", deltas, "epsilon", epsilons_at_deltas),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Account:
         plateau = float(self.delta([600.0])[0])
         reached = float(accountants.epsilon(self.mechanism, max(_FLOOR, min(1.001 * plateau, 0.999))))
         end = 1.15 * max([reached if math.isfinite(reached) else 0.0, pure, *self.claim[:1], 0.1])
-        steep = [one * (1 - _NEAR) for one in (self.pure, *self.claim[:1]) if one < end]
+        steep = [level * (1 - _NEAR) for level in (self.pure, *self.claim[:1]) if level < end]
         note = f"{self.description}. Neighbouring: {self.neighbours}. Covers {_COVERS}"
         _write_with_note(_figure(self, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
@@ -175,8 +175,8 @@ def _shown(value: Real) -> str:
     return value if isinstance(value, str) else ",".join(map(shortest, np.ravel(value)))
 
 
-def _rows(given: str, at: Sequence[float], found: str, values: Iterable[Real]) -> Rows:
-    return [{given: x, found: _finite(y)} for x, y in zip(at, values, strict=True)]
+def _rows(argument: str, points: Sequence[float], result: str, values: Iterable[Real]) -> Rows:
+    return [{argument: x, result: _finite(y)} for x, y in zip(points, values, strict=True)]
 
 
 def _finite(value: Real) -> float | None:
@@ -191,13 +191,13 @@ def _as_bound(value: float | None, *, upper: bool) -> str:
     return f"{float(digits.create_decimal(repr(value))):.9g}"
 
 
-def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], at: Callable[[Any], str]) -> str:
+def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], label: Callable[[Any], str]) -> str:
     lines = [f"{name:<19} {text}" for name, text in facts.items()]
     for rows in filter(None, tables.values()):
         cells = [[name.replace("_", " ") for name in rows[0]]]
         for row in rows:
             (_, place), *bounds = row.items()
-            cells.append([at(place), *(_as_bound(value, upper=name != "at_least") for name, value in bounds)])
+            cells.append([label(place), *(_as_bound(value, upper=name != "at_least") for name, value in bounds)])
         lines += ["", *aligned(cells)]
     return "\n".join(lines)
 
@@ -206,7 +206,7 @@ def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], at: Callable[
 class SeveralReports:
     """Several reports of one mechanism."""
 
-    one: Account  # of a single report, with the points at which to print the privacy of all
+    single_report: Account  # of a single report, with the points at which to print the privacy of all
     guarantee: Any  # of all reports together
     numbers: Mapping[str, float | None]  # of reports, by their names in JSON
     text: tuple[str, str]  # the same in words, after its heading
@@ -215,22 +215,22 @@ class SeveralReports:
 
     @property
     def tables(self) -> dict[str, Rows]:
-        deltas = self.one.deltas or (() if self.one.epsilons else _DELTAS)
+        deltas = self.single_report.deltas or (() if self.single_report.epsilons else _DELTAS)
         return {
-            "epsilon_at_delta": [{"delta": at, **self._row("epsilon", delta=at)} for at in deltas],
-            "delta_at_epsilon": [{"epsilon": at, **self._row("delta", epsilon=at)} for at in self.one.epsilons],
+            "epsilon_at_delta": [{"delta": x, **self._row("epsilon", delta=x)} for x in deltas],
+            "delta_at_epsilon": [{"epsilon": x, **self._row("delta", epsilon=x)} for x in self.single_report.epsilons],
         }
 
-    def _row(self, name: str, **at: float) -> dict[str, float | None]:
-        low, high = self.guarantee.bracket(**at)
+    def _row(self, name: str, **target: float) -> dict[str, float | None]:
+        low, high = self.guarantee.bracket(**target)
         # The least that is known of shuffled reports, where all others hold one input.
-        revealed = {} if self.sampler is None else {"some_inputs": float(self.guarantee.lower(**at))}
+        revealed = {} if self.sampler is None else {"some_inputs": float(self.guarantee.lower(**target))}
         return {name: _finite(high), **revealed, "at_least": _finite(low)}
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "mechanism": self.one.name,
-            "parameters": parameters(self.one.mechanism),
+            "mechanism": self.single_report.name,
+            "parameters": parameters(self.single_report.mechanism),
             **self.numbers,
             "neighbouring": self.guarantee.neighbouring,
             "covers": self.covers,
@@ -239,7 +239,8 @@ class SeveralReports:
 
     def __str__(self) -> str:
         heading, text = self.text
-        facts = {"mechanism": self.one.description, heading: text, "neighbouring": self.guarantee.neighbouring}
+        description = self.single_report.description
+        facts = {"mechanism": description, heading: text, "neighbouring": self.guarantee.neighbouring}
         return _as_text(facts | {"covers": self.covers}, self.tables, "{:.9g}".format)
 
     def plot(self, target: Path) -> None:
@@ -260,64 +261,66 @@ def accounted(
     **options: tuple[Any, ...],
 ) -> Account | SeveralReports:
     """Account for one report of a mechanism, several that are composed, or shuffled ones of its certified integers."""
-    given = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
-    if "shuffle" in given and len(given) > 1:
+    several = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
+    if "shuffle" in several and len(several) > 1:
         raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
-    one, n = Account.of(name, single(options), at_epsilon, at_delta), given.get("shuffle")
-    if not given:
-        return one
+    single_report, n = Account.of(name, single(options), at_epsilon, at_delta), several.get("shuffle")
+    if not several:
+        return single_report
     with usage_errors("" if n is None else "--shuffle: ", (TypeError, ValueError)):
         if n is not None:
-            made: Any = accountants.shuffled(one.mechanism, n)  # Refuse before anything is certified.
+            guarantee: Any = accountants.shuffled(single_report.mechanism, n)  # Refuse before anything is certified.
         else:
-            made, sample, rate = accountants.guarantee(one.mechanism), "", given.get("subsample")
+            guarantee, sample, rate = accountants.guarantee(single_report.mechanism), "", several.get("subsample")
             if rate is not None:
                 checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
-                made, sample = made.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
-            count = checks.whole("--reports", given.get("reports", 1), 1, 1 << 40)
-            made = made.repeat(count)
+                guarantee, sample = guarantee.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
+            count = checks.whole("--reports", several.get("reports", 1), 1, 1 << 40)
+            guarantee = guarantee.repeat(count)
     if n is None:
         numbers = {"reports": count, "subsample": rate}
-        return SeveralReports(one, made, numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
-    sampler = exact_sampler(one.mechanism)
-    made, text = accountants.shuffled(sampler, n), ("shuffled", f"{n} honest reports")
-    return SeveralReports(one, made, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
+        return SeveralReports(single_report, guarantee, numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
+    sampler = exact_sampler(single_report.mechanism)
+    guarantee, text = accountants.shuffled(sampler, n), ("shuffled", f"{n} honest reports")
+    return SeveralReports(single_report, guarantee, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
 
 
-_MOST_POINTS, _DECADES = 25, 2
+_MOST_POINTS = 25  # numbers of reports for which epsilon is drawn
+_DECADES = 2  # drawn on either side of the given number
 
 
 def _plot_shuffled(target: Path, account: SeveralReports) -> None:
     """Draw estimates of central epsilon around the given n, with the bounds that are known from eps0 alone."""
     from matplotlib.figure import Figure
 
-    n, delta = account.guarantee.n, (account.one.deltas or _DELTAS)[0]
+    n, delta = account.guarantee.n, (account.single_report.deltas or _DELTAS)[0]
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
     counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int)).tolist()
-    made = [accountants.shuffled(account.sampler, count) for count in counts]
+    shuffled_reports = [accountants.shuffled(account.sampler, count) for count in counts]
     level = float(account.guarantee.inputs.level)
     clones = [published.epsilon_of(partial(published.published_clones, level, count), delta, level) for count in counts]
-    known = "known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
+    clones_label = "known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
     epsilon = account.guarantee.estimate_epsilon(delta)
     figure = Figure(figsize=(8, 5.5), dpi=150)
     axes = figure.subplots()
     axes.axhline(level, color="0.5", linestyle=":", label=f"one report without the shuffler: {level:.4g}")
-    axes.plot(counts, clones, "--", color="C1", label=known)
+    axes.plot(counts, clones, "--", color="C1", label=clones_label)
     axes.plot(
         counts,
-        [one.estimate_epsilon(delta) for one in made],
+        [reports.estimate_epsilon(delta) for reports in shuffled_reports],
         color="C0",
         linewidth=2,
         label="this mechanism, any inputs",
     )
-    revealed = [one.lower(delta=delta) for one in made]
+    revealed = [reports.lower(delta=delta) for reports in shuffled_reports]
     axes.plot(counts, revealed, color="C2", linestyle="-.", label="revealed where all others hold one input")
     axes.plot([n], [epsilon], "o", color="C3", label=f"n = {n}: {epsilon:.4g}")
     axes.set(xscale="log", yscale="log", xlabel="n, honest reports", ylabel=f"central epsilon at delta {delta:g}")
-    axes.set(title=f"Shuffled reports: {account.one.name}")
+    axes.set(title=f"Shuffled reports: {account.single_report.name}")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, loc="lower left", fontsize=8)
-    note = f"{account.one.description}. Neighbouring: {account.guarantee.neighbouring}. Covers {_SHUFFLED_COVERS}"
+    neighbours = account.guarantee.neighbouring
+    note = f"{account.single_report.description}. Neighbouring: {neighbours}. Covers {_SHUFFLED_COVERS}"
     _write_with_note(figure, note, target)
 
 

@@ -57,10 +57,10 @@ def dpkernels(context: click.Context) -> None:
 dpkernels.command_class = opts.Command
 
 
-def _print(found: Any, as_json: bool, plot: Path | None = None) -> None:
+def _print(result: Any, as_json: bool, plot: Path | None = None) -> None:
     if plot is not None:
-        found.plot(plot)
-    show(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+        result.plot(plot)
+    show(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
 _MORE_ACCOUNT = """\b
@@ -189,15 +189,15 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
         from dpkernels.cli import estimate
 
     runs = {name: options.pop(name) for name in opts.ENGINE}
-    column, by, lower, upper = (options.pop(name) for name in ("column", "by", "lower", "upper"))
+    column, group_column, lower, upper = (options.pop(name) for name in ("column", "by", "lower", "upper"))
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
-    asked = estimate.EstimateOptions(**options)
-    wanted = column, by, None if lower is None else (lower, upper)
+    settings = estimate.EstimateOptions(**options)
+    selection = column, group_column, None if lower is None else (lower, upper)
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
-        counted = estimate.read(reports, sidecar, *wanted)
+        counted = estimate.read(reports, sidecar, *selection)
     else:
         if sidecar is not None:
             raise click.UsageError("--sidecar: is for one file; a dataset has its own")
@@ -205,13 +205,13 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
             from dpkernels.cli.dataset import estimate as dataset
             from dpkernels.cli.dataset.engines import engine
 
-        counted = dataset.read(reports, *wanted, engine(runs))
+        counted = dataset.read(reports, *selection, engine(runs))
     if plot is not None:
         estimate.check_panels(counted)
-    found = estimate.estimates(counted, asked)
-    _print(found, as_json)
+    estimates = estimate.estimates(counted, settings)
+    _print(estimates, as_json)
     if plot is not None:
-        found.plot(plot)
+        estimates.plot(plot)
 
 
 _run_option = opts.rare_options("Course of the run")
@@ -306,8 +306,8 @@ def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, 
 
     check, check_first, progress = (options.pop(name) for name in ("check", "check_first", "progress"))
     runs = {name: options.pop(name) for name in opts.ENGINE}
-    given = {name: options.pop(name) for name in list(options) if name in opts.OPTIONS}  # as the user ordered them
-    of_mechanisms = {name: values for name, values in given.items() if values}
+    parameters = {name: options.pop(name) for name in list(options) if name in opts.OPTIONS}  # as the user ordered them
+    of_mechanisms = {name: values for name, values in parameters.items() if values}
     request = plan.Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
         release: plan.Plan = plan.plan(request)
@@ -353,9 +353,9 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     --verify also checks the output, which must be beside the sidecar. For a dataset it checks every part, and refuses
     a folder in which a part is missing or altered, or that has a file which the release does not have.
     """
-    wanted = opts.single({"mechanism": mechanism, **options})
+    settings = opts.single({"mechanism": mechanism, **options})
     if verify is not None:
-        if wanted or as_json:
+        if settings or as_json:
             raise click.UsageError("--verify: takes no other option")
         with importing():
             from dpkernels.cli.release.verify import CertificateError
@@ -371,7 +371,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     with importing():
         from dpkernels.cli.release.verify import MechanismCertificate, build_exact_sampler
 
-    _print(MechanismCertificate(*build_exact_sampler(wanted.pop("mechanism"), wanted)), as_json)
+    _print(MechanismCertificate(*build_exact_sampler(settings.pop("mechanism"), settings)), as_json)
 
 
 @dpkernels.command()

@@ -95,25 +95,25 @@ def comparison(
         checks.epsilon(epsilon)
         if sensitivity is not None:
             checks.sensitivity(sensitivity)
-    made: dict[str, Any] = {}  # Mechanisms, all bounded: others may lack a central variance.
+    compared: dict[str, Any] = {}  # Mechanisms, all bounded: others may lack a central variance.
     D = sensitivity or 0.0
     if lower is not None and upper is not None:
         options = {"epsilon": epsilon, "lower": lower, "upper": upper}
-        made = {name: mechanism(name, options) for name in MECHANISMS if name != "optimal"}
+        compared = {name: mechanism(name, options) for name in MECHANISMS if name != "optimal"}
         if sensitivity is not None:
-            made["central-piecewise"] = mechanism("central-piecewise", {**options, "sensitivity": sensitivity})
-        made |= _optima(options, sensitivity)
+            compared["central-piecewise"] = mechanism("central-piecewise", {**options, "sensitivity": sensitivity})
+        compared |= _optima(options, sensitivity)
         D = upper - lower if sensitivity is None else sensitivity
-    found: list[tuple[str, float, float, list[float] | None]] = [
-        (name, float(one.worst_variance), float(one.central_variance), [float(end) for end in one.output_interval])
-        for name, one in made.items()
+    variances: list[tuple[str, float, float, list[float] | None]] = [
+        (name, float(m.worst_variance), float(m.central_variance), [float(end) for end in m.output_interval])
+        for name, m in compared.items()
     ]
     for name in NOISE:
         unit: Any = mechanism(name, {"epsilon": epsilon, "sensitivity": 1.0})
         variance = float(unit.noise.variance) * D**2
-        found.append((f"{name} (unbounded)", variance, variance, None))
+        variances.append((f"{name} (unbounded)", variance, variance, None))
     laplace = _laplace_variance(epsilon, D)
-    best = made.get("optimal" if sensitivity is None else "optimal-central")
+    best = compared.get("optimal" if sensitivity is None else "optimal-central")
     optimum = None if best is None else float(best.worst_variance)
     rows: list[dict[str, Any]] = [
         {
@@ -124,7 +124,7 @@ def comparison(
             "percent_above_optimum": None if optimum is None else 100 * (worst / optimum - 1),
             "reports": reports,
         }
-        for name, worst, central, reports in sorted(found, key=lambda one: one[1])
+        for name, worst, central, reports in sorted(variances, key=lambda m: m[1])
     ]
     return Comparison(epsilon, lower, upper, sensitivity, rows)
 
@@ -132,30 +132,31 @@ def comparison(
 def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Mechanism]:
     """Return the optimal mechanisms, with a note where a program has to be solved first."""
     epsilon, breadth = options["epsilon"], options["upper"] - options["lower"]
-    wanted: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}
+    optima: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}
     if sensitivity is not None and covers(epsilon, breadth / sensitivity):
-        wanted["optimal-central"] = {**options, "sensitivity": sensitivity}
-    for name, own in wanted.items():
-        if not is_solved(**own):
+        optima["optimal-central"] = {**options, "sensitivity": sensitivity}
+    for name, arguments in optima.items():
+        if not is_solved(**arguments):
             show(f"solving the linear program of {name}", error=True)
-    return {name: mechanism(name, own) for name, own in wanted.items()}
+    return {name: mechanism(name, arguments) for name, arguments in optima.items()}
 
 
-# Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
-_LEAST, _MOST = 0.1, 8.0
-_POINTS, _FEWER = 25, 13
+_LEAST = 0.1  # the smallest budget that is drawn
+_MOST = 8.0  # the largest one
+_POINTS = 25  # budgets that are drawn
+_FEWER = 13  # budgets that are drawn where one takes about half a second: quartic bases, linear programs
 _SLOW = ("quartic", "optimal")
 
 
 def _curve(name: str, epsilon: float, lower: float, upper: float, breadth: float) -> tuple[np.ndarray, np.ndarray]:
     """Return budgets up to the largest of the mechanism, including the given one, and variances over Laplace's."""
-    count = _FEWER if any(part in name for part in _SLOW) else _POINTS
+    count = _FEWER if any(word in name for word in _SLOW) else _POINTS
     budgets = np.geomspace(min(_LEAST, epsilon), max(_MOST, epsilon), count)
     budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), breadth)])
     D = (upper - lower) / breadth
     near = {"sensitivity": D} if name in CENTRAL else {}
-    made = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
-    return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), D) for m in made])
+    members = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
+    return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), D) for m in members])
 
 
 def _covers(name: str, epsilon: float, ratio: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from dis import opmap
+from itertools import chain
 from traceback import format_exception, format_tb
 
 from dpkernels.cli.terminal import private
@@ -31,14 +32,14 @@ def exit_code(error: BaseException) -> int:
 
     A run whose charge stays is not to be tried again without a thought: the next one is charged, too.
     """
-    if (own := getattr(error, "exit_code", FAILED)) != FAILED:  # a usage error of click, whatever its cause
-        return int(own)
+    if (usage_code := getattr(error, "exit_code", FAILED)) != FAILED:  # a usage error of click, whatever its cause
+        return int(usage_code)
     code = next((code for cause in _causes(error) if (code := _code(cause)) is not None), FAILED)
     return FAILED if code == TRY_AGAIN and getattr(error, "keeps_charge", False) else code
 
 
 def _code(error: BaseException) -> int | None:
-    by_name = (_CODES[one.__name__] for one in type(error).__mro__ if one.__name__ in _CODES)
+    by_name = (_CODES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _CODES)
     if (code := next(by_name, None)) is not None:
         return code
     in_sqlite = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -103,4 +104,5 @@ def traceback_of(error: BaseException, *, with_texts: bool) -> str:
     if with_texts:
         return "".join(format_exception(error)).rstrip()
     causes = reversed(list(_causes(error)))
-    return "\n".join(line.rstrip() for one in causes for line in (*format_tb(one.__traceback__), type(one).__name__))
+    lines = ((*format_tb(cause.__traceback__), type(cause).__name__) for cause in causes)
+    return "\n".join(line.rstrip() for line in chain.from_iterable(lines))

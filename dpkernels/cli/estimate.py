@@ -90,7 +90,7 @@ class Tallied(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """Which reports are counted; the same for every file of a release."""
 
     column: str | None  # None for an array
@@ -110,16 +110,16 @@ class Wanted:
         column: str | None,
         by: str | None,
         bounds: tuple[float, float] | None,
-    ) -> Wanted:
+    ) -> Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
-        own, found = _column(form, names, where, column), list(names)
+        column_form, columns = _column(form, names, where, column), list(names)
         if by is not None:
-            if by in [one["column"] for one in form["columns"]]:
+            if by in [column_form_["column"] for column_form_ in form["columns"]]:
                 raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
-            if found.count(by) != 1:
-                raise click.UsageError(f"--by: {where} has {found.count(by)} columns {by!r}")
+            if columns.count(by) != 1:
+                raise click.UsageError(f"--by: {where} has {columns.count(by)} columns {by!r}")
         try:
-            channel = channel_of(form, column=own["column"], bounds=bounds)
+            channel = channel_of(form, column=column_form["column"], bounds=bounds)
         except CertificateError:
             raise
         except ValueError as error:
@@ -128,30 +128,30 @@ class Wanted:
                 message = (
                     "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
                 )
-            raise click.UsageError(f"{label(own['column'])}{message}") from error
-        epsilon, keep = float(own["certificate"]["epsilon"]), form.get("missing") == "keep"
-        return cls(own["column"], by, own["mechanism"], epsilon, channel, keep, bool(form.get("clip")))
+            raise click.UsageError(f"{label(column_form['column'])}{message}") from error
+        epsilon, keep = float(column_form["certificate"]["epsilon"]), form.get("missing") == "keep"
+        return cls(column_form["column"], by, column_form["mechanism"], epsilon, channel, keep, bool(form.get("clip")))
 
 
 @dataclass(frozen=True)
 class Read:
     """Counted reports of a release."""
 
-    wanted: Wanted
+    selection: Selection
     groups: dict[str | None, Counts]  # sorted; named by cells, None for null or without a column; may have no report
     missing: int  # rows without a report
 
     @classmethod
-    def of(cls, wanted: Wanted, parts: Iterable[Tallied], where: Any) -> Read:
+    def of(cls, selection: Selection, tallies: Iterable[Tallied], where: Any) -> Read:
         groups, missing = dict[str | None, Counts](), 0
-        for part in parts:
-            missing += part.missing
-            _check_few(groups.keys() | part.groups.keys(), wanted)
-            for cell, numbers in part.groups.items():
-                groups.setdefault(cell, Counts(wanted.channel)).numbers += numbers
+        for tally in tallies:
+            missing += tally.missing
+            _check_few(groups.keys() | tally.groups.keys(), selection)
+            for cell, numbers in tally.groups.items():
+                groups.setdefault(cell, Counts(selection.channel)).numbers += numbers
         if not any(counts.total for counts in groups.values()):
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        return cls(wanted, {cell: groups[cell] for cell in sorted(groups, key=_rank)}, missing)
+        return cls(selection, {cell: groups[cell] for cell in sorted(groups, key=_rank)}, missing)
 
 
 def read(
@@ -184,41 +184,41 @@ def read(
             text = format_ in ("csv", "tsv")
             written = Layout(format_, "\t" if format_ == "tsv" else ",", multiline=text, unpack=packed, pack=packed)
     source = open_source(path, written)
-    wanted = Wanted.of(form, source.names, path, column, by, bounds)
-    return Read.of(wanted, [tallied(source, wanted)], path)
+    selection = Selection.of(form, source.names, path, column, by, bounds)
+    return Read.of(selection, [tallied(source, selection)], path)
 
 
-def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
-    each = {one["column"]: one for one in form["columns"]}
-    if column is None and len(each) == 1:
-        column = next(iter(each))
-    names = ", ".join(map(title, each))
-    if column is None and None not in each:
+def _column(form: Mapping[str, Any], columns: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
+    forms = {column_form["column"]: column_form for column_form in form["columns"]}
+    if column is None and len(forms) == 1:
+        column = next(iter(forms))
+    names = ", ".join(map(title, forms))
+    if column is None and None not in forms:
         raise click.UsageError(f"--column: missing; the perturbed columns are {names}")
-    if column not in each:
-        known = "was copied as it is" if column in found else "is not there"
-        raise click.UsageError(f"--column: {column!r} {known}; the perturbed columns are {names}")
-    if column is None and found:
+    if column not in forms:
+        reason = "was copied as it is" if column in columns else "is not there"
+        raise click.UsageError(f"--column: {column!r} {reason}; the perturbed columns are {names}")
+    if column is None and columns:
         raise ValueError(f"{where}: has columns, but the sidecar is that of an array, which has none")
-    if column is not None and list(found).count(column) != 1:
-        raise ValueError(f"{where}: has {list(found).count(column)} columns {column!r}")
-    return each[column]
+    if column is not None and list(columns).count(column) != 1:
+        raise ValueError(f"{where}: has {list(columns).count(column)} columns {column!r}")
+    return forms[column]
 
 
-def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
+def tallied(source: Source, selection: Selection, row: int = 0) -> Tallied:
     """Count one source, which begins with that row of its file."""
-    name, by, channel = wanted.column, wanted.by, wanted.channel
+    name, by, channel = selection.column, selection.by, selection.channel
     groups: dict[str | None, np.ndarray] = {}
     start, missing, width = row, 0, len(channel.written)
     chosen = [name] if by is None else [name, by]
     with closing(ahead(source.pieces(chosen))) as pieces:
         for piece in pieces:
-            found = _reports(source, piece, name, start, channel, wanted.keep)
-            missing += int((found < 0).sum())
+            indices = _reports(source, piece, name, start, channel, selection.keep)
+            missing += int((indices < 0).sum())
             local, cells = groups_of(source, piece, by)
-            _check_few(groups.keys() | set(cells), wanted)
-            here = found >= 0
-            index = (local[here] if by is not None else 0) * width + found[here]
+            _check_few(groups.keys() | set(cells), selection)
+            is_present = indices >= 0
+            index = (local[is_present] if by is not None else 0) * width + indices[is_present]
             numbers = np.bincount(index, minlength=len(cells) * width).reshape(len(cells), -1)
             for cell, more in zip(cells, numbers, strict=True):
                 groups.setdefault(cell, np.zeros(width, np.int64))[:] += more
@@ -227,24 +227,25 @@ def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
     return Tallied(groups, missing)
 
 
-def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
-    if len(cells) * len(wanted.channel.written) > _MOST_COUNTS:
-        raise click.UsageError(f"--by: {wanted.by!r} has too many groups to be counted by report; is it an identifier?")
+def _check_few(cells: Collection[str | None], selection: Selection) -> None:
+    if len(cells) * len(selection.channel.written) > _MOST_COUNTS:
+        many = "has too many groups to be counted by report; is it an identifier?"
+        raise click.UsageError(f"--by: {selection.by!r} {many}")
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
     """Return the index of every report among the channel's; -1 where it is missing."""
     try:
-        found = source.numbers(piece, name, start)
-        there = np.ones(len(found.values), bool) if found.missing is None else ~found.missing
-        if not keep and not there.all():
-            place = source.place(piece, start + int(there.argmin()), start)
+        numbers = source.numbers(piece, name, start)
+        is_present = np.ones(len(numbers.values), bool) if numbers.missing is None else ~numbers.missing
+        if not keep and not is_present.all():
+            place = source.place(piece, start + int(is_present.argmin()), start)
             raise ValueError(f"{place} is missing; the release kept none")
-        places = np.full(len(there), -1, np.int64)
-        places[there] = codes(channel, found.values[there])
+        places = np.full(len(is_present), -1, np.int64)
+        places[is_present] = codes(channel, numbers.values[is_present])
         return places
     except ReportError as error:
-        row = int(np.flatnonzero(there)[error.row])
+        row = int(np.flatnonzero(is_present)[error.row])
         reason = private(error.reason, "is no report of this release")
         raise ValueError(f"{label(name)}{source.place(piece, start + row, start)} {reason}") from error
     except ValueError as error:
@@ -277,7 +278,7 @@ class EstimateRow(NamedTuple):
     """The estimates of one group."""
 
     form: dict[str, Any]  # in JSON: the group, its reports, and every estimate with its interval or why there is none
-    made: Estimate | None  # None if there are no reports
+    estimate: Estimate | None  # None if there are no reports
     error: ValueError | None  # the first of the estimates that were asked for
 
 
@@ -285,70 +286,71 @@ class EstimateRow(NamedTuple):
 class Estimates:
     """The estimates of every group of a release."""
 
-    found: Read
-    asked: EstimateOptions
+    counted: Read
+    options: EstimateOptions
     rows: list[EstimateRow]
 
     @property
     def assumption(self) -> str | None:
         """Return a sentence on what the intervals assume; for groups it names no places, which differ."""
-        made = next((row.made for row in self.rows if row.form["distribution"] is not None), None)
-        if made is not None and self.found.wanted.by is not None and self.asked.assume == "smooth":
+        answer = next((row.estimate for row in self.rows if row.form["distribution"] is not None), None)
+        if answer is not None and self.counted.selection.by is not None and self.options.assume == "smooth":
             smooth = "a smooth density, with point masses where it has them"
             return f"Intervals assume that the values of a group have {smooth}."
-        return None if made is None else made.assumption
+        return None if answer is None else answer.assumption
 
     def to_dict(self) -> dict[str, Any]:
-        wanted = self.found.wanted
+        selection = self.counted.selection
         return {
-            "column": wanted.column,
-            "by": wanted.by,
-            "mechanism": wanted.mechanism,
-            "epsilon": wanted.epsilon,
-            "values": [wanted.channel.lower, wanted.channel.upper],
-            "clipped": wanted.clip,
-            "missing": self.found.missing,
-            "confidence": self.asked.confidence,
+            "column": selection.column,
+            "by": selection.by,
+            "mechanism": selection.mechanism,
+            "epsilon": selection.epsilon,
+            "values": [selection.channel.lower, selection.channel.upper],
+            "clipped": selection.clip,
+            "missing": self.counted.missing,
+            "confidence": self.options.confidence,
             "assumption": self.assumption,
             "estimates": [row.form for row in self.rows],
         }
 
     def __str__(self) -> str:
-        wanted, forms = self.found.wanted, [row.form for row in self.rows]
-        ends = f"[{shortest(wanted.channel.lower)}, {shortest(wanted.channel.upper)}]"
+        selection, forms = self.counted.selection, [row.form for row in self.rows]
+        ends = f"[{shortest(selection.channel.lower)}, {shortest(selection.channel.upper)}]"
         count = f"{sum(form['reports'] for form in forms):,}"
-        made = f"{count} reports of {shown(wanted.mechanism)} at epsilon {wanted.epsilon:.6g}"
-        clipped = "; values outside were clipped" if wanted.clip else ""
-        lines = [f"{title(wanted.column)}: {made}, values in {ends}{clipped}"]
-        lines += [f"{self.found.missing:,} rows without a report"] if self.found.missing else []
-        if wanted.by is None and forms[0]["distribution"] is not None:
+        summary = f"{count} reports of {shown(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
+        clipped = "; values outside were clipped" if selection.clip else ""
+        lines = [f"{title(selection.column)}: {summary}, values in {ends}{clipped}"]
+        lines += [f"{self.counted.missing:,} rows without a report"] if self.counted.missing else []
+        if selection.by is None and forms[0]["distribution"] is not None:
             lines.append(f"Distribution: {forms[0]['distribution']}.")
         lines += [self.assumption] if self.assumption else []
-        by = [] if wanted.by is None else [shown(wanted.by)]
-        interval = f"{100 * self.asked.confidence:.6g} % interval"
-        numbers, histograms = [[*by, "reports", "", "estimate", interval]], list[str]()
+        group_heading = [] if selection.by is None else [shown(selection.by)]
+        interval = f"{100 * self.options.confidence:.6g} % interval"
+        numbers, histograms = [[*group_heading, "reports", "", "estimate", interval]], list[str]()
         for form in forms:
-            group = [_group_title(form["group"])] if by else []
+            group = [_group_title(form["group"])] if group_heading else []
             first = [*group, f"{form['reports']:,}"]
-            for name, one in form.items():
-                if isinstance(one, dict):
-                    numbers.append([*first, name.replace("_", " "), *_cells(**one)])
+            for name, value in form.items():
+                if isinstance(value, dict):
+                    numbers.append([*first, name.replace("_", " "), *_cells(**value)])
                     first = [""] * len(first)
-                elif isinstance(one, list):
-                    cells = [[*by, "from", "to", "share", interval, "number", interval]]
-                    for each in one:
-                        lower, upper, share, low, high, number, least, most = each.values()
+                elif isinstance(value, list):
+                    cells = [[*group_heading, "from", "to", "share", interval, "number", interval]]
+                    for bin_ in value:
+                        lower, upper, share, low, high, number, low_count, high_count = bin_.values()
                         shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
-                        counts = [f"{number:,.0f}", f"{least:,.0f} to {most:,.0f}"]
+                        counts = [f"{number:,.0f}", f"{low_count:,.0f} to {high_count:,.0f}"]
                         cells.append([*group, number_text(lower), number_text(upper), *shares, *counts])
                     histograms += ["", *aligned(cells)]
         return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
     def plot(self, target: Path) -> None:
-        wanted = self.found.wanted
-        by = "" if wanted.by is None else f"{shown(wanted.by)} "
-        made = {by and by + _group_title(row.form["group"]): row.made for row in self.rows if row.made is not None}
-        save_plots(made, target, self.asked.confidence, bins=self.asked.histogram, label=title(wanted.column))
+        selection = self.counted.selection
+        prefix = "" if selection.by is None else f"{shown(selection.by)} "
+        rows = [row for row in self.rows if row.estimate is not None]
+        drawn = {prefix and prefix + _group_title(row.form["group"]): row.estimate for row in rows}
+        save_plots(drawn, target, self.options.confidence, bins=self.options.histogram, label=title(selection.column))
 
 
 def _cells(value: float | None, interval: Sequence[float] = (), why: str = "") -> list[str]:
@@ -361,25 +363,25 @@ def _group_title(group: str | None) -> str:
     return "(null)" if group is None else shown(group)
 
 
-def check_panels(found: Read) -> None:
+def check_panels(counted: Read) -> None:
     """Refuse, before the work, to draw more groups than a picture can show."""
-    count = sum(counts.total > 0 for counts in found.groups.values())
+    count = sum(counts.total > 0 for counts in counted.groups.values())
     if count > MOST_PANELS:
         raise click.UsageError(f"--plot: {count} groups; at most {MOST_PANELS} are drawn")
 
 
-def estimates(found: Read, asked: EstimateOptions) -> Estimates:
+def estimates(counted: Read, settings: EstimateOptions) -> Estimates:
     """Estimate from counted reports; it is an error if no group has enough of them for the options."""
-    rows = [_row(group, counts, asked) for group, counts in found.groups.items()]
+    rows = [_row(group, counts, settings) for group, counts in counted.groups.items()]
     if all(row.error is not None for row in rows):
-        by, message = found.wanted.by, next(text_of(row.error) for row in rows if row.error is not None)
+        group_column, message = counted.selection.by, next(text_of(row.error) for row in rows if row.error is not None)
         group = private(_group_title(rows[0].form["group"]), "of the first group")
-        where = "" if by is None else f"--by: no group can answer; {by} {group}: "
+        where = "" if group_column is None else f"--by: no group can answer; {group_column} {group}: "
         raise ValueError(where + ("--quantiles: " if message.startswith("p: ") else "") + message.removeprefix("p: "))
-    return Estimates(found, asked, rows)
+    return Estimates(counted, settings, rows)
 
 
-def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateRow:
+def _row(group: str | None, counts: Counts, settings: EstimateOptions) -> EstimateRow:
     """Return every estimate of one group that its reports allow.
 
     The standard deviation and the default quantiles are left out if there are too few reports; no other may fail.
@@ -389,37 +391,37 @@ def _row(group: str | None, counts: Counts, asked: EstimateOptions) -> EstimateR
         form["mean"] = {"value": None, "why": "no report"}
         return EstimateRow(form, None, ValueError("reports: there is none"))
     with usage_errors("--"):
-        made = estimate(counts, atoms=asked.atoms or (), grid=asked.grid, assume=asked.assume)
+        answer = estimate(counts, atoms=settings.atoms or (), grid=settings.grid, assume=settings.assume)
     with suppress(ValueError):  # Otherwise the mean is all that the reports have information on.
-        form["distribution"] = made.model
-    quantiles = {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in asked.quantiles or _QUANTILES}
-    optional = {"standard_deviation", *(quantiles if asked.quantiles is None else ())}
+        form["distribution"] = answer.model
+    quantiles = {f"quantile_{shortest(p)}": partial(answer.quantile, p) for p in settings.quantiles or _QUANTILES}
+    optional = {"standard_deviation", *(quantiles if settings.quantiles is None else ())}
     asks: dict[str, Callable[[], Any]] = {
-        "mean": lambda: made.mean,
-        "standard_deviation": lambda: made.standard_deviation,
+        "mean": lambda: answer.mean,
+        "standard_deviation": lambda: answer.standard_deviation,
         **quantiles,
-        **({} if asked.histogram is None else {"histogram": partial(made.histogram, asked.histogram)}),
+        **({} if settings.histogram is None else {"histogram": partial(answer.histogram, settings.histogram)}),
     }
     first = None
     for name, ask in asks.items():
         try:
-            found = ask()
+            result = ask()
             if name == "histogram":
-                form[name] = _bins(found, asked.confidence)
+                form[name] = _bins(result, settings.confidence)
             else:
-                ends = [float(end) for end in found.interval(asked.confidence)]
-                form[name] = {"value": float(found.value), "interval": ends}
+                ends = [float(end) for end in result.interval(settings.confidence)]
+                form[name] = {"value": float(result.value), "interval": ends}
         except ValueError as error:
             why = public(text_of(error)).partition(": ")[2]  # without the library's argument
             form[name] = {"value": None, "why": why}
             if name not in optional:
                 first = first or error
-    return EstimateRow(form, made, first)
+    return EstimateRow(form, answer, first)
 
 
 def _bins(histogram: Any, confidence: float) -> list[dict[str, float]]:
     names = ("lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high")
     columns = [histogram.edges[:-1], histogram.edges[1:]]
-    for one in (histogram.shares, histogram.counts):
-        columns += [one.value, *one.interval(confidence)]
+    for functional in (histogram.shares, histogram.counts):
+        columns += [functional.value, *functional.interval(confidence)]
     return [dict(zip(names, map(float, row), strict=True)) for row in zip(*columns, strict=True)]

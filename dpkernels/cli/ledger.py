@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 
-from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, budgeted, check, minus, printed
-from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement, check_makeable
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, minus, parse_budget, printed
+from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, LedgerState, check_makeable
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.options import usage_errors
@@ -49,12 +49,12 @@ class LedgerAccount:
     like: Path | None = None  # a file; a ledger that is made gets at most its permissions
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
+    def of(cls, options: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> Self | None:
         """Return the account that ``--ledger`` and ``--budget`` name, if any, or refuse it with a click.UsageError.
 
         ``files`` are those that the release reads and writes, the input first. It may use all files of the ``folders``.
         """
-        path, budget = given.get("ledger"), given.get("budget", ())
+        path, budget = options.get("ledger"), options.get("budget", ())
         if path is None:
             if budget:
                 raise click.UsageError("--budget: needs --ledger FILE, which keeps it")
@@ -63,7 +63,7 @@ class LedgerAccount:
             raise click.UsageError(f"--budget: {len(budget)} numbers; it is EPS or EPS,DELTA")
         if budget:
             with usage_errors("--budget: "):
-                budgeted(*budget)
+                parse_budget(*budget)
         # A ledger that is data, or that the release would replace, would forget what was spent.
         for folder in folders:
             if path.resolve().is_relative_to(folder.resolve()):
@@ -81,16 +81,16 @@ class LedgerAccount:
             ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
             return LedgerCharge(self.path, price, ledger.charge(*price.amounts, label), ledger)
 
-    def check(self, asked: EpsilonDelta) -> str:
+    def check(self, charge: EpsilonDelta) -> str:
         """Return in words the budget that the charge would leave now, without charging or making a ledger."""
         with self._advice():
-            self._check_new(asked)
+            self._check_new(charge)
             if not self.path.exists():
                 check_makeable(self.path)
-                return f"ledger {self.path}: would be made, and {minus(budgeted(*self.budget), asked)} be left"
+                return f"ledger {self.path}: would be made, and {minus(parse_budget(*self.budget), charge)} be left"
             ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
-            now = ledger.rehearse(*asked)
-            return f"ledger {self.path}: {asked} fits; {minus(now.left, asked)} would be left"
+            state = ledger.rehearse(*charge)
+            return f"ledger {self.path}: {charge} fits; {minus(state.left, charge)} would be left"
 
     @contextmanager
     def _advice(self) -> Iterator[None]:
@@ -98,22 +98,22 @@ class LedgerAccount:
         try:
             yield
         except BudgetExceeded as error:
-            asked, left = error.asked, error.left
-            if not isinstance(asked, EpsilonDelta) or error.budget.delta or not asked.delta:
+            charge, left = error.asked, error.left
+            if not isinstance(charge, EpsilonDelta) or error.budget.delta or not charge.delta:
                 raise
-            power = max(_LEAST_DELTA, math.ceil(math.log10(asked.delta)) + 1)
-            if asked.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
+            power = max(_LEAST_DELTA, math.ceil(math.log10(charge.delta)) + 1)
+            if charge.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
                 raise
-            epsilon, needed = printed(error.budget.epsilon), printed(asked.delta)
+            epsilon, delta = printed(error.budget.epsilon), printed(charge.delta)
             where = "--budget" if self.budget else f"--ledger: the budget of {self.path}"
             raise click.UsageError(
-                f"{where}: has delta 0, but this release costs delta {needed}; use --budget {epsilon},1e{power}"
+                f"{where}: has delta 0, but this release costs delta {delta}; use --budget {epsilon},1e{power}"
                 + ("" if self.budget else " with a new ledger")
             ) from error
 
-    def _check_new(self, asked: EpsilonDelta) -> None:
+    def _check_new(self, charge: EpsilonDelta) -> None:
         if self.budget:
-            check(budgeted(*self.budget), EpsilonDelta(), asked, f"{self.path}: ")
+            check(parse_budget(*self.budget), EpsilonDelta(), charge, f"{self.path}: ")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class LedgerCharge:
 
     path: Path
     price: Price
-    after: Statement
+    after: LedgerState
     ledger: Ledger = field(repr=False, compare=False)
 
     @property
@@ -190,32 +190,32 @@ class Report:
     """What a ledger holds."""
 
     path: Path
-    statement: Statement
+    statement: LedgerState
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form; amounts are decimals, exactly."""
-        own = self.statement
-        form: dict[str, Any] = {"ledger": own.ledger, "created": own.created}
+        state = self.statement
+        form: dict[str, Any] = {"ledger": state.ledger, "created": state.created}
         for name in ("budget", "spent", "left"):
-            form |= _exact(f"{name}_", getattr(own, name))
+            form |= _exact(f"{name}_", getattr(state, name))
         charges = [
             {"charge": entry.id, "time": entry.time, **_signed(entry), "label": entry.label, "hash": entry.hash}
-            | {"voids": entry.voids or None, "voided_by": own.voided.get(entry.id)}
-            for entry in own.entries
+            | {"voids": entry.voids or None, "voided_by": state.voided.get(entry.id)}
+            for entry in state.entries
         ]
         return form | {"charges": charges}
 
     def __str__(self) -> str:
-        own = self.statement
-        lines = [f"ledger  {shown(str(self.path))}, {shown(own.ledger)}, made {shown(own.created)}"]
-        lines += [f"{name:<7} {getattr(own, name)}" for name in ("budget", "spent", "left")]
+        state = self.statement
+        lines = [f"ledger  {shown(str(self.path))}, {shown(state.ledger)}, made {shown(state.created)}"]
+        lines += [f"{name:<7} {getattr(state, name)}" for name in ("budget", "spent", "left")]
         rows = [["charge", "time", "epsilon", "delta", "label"]]
-        for entry in own.entries:
+        for entry in state.entries:
             notes = [f"voids charge {entry.voids}"] if entry.voids else []
-            notes += [f"voided by {own.voided[entry.id]}"] if entry.id in own.voided else []
+            notes += [f"voided by {state.voided[entry.id]}"] if entry.id in state.voided else []
             label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
             rows.append([str(entry.id), shown(entry.time), *_signed(entry).values(), label])
-        return "\n".join(lines + (["", *aligned(rows)] if own.entries else []))
+        return "\n".join(lines + (["", *aligned(rows)] if state.entries else []))
 
 
 def _signed(entry: Entry) -> dict[str, str]:

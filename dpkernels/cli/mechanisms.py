@@ -61,48 +61,48 @@ def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """
     if name not in CHOICES:
         return name, dict(options)
-    own = {key: value for key, value in options.items() if key != "objective"}
+    arguments = {key: value for key, value in options.items() if key != "objective"}
     if options.get("objective") == "distribution":
-        return "piecewise", {**own, "eta": _eta_for_distribution(**own)}
-    best = _least_variance(CHOICES[name], **own)
+        return "piecewise", {**arguments, "eta": _eta_for_distribution(**arguments)}
+    best = _least_variance(CHOICES[name], **arguments)
     if name == "balanced" and best == "duchi":
-        return "hybrid", {**own, "share": _balanced_share(**own)}
-    return best, own
+        return "hybrid", {**arguments, "share": _balanced_share(**arguments)}
+    return best, arguments
 
 
-def _least_variance(names: Iterable[str], **own: float) -> str:
-    made = {name: MECHANISMS[name](**own) for name in names if name != "optimal" or covers(own["epsilon"])}
-    return min(made, key=lambda name: float(made[name].worst_variance))
+def _least_variance(names: Iterable[str], **options: float) -> str:
+    feasible = [name for name in names if name != "optimal" or covers(options["epsilon"])]
+    return min(feasible, key=lambda name: float(MECHANISMS[name](**options).worst_variance))
 
 
 def best_variance(epsilon: float, lower: float, upper: float) -> float:
     """Return the lowest worst-case variance of a closed form."""
-    own = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    return float(MECHANISMS[_least_variance(_CLOSED_FORMS, **own)](**own).worst_variance)
+    options = {"epsilon": epsilon, "lower": lower, "upper": upper}
+    return float(MECHANISMS[_least_variance(_CLOSED_FORMS, **options)](**options).worst_variance)
 
 
-def _balanced_share(**own: float) -> float:
+def _balanced_share(**options: float) -> float:
     """Return the largest share s of a hybrid whose worst-case variance is at most ``ROOM`` times Duchi's, W.
 
     At an end x of the interval s V_piecewise(x) + (1 - s) V_duchi(x) = ROOM W; elsewhere the variance is smaller.
     """
-    points, piecewise, upper = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own), own["upper"]
-    at_end = float(points.variance(upper))
+    points, piecewise = MECHANISMS["duchi"](**options), MECHANISMS["piecewise-wang2019"](**options)
+    upper, at_end = options["upper"], float(points.variance(options["upper"]))
     share = (ROOM * float(points.worst_variance) - at_end) / (float(piecewise.variance(upper)) - at_end)
     return math.floor(1000 * share) / 1000
 
 
 @lru_cache(maxsize=16)
-def _eta_for_distribution(**own: float) -> float:
+def _eta_for_distribution(**options: float) -> float:
     """Return the eta of ``piecewise`` with which 10^5 reports estimate the distribution best."""
     from accountants import tune
 
-    return float(tune.best(tune.piecewise(**own), tune.distribution()).parameters["eta"])
+    return float(tune.best(tune.piecewise(**options), tune.distribution()).parameters["eta"])
 
 
 def _choice(name: str, /, *, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
-    own, options = chosen(name, {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
-    return MECHANISMS[own](**options)
+    selected, options = chosen(name, {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
+    return MECHANISMS[selected](**options)
 
 
 def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper: float) -> Optimal:
@@ -134,19 +134,19 @@ def _recycled(
     q: float | None = None,
 ) -> Additive:
     """Recycle the budget of a kernel; its width, sigma or scale, and q are calibrated to the claim if not given."""
-    given = sigma if scale is None else scale
+    kernel_width = sigma if scale is None else scale
     options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity, "theta": theta}
-    kernel: Any = family if given is None else family(given)
-    if given is not None and q is not None:
+    kernel: Any = family if kernel_width is None else family(kernel_width)
+    if kernel_width is not None and q is not None:
         return dpkernels.budget_recycled(kernel, q=q, **options)
     from accountants import calibrate
 
-    _check_claim(flag(width) if given is None else "--q", options)
+    _check_claim(flag(width) if kernel_width is None else "--q", options)
     return calibrate.budget_recycled(kernel, q=q, **options)
 
 
-def _check_claim(option: str, given: Mapping[str, Any]) -> None:
-    if any(given.get(name) is None for name in _CLAIM):
+def _check_claim(option: str, options: Mapping[str, Any]) -> None:
+    if any(options.get(name) is None for name in _CLAIM):
         raise ValueError(f"{option}: missing; give it, or --epsilon and --delta, to which it is calibrated")
 
 
@@ -155,14 +155,14 @@ class NamedConstructor:
 
     def __init__(self, name: str, construct: Callable[..., Mechanism], left_out: str = "") -> None:
         self.name, self.construct = name, construct
-        found, by_name = inspect.signature(construct).parameters, inspect.Parameter.KEYWORD_ONLY
-        known = [option for option in OPTIONS if option in found and option != left_out]
+        parameters, by_name = inspect.signature(construct).parameters, inspect.Parameter.KEYWORD_ONLY
+        settable = [option for option in OPTIONS if option in parameters and option != left_out]
         required = {
-            option: found[option].default is inspect.Parameter.empty
-            for option in known
-            if found[option].kind == by_name
+            option: parameters[option].default is inspect.Parameter.empty
+            for option in settable
+            if parameters[option].kind == by_name
         }
-        self.options = {option: option in _SCALES or not needed for option, needed in required.items()}
+        self.options = {option: option in _SCALES or not is_required for option, is_required in required.items()}
         # A scale that is not given is calibrated to the claim, where the constructor requires it.
         self.calibrated = [option for option in required if option in _SCALES and required[option]]
 
@@ -181,11 +181,11 @@ class NamedConstructor:
         required = self.required(release)
         for name in options:
             if name not in self.options:
-                known = flags(self.options)
-                raise click.UsageError(f"{flag(name)}: {_title(self.name)} has no such option; it has {known}")
+                allowed = flags(self.options)
+                raise click.UsageError(f"{flag(name)}: {_title(self.name)} has no such option; it has {allowed}")
         if missing := [name for name in required if name not in options]:
-            shown = ", ".join(map(flag, missing))
-            raise click.UsageError(f"{shown}: missing; {_title(self.name)} needs {flags(required)}")
+            lacking = ", ".join(map(flag, missing))
+            raise click.UsageError(f"{lacking}: missing; {_title(self.name)} needs {flags(required)}")
         if "delta" in options:
             checks.within("delta", options["delta"], 0.0, 1.0, open_ends=True)
         if scales := [name for name in self.calibrated if name not in options]:
@@ -200,7 +200,7 @@ def _constructors() -> Iterator[NamedConstructor]:
     """Yield every mechanism: the exceptions, then the other constructors of the package."""
     # The ``objective`` of a constructor differs from that of a choice.
     special = [
-        *(NamedConstructor(name, made, "objective") for name, made in MECHANISMS.items()),
+        *(NamedConstructor(name, constructor, "objective") for name, constructor in MECHANISMS.items()),
         *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
         NamedConstructor("optimal-central", _optimal_central),
         NamedConstructor("truncated-laplace", _truncated_laplace),
@@ -208,21 +208,21 @@ def _constructors() -> Iterator[NamedConstructor]:
         NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
     ]
     yield from special
-    known = {one.name for one in special}
-    modules = [import_module(one.name) for one in walk_packages(mechanisms.__path__, f"{mechanisms.__name__}.")]
-    functions = {name: one for module in modules for name, one in vars(module).items() if inspect.isfunction(one)}
+    exceptions = {constructor.name for constructor in special}
+    modules = [import_module(info.name) for info in walk_packages(mechanisms.__path__, f"{mechanisms.__name__}.")]
+    functions = {name: item for module in modules for name, item in vars(module).items() if inspect.isfunction(item)}
     for name in sorted(functions.keys() & dpkernels.__all__):  # getattr of all public names would load SciPy and others
-        if (word := name.replace("_", "-")) not in known and _is_constructor(functions[name]):
+        if (word := name.replace("_", "-")) not in exceptions and _is_constructor(functions[name]):
             yield NamedConstructor(word, functions[name], "objective")
 
 
 def _is_constructor(function: Callable[..., Any]) -> bool:
     """Return whether a function makes a mechanism, and all its required arguments are options of the command."""
     signature = inspect.signature(function, eval_str=True)
-    made, arguments = signature.return_annotation, signature.parameters.items()
-    kinds = get_args(made) if isinstance(made, UnionType) else (made,)
+    returned, parameters = signature.return_annotation, signature.parameters.items()
+    kinds = get_args(returned) if isinstance(returned, UnionType) else (returned,)
     return all(isinstance(kind, type) and issubclass(kind, Mechanism) for kind in kinds) and all(
-        one.kind == one.KEYWORD_ONLY and (name in OPTIONS or one.default is not one.empty) for name, one in arguments
+        p.kind == p.KEYWORD_ONLY and (name in OPTIONS or p.default is not p.empty) for name, p in parameters
     )
 
 
@@ -247,10 +247,10 @@ def listing() -> list[str]:
         "each. Use square-wave for the distribution alone: the mean of its reports is biased.",
     ]
     rows = [heading]
-    for one in CONSTRUCTORS.values():
-        required = one.required(release=True)
-        more = [name for name in one.options if name not in required]
-        rows.append([one.name, " ".join(map(flag, required)), " ".join(map(flag, more))])
+    for constructor in CONSTRUCTORS.values():
+        required = constructor.required(release=True)
+        more = [name for name in constructor.options if name not in required]
+        rows.append([constructor.name, " ".join(map(flag, required)), " ".join(map(flag, more))])
     return [*aligned(rows), "", *notes]
 
 
@@ -258,39 +258,39 @@ def named(name: str, where: str = "") -> NamedConstructor:
     """Return the constructor of a name; errors begin with ``where``."""
     if name not in CONSTRUCTORS:
         near = get_close_matches(name, CONSTRUCTORS, 1)
-        known = f"the mechanisms; did you mean {near[0]}?" if near else ", ".join(CONSTRUCTORS)
-        raise click.UsageError(f"{where}mechanism: {name!r} is not one of {known}")
+        choices = f"the mechanisms; did you mean {near[0]}?" if near else ", ".join(CONSTRUCTORS)
+        raise click.UsageError(f"{where}mechanism: {name!r} is not one of {choices}")
     return CONSTRUCTORS[name]
 
 
 def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
     """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim."""
-    found = named(name, where)
+    constructor = named(name, where)
     with usage_errors(where, (ValueError, ProgramError)):
-        return found.make(options, release)
+        return constructor.make(options, release)
 
 
 def build_exact_sampler(
     name: str, options: Mapping[str, Any], where: str = ""
 ) -> tuple[str, ExactSampler, dict[str, Any]]:
     """Return the name of the mechanism, which a choice selects, with its exact sampler and its options."""
-    made: Any = mechanism(name, options, where)
+    built: Any = mechanism(name, options, where)
     try:
-        own, given = chosen(name, options)
-        return own, exact_sampler(made), given
+        selected, arguments = chosen(name, options)
+        return selected, exact_sampler(built), arguments
     except CertificateError as error:
         instead = ""
         if text_of(error).startswith("delta:"):
             from accountants import epsilon
 
             with suppress(TypeError, ValueError):  # The epsilon that the noise has at its delta, where that is known.
-                found = epsilon(made, made.delta)
-                if found > made.epsilon * (1 + 1e-9):  # Else the noise has its claim; it is the table that does not.
-                    instead = f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
+                noise_epsilon = epsilon(built, built.delta)
+                if noise_epsilon > built.epsilon * (1 + 1e-9):  # Else the noise has its claim, and its table does not.
+                    instead = f"; at delta {shortest(built.delta)} this noise has epsilon {noise_epsilon:.6g}"
         raise CertificateError(f"{where}{text_of(error)}{instead}") from error
 
 
-def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def options_by_column(names: Sequence[str], options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the options of each column, given the columns' mechanisms by name.
 
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for these
@@ -298,23 +298,23 @@ def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) 
     """
     chosen = [named(name) for name in names]
     columns: list[dict[str, Any]] = [{} for _ in chosen]
-    for option, values in given.items():
-        having = [column for column, one in zip(columns, chosen, strict=True) if option in one.options]
+    for option, values in options.items():
+        having = [column for column, constructor in zip(columns, chosen, strict=True) if option in constructor.options]
         if not having:
             different = list(dict.fromkeys(names))
             if len(different) == 1:
                 raise click.UsageError(f"{flag(option)}: {_title(different[0])} has no such option")
             raise click.UsageError(f"{flag(option)}: none of {', '.join(different)} has such an option")
-        those = "" if len(having) == len(names) else " whose mechanism has it"
-        check_count(option, len(values), len(having), those)
-        each = list(values) * (len(having) if len(values) == 1 else 1)
-        for column, value in zip(having, each, strict=True):
+        restriction = "" if len(having) == len(names) else " whose mechanism has it"
+        check_count(option, len(values), len(having), restriction)
+        spread = list(values) * (len(having) if len(values) == 1 else 1)
+        for column, value in zip(having, spread, strict=True):
             column[option] = value
     return columns
 
 
-def check_count(option: str, count: int, columns: int, those: str = "") -> None:
+def check_count(option: str, count: int, columns: int, restriction: str = "") -> None:
     """Refuse an option that is given neither once nor once a column."""
     if count not in (1, columns):
-        allowed = "once" if columns == 1 else f"once, or once for each of the {columns} columns{those}"
+        allowed = "once" if columns == 1 else f"once, or once for each of the {columns} columns{restriction}"
         raise click.UsageError(f"{flag(option)}: given {count} times; give it {allowed}")

@@ -58,7 +58,7 @@ class NumberList(click.ParamType):
         if self.may_be_none and not value:
             return ()
         try:
-            return tuple(self.number(part) for part in value.split(","))
+            return tuple(self.number(text) for text in value.split(","))
         except (ValueError, ArithmeticError):
             self.fail(f"{value!r} must be numbers separated by commas")
 
@@ -69,7 +69,7 @@ class Command(click.Command):
     def __init__(self, *args: Any, details: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.details = details
-        if details or any(isinstance(one, _Rare) for one in self.params):
+        if details or any(isinstance(parameter, _Rare) for parameter in self.params):
             more = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all)
             more.help = "Show all options" + (" and details." if details else ".")
             self.params.append(more)
@@ -87,19 +87,19 @@ class Command(click.Command):
             if not isinstance(parameter, click.Argument):
                 sections.setdefault(getattr(parameter, "section", "Options"), []).append(parameter)
         rare = {} if _ALL in context.meta else {name: sections.pop(name) for name in list(sections)[1:]}
-        for name, found in sections.items():
+        for name, parameters in sections.items():
             with formatter.section(name):
-                formatter.write_dl([record for one in found if (record := one.get_help_record(context))])
+                formatter.write_dl([record for p in parameters if (record := p.get_help_record(context))])
         if rare:
             with formatter.section("More options, explained by --help-all"):
-                formatter.write_dl([(name, ", ".join(one.opts[0] for one in found)) for name, found in rare.items()])
+                formatter.write_dl([(name, ", ".join(p.opts[0] for p in hidden)) for name, hidden in rare.items()])
 
 
 _ALL = "dpkernels.help_all"
 
 
-def _show_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given:
         context.meta[_ALL] = True
         show(context.get_help())
         context.exit()
@@ -122,7 +122,7 @@ Decorator = Callable[[Function], Function]
 
 def together(*decorators: Decorator) -> Decorator:
     """Give a command several options, in the order of its help."""
-    return lambda function: reduce(lambda made, decorate: decorate(made), reversed(decorators), function)
+    return lambda function: reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), function)
 
 
 # Type, metavar and help by name, in the order in which help shows them.
@@ -172,8 +172,8 @@ def flag(name: str) -> str:
 
 def flags(names: Iterable[str]) -> str:
     """Options in a sentence: --a, --b and --c."""
-    *most, last = map(flag, names)
-    return f"{', '.join(most)} and {last}" if most else last
+    *first, last = map(flag, names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: Any) -> Decorator:
@@ -240,8 +240,8 @@ def redact_option(option: Callable[..., Decorator] = click.option) -> Decorator:
 _REDACT = "Never show values in errors, only rows and lines. Values are shown on a terminal only."
 
 
-def _redact(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _redact(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given:
         redact()
 
 
@@ -250,12 +250,12 @@ def json_option(text: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-def single(given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def single(options: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the options that were given, of a command that takes each once."""
-    for name, values in given.items():
+    for name, values in options.items():
         if len(values) > 1:
             raise click.UsageError(f"{flag(name)}: given {len(values)} times; give it once")
-    return {name: values[0] for name, values in given.items() if values}
+    return {name: values[0] for name, values in options.items() if values}
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def printable(text: str) -> str:
     """Return one line in which every character that could disturb a terminal is escaped as in Python."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def show(text: str | Sequence[str], *, error: bool = False) -> None:

@@ -18,5 +18,5 @@ def shown(name: str) -> str:
 
 def listed(names: Sequence[str], most: int = 12) -> str:
     """Return the first few names, and how many more there are."""
-    rest = len(names) - most
-    return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")
+    unlisted = len(names) - most
+    return ", ".join(map(shown, names[:most])) + (f" and {unlisted} more" if unlisted > 0 else "")

@@ -56,7 +56,7 @@ class Tuned:
 
     objective: str  # its name and its numbers
     unit: str
-    asked: str  # budget and interval or sensitivity, in words
+    request: str  # budget and interval or sensitivity, in words
     results: list[Result]
     refused: list[tuple[str, str]]  # families without a result, and why
     covers: str = ""  # the reports that the budget is for, if they are shuffled
@@ -68,16 +68,17 @@ class Tuned:
             "unit": self.unit,
             **({"covers": self.covers} if self.covers else {}),
             "results": [
-                {"mechanism": one.family, **{name: getattr(one, name) for name in names}} for one in self.results
+                {"mechanism": result.family} | {name: getattr(result, name) for name in names}
+                for result in self.results
             ],
             "refused": [{"family": name, "reason": reason} for name, reason in self.refused],
         }
 
     def __str__(self) -> str:
         rows = [["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]]
-        for one in self.results:
-            chosen = ", ".join(f"{name} {_shown(value)}" for name, value in one.parameters.items())
-            rows.append([one.family, rounded(one.value, 6), chosen or "-", f"{one.delta:.4g}"])
+        for result in self.results:
+            chosen = ", ".join(f"{name} {_shown(value)}" for name, value in result.parameters.items())
+            rows.append([result.family, rounded(result.value, 6), chosen or "-", f"{result.delta:.4g}"])
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
         covers = ["", f"epsilon and delta: {self.covers}"] if self.covers else []
         best = self.results[0]
@@ -102,30 +103,30 @@ class Tuned:
         else:
             axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
             axes.set(ylabel=f"{self.objective} ({self.unit}), log scale")
-        axes.set(xlabel="step of the winning start", title=f"Search by gradient, the best first\n{self.asked}")
+        axes.set(xlabel="step of the winning start", title=f"Search by gradient, the best first\n{self.request}")
         axes.grid(alpha=0.3, which="both")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
         write_png(figure, target)
 
 
 def _shown(value: Any) -> str:
-    return ",".join(f"{part:.6g}" for part in value) if isinstance(value, tuple) else f"{value:.6g}"
+    return ",".join(f"{number:.6g}" for number in value) if isinstance(value, tuple) else f"{value:.6g}"
 
 
-def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
+def tuned(objective: str, options: Mapping[str, float]) -> Tuned:
     """Tune every family that the options allow; an error if none is feasible."""
     if objective not in OBJECTIVES:
         raise click.UsageError(f"--objective: {objective!r} is not one of {', '.join(OBJECTIVES)}")
     needs, make, unit = OBJECTIVES[objective]
-    budget = _budget(given, needs)
+    budget = _budget(options, needs)
     with usage_errors():
-        aim = make(*(given[name] for name in needs))
-        families = [family for names in budget for family in _families(names, given)]
-    text = {name: shortest(value) for name, value in given.items()}
-    if "at" in needs and "lower" in given and not given["lower"] <= given["at"] <= given["upper"]:
+        aim = make(*(options[name] for name in needs))
+        families = [family for names in budget for family in _families(names, options)]
+    text = {name: shortest(value) for name, value in options.items()}
+    if "at" in needs and "lower" in options and not options["lower"] <= options["at"] <= options["upper"]:
         raise click.UsageError(f"--at: {text['at']} is not in [{text['lower']}, {text['upper']}]")
     title = " ".join([objective, *(text[name] for name in needs)])
-    asked = ", ".join(f"{name} {text[name]}" for name in dict.fromkeys((*_SHUFFLED, *_ADDITIVE)) if name in given)
+    request = ", ".join(f"{name} {text[name]}" for name in dict.fromkeys((*_SHUFFLED, *_ADDITIVE)) if name in options)
     results, refused = list[Result](), list[tuple[str, str]]()
     for family in families:
         show(f"tuning {family.name}", error=True)
@@ -135,31 +136,32 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
             refused.append((family.name, text_of(error)))
     if not results:
         raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
-    results.sort(key=lambda one: aim.sign * one.value)
-    return Tuned(title, unit, asked, results, refused, NEIGHBOURING if "shuffle" in given else "")
+    results.sort(key=lambda result: aim.sign * result.value)
+    return Tuned(title, unit, request, results, refused, NEIGHBOURING if "shuffle" in options else "")
 
 
-def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
+def _families(names: tuple[str, ...], options: Mapping[str, float]) -> list[Family]:
     """Return the families that take these options; for shuffled reports the bounded ones."""
     # Square waves are biased, and therefore useful for the distribution only.
-    biased = (tune.square_wave,) if "reports" in given else ()
+    biased = (tune.square_wave,) if "reports" in options else ()
     if names != _SHUFFLED:
-        return [one(**{name: given[name] for name in names}) for one in (*_FAMILIES[names], *biased)]
-    inner = [one(epsilon=1.0, lower=given["lower"], upper=given["upper"]) for one in (*_FAMILIES[_BOUNDED], *biased)]
-    n, epsilon, delta = int(given["shuffle"]), given["epsilon"], given["delta"]
-    return [tune.shuffled(one, n=n, epsilon=epsilon, delta=delta) for one in inner]
+        return [family(**{name: options[name] for name in names}) for family in (*_FAMILIES[names], *biased)]
+    interval = {name: options[name] for name in ("lower", "upper")}
+    inner = [family(epsilon=1.0, **interval) for family in (*_FAMILIES[_BOUNDED], *biased)]
+    n, epsilon, delta = int(options["shuffle"]), options["epsilon"], options["delta"]
+    return [tune.shuffled(family, n=n, epsilon=epsilon, delta=delta) for family in inner]
 
 
-def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _budget(options: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the groups of families that the options are for."""
-    bounded = bool({"lower", "upper", "shuffle"} & given.keys()) or "reports" in needs
-    required = _SHUFFLED if "shuffle" in given else _BOUNDED if bounded else _PURE
+    bounded = bool({"lower", "upper", "shuffle"} & options.keys()) or "reports" in needs
+    required = _SHUFFLED if "shuffle" in options else _BOUNDED if bounded else _PURE
     allowed = {*required, *needs, *(() if bounded else ("delta",))}
-    if missing := [name for name in (*required, *needs) if name not in given]:
-        either = "" if bounded or "sensitivity" in given else " (or --lower and --upper, for bounded mechanisms)"
+    if missing := [name for name in (*required, *needs) if name not in options]:
+        either = "" if bounded or "sensitivity" in options else " (or --lower and --upper, for bounded mechanisms)"
         raise click.UsageError(f"{', '.join(map(flag, missing))}: missing{either}")
-    if extra := [name for name in given if name not in allowed]:
+    if extra := [name for name in options if name not in allowed]:
         raise click.UsageError(f"{flag(extra[0])}: has no use here; this search takes {flags(sorted(allowed))}")
     if bounded:
         return [required]
-    return [_PURE, _ADDITIVE] if "delta" in given else [_PURE]
+    return [_PURE, _ADDITIVE] if "delta" in options else [_PURE]

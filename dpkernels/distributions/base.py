@@ -30,9 +30,10 @@ class Noise(abc.ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        known = Noise._classes.get(cls.__name__)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"{cls.__name__}: {known.__module__} has a distribution of this name; choose another name")
+        namesake = Noise._classes.get(cls.__name__)
+        if namesake is not None and (namesake.__module__, namesake.__qualname__) != (cls.__module__, cls.__qualname__):
+            module = namesake.__module__
+            raise TypeError(f"{cls.__name__}: {module} has a distribution of this name; choose another name")
         Noise._classes[cls.__name__] = cls
 
     @property
@@ -53,7 +54,7 @@ class Noise(abc.ABC):
         """Return every class of distributions by its name."""
         for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
             importlib.import_module(f"dpkernels.distributions.{module.name}")
-        return {name: one for name, one in Noise._classes.items() if dataclasses.is_dataclass(one)}
+        return {name: cls for name, cls in Noise._classes.items() if dataclasses.is_dataclass(cls)}
 
     def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
         """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly."""
@@ -173,8 +174,8 @@ class Distribution(Noise):
         xp = namespace(*leaves)
         dtype = xp.result_type(*(floating(leaf) for leaf in leaves))
         tails = like(_TAILS[4 * float(xp.finfo(dtype).tiny) < _TAILS], xp.zeros((), dtype))
-        every = np.ones(len(tails), bool)
-        low, high = self.inverse(tails, every), self.inverse(tails, ~every)
+        is_lower = np.ones(len(tails), bool)
+        low, high = self.inverse(tails, is_lower), self.inverse(tails, ~is_lower)
         return xp.concatenate([low[::-1], high[1:]])
 
     @property
@@ -270,8 +271,8 @@ class Symmetric(Distribution):
         near, far = xp.where(none, 0.0, near), xp.where(none, 0.0, far)
         xp = namespace(near, far)
         if power == 1:
-            part = self.partial_moment(1, near, far)
-            return namespace(part).where(rising, part, -part)
+            one_sided_moment = self.partial_moment(1, near, far)
+            return namespace(one_sided_moment).where(rising, one_sided_moment, -one_sided_moment)
         one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
         return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
 

@@ -85,8 +85,8 @@ class Lattice(Noise):
 
     def icdf(self, u: Real) -> Real:
         xp = namespace(u, self.probabilities)
-        at = xp.searchsorted(xp.cumsum(self.probabilities), u)
-        return self.points[xp.minimum(at, 2 * self.reach)]
+        index = xp.searchsorted(xp.cumsum(self.probabilities), u)
+        return self.points[xp.minimum(index, 2 * self.reach)]
 
     @property
     def mean(self) -> Real:

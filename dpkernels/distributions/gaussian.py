@@ -80,6 +80,6 @@ def _within(power: int, m: Any, w: Real) -> Real:
     if power == 0:
         series = 1 + (c**2 - 1) * w**2 / 24 + (c**4 - 6 * c**2 + 3) * w**4 / 1920
         return xp.where(w * (1 + c) < 0.02, w * _density(c) * series, apart)
-    nodes, weights = (like(part, w) for part in GAUSS_LEGENDRE)
+    nodes, weights = (like(array, w) for array in GAUSS_LEGENDRE)
     t = xp.expand_dims(m, -1) + xp.expand_dims(w, -1) * nodes
     return xp.where(w < 1, w * (weights * t**2 * _density(t)).sum(-1), apart)

@@ -118,9 +118,9 @@ class Reweighted(Distribution):
         K = self.kernel
         return self._from_kernel(K.variance + K.mean**2, 2) - self.mean**2
 
-    def _from_kernel(self, whole: Real, power: int) -> Real:
+    def _from_kernel(self, whole_moment: Real, power: int) -> Real:
         inside = self.kernel.moment(power, self.low, self.high)
-        return (self.outside * whole + (1 - self.outside) * inside) / self.total
+        return (self.outside * whole_moment + (1 - self.outside) * inside) / self.total
 
     def _in_parts(self, integral: Any, a: Real, b: Real) -> RealArray:
         """Return the weighted sum of the kernel's integrals over the parts of [a, b]."""

@@ -60,8 +60,8 @@ class Staircase(Symmetric):
         z = floating(z)
         xp = namespace(z, self.period, self.epsilon)
         finite = xp.isfinite(z)
-        k, part = self._position(xp.abs(xp.where(finite, z, 0.0)))
-        inside = xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
+        k, position = self._position(xp.abs(xp.where(finite, z, 0.0)))
+        inside = xp.log(self._peak) - self.epsilon * (k + xp.where(position < self.gamma, 0.0, 1.0))
         return xp.where(finite, inside, -xp.inf)
 
     def steepness(self, left: Real, right: Real) -> Any:
@@ -74,13 +74,13 @@ class Staircase(Symmetric):
         """Add up the rest of the first period, the whole periods, and the start of the last one."""
         a, xp = self._peak, namespace(near, far, self.period)
         endless = xp.isinf(far)
-        (k, part), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
+        (k, position), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
         same = k == last
-        first = self._piece(power, k, part, xp.where(same, end, 1.0))
+        first = self._piece(power, k, position, xp.where(same, end, 1.0))
         start = xp.exp(-self.epsilon * (last - k)) * self._piece(power, last, 0.0, end)
         later = self._whole(power, k + 1, last) + start
         within = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * (first + xp.where(same, 0.0, later))
-        return xp.where(endless, self._from(power, k, part), within)
+        return xp.where(endless, self._from(power, k, position), within)
 
     def _piece(self, power: int, k: Real, low: Real, high: Real) -> Real:
         """Return the integral of (1 or q) t^power over [k + low, k + high] in period k, with t in periods."""
@@ -93,10 +93,10 @@ class Staircase(Symmetric):
 
         return step(xp.minimum(low, g), xp.minimum(high, g)) + q * step(xp.maximum(low, g), xp.maximum(high, g))
 
-    def _from(self, power: int, k: Real, part: Real) -> Real:
+    def _from(self, power: int, k: Real, position: Real) -> Real:
         """Return the integral of t^power f(t) from a point of period k to infinity, with a geometric sum."""
         scale = self._peak * self.period ** (power + 1) * namespace(k, self.epsilon).exp(-self.epsilon * k)
-        return scale * (self._piece(power, k, part, 1.0) + self._ratio * self._periods(k + 1, power))
+        return scale * (self._piece(power, k, position, 1.0) + self._ratio * self._periods(k + 1, power))
 
     def _whole(self, power: int, k: Real, last: Real) -> Real:
         """Return sum_j q^(1 + j - k) I_j over j = k .. last - 1, I_j the integral of (1 or q) t^power over period j."""
@@ -106,12 +106,12 @@ class Staircase(Symmetric):
         if power == 0:
             return q * fall * self._periods(k, 0)
         # The difference of the sums from k and from last cancels where q^count is near 1: sum one by one there.
-        few = (eps * count < 1) & (count <= _FEW)
+        is_short = (eps * count < 1) & (count <= _FEW)
         apart = q * (self._periods(k, power) - (1 - fall) * self._periods(k + count, power))
-        each = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
-        j = xp.arange(_FEW) + 0.0 * each.epsilon
-        parts = xp.exp(-each.epsilon * (j + 1)) * each._piece(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
-        return xp.where(few, xp.where(j < xp.expand_dims(count, -1), parts, 0.0).sum(-1), apart)
+        staircases = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
+        j = xp.arange(_FEW) + 0.0 * staircases.epsilon
+        terms = xp.exp(-staircases.epsilon * (j + 1)) * staircases._piece(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
+        return xp.where(is_short, xp.where(j < xp.expand_dims(count, -1), terms, 0.0).sum(-1), apart)
 
     def _periods(self, k: Real, power: int) -> Real:
         """Return the sum over j >= 0 of q^j times the integral of (1 or q) t^power over period k + j, in periods."""
@@ -131,10 +131,10 @@ class Staircase(Symmetric):
         below = u < 0.5
         tail = 2 * xp.where(below, u, 1 - u)
         k = xp.floor(-xp.log(tail) / self.epsilon)
-        rest, mass = tail * xp.exp(self.epsilon * k), (g + q * (1 - g)) / (1 - q)
-        used = xp.maximum((1 - rest) * mass, 0.0)
-        left = xp.maximum((rest * xp.exp(self.epsilon) - 1) * mass, 0.0)
-        z = D * (k + xp.where(used < g, used, xp.maximum(1 - left, g)))
+        tail_share, mass = tail * xp.exp(self.epsilon * k), (g + q * (1 - g)) / (1 - q)
+        risen = xp.maximum((1 - tail_share) * mass, 0.0)
+        unrisen = xp.maximum((tail_share * xp.exp(self.epsilon) - 1) * mass, 0.0)
+        z = D * (k + xp.where(risen < g, risen, xp.maximum(1 - unrisen, g)))
         return xp.where(below, -z, z)
 
     @property

@@ -22,7 +22,7 @@ from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import convex_below
-from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, RowTable, WindowCertificate, WindowTable
+from dpkernels.exact.bounded import RowCertificate, RowTable, SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.registry import (
@@ -117,8 +117,8 @@ class Channel(abc.ABC):
 
         (m,) ``weights`` stand in for the values.
         """
-        x, variance, least = self._value_noise if weights is None else self._noise_of(weights)
-        return float(np.interp(mean, x, variance)), float(np.interp(mean, x, least))
+        x, variance, least_mean_variance = self._value_noise if weights is None else self._noise_of(weights)
+        return float(np.interp(mean, x, variance)), float(np.interp(mean, x, least_mean_variance))
 
     @cached_property
     def _value_noise(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -156,8 +156,8 @@ class Channel(abc.ABC):
             return True
         if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
             return False
-        edges, every = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
-        return bool(np.allclose(self.matrix(edges, every), other.matrix(edges, every), rtol=1e-9, atol=0))
+        edges, codes = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
+        return bool(np.allclose(self.matrix(edges, codes), other.matrix(edges, codes), rtol=1e-9, atol=0))
 
     @property
     def middle(self) -> float:
@@ -169,51 +169,52 @@ class Channel(abc.ABC):
 
 
 class TableChannel(Channel):
-    """The channel of one bounded table, or of ``parts``: the probability and the table of each, chosen at random."""
+    """The channel of one bounded table, or of a mixture: the probability and the table of each, chosen at random."""
 
-    def __init__(self, parts: Sequence[tuple[float, Table]], decimals: int | None = None) -> None:
-        self.parts = parts
-        self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
-        exact = np.concatenate([_reports_of(table) for _, table in parts])
+    def __init__(self, tables: Sequence[tuple[float, Table]], decimals: int | None = None) -> None:
+        self.tables = tables
+        self.lower, self.upper = tables[0][1].lower, tables[0][1].upper
+        exact = np.concatenate([_reports_of(table) for _, table in tables])
         # Reports of a window placed at the input are stretched by the inverse of its slope, which makes them unbiased.
-        self._set_reports(exact, np.concatenate([_reports_of(_stretched(table)) for _, table in parts]), decimals)
+        self._set_reports(exact, np.concatenate([_reports_of(_stretched(table)) for _, table in tables]), decimals)
 
-    def _placed_parts(self) -> Iterator[tuple[float, Table, np.ndarray]]:
+    def _placed_tables(self) -> Iterator[tuple[float, Table, np.ndarray]]:
         """Yield every part with the indices of its reports among the written ones."""
-        ends = np.cumsum([table.codes for _, table in self.parts])[:-1]
-        for (weight, table), places in zip(self.parts, np.split(self._places, ends), strict=True):
+        ends = np.cumsum([table.codes for _, table in self.tables])[:-1]
+        for (weight, table), places in zip(self.tables, np.split(self._places, ends), strict=True):
             yield weight, table, places
 
     def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
         total = np.zeros((len(self.written), len(x)))
-        for weight, table, places in self._placed_parts():
+        for weight, table, places in self._placed_tables():
             np.add.at(total, places, weight * _probabilities_of(table, x, integrated))
         return np.add.reduceat(total, groups)
 
     @cached_property
     def places(self) -> np.ndarray:
-        return np.unique(np.concatenate([_inputs_of(table) for _, table in self.parts]))
+        return np.unique(np.concatenate([_inputs_of(table) for _, table in self.tables]))
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x = self.places
         means = np.zeros(len(x))
-        for weight, table, places in self._placed_parts():
+        for weight, table, places in self._placed_tables():
             means += weight * np.interp(x, _inputs_of(table), _row_means(table, weights[places]))
         return x, means
 
     @cached_property
     def squares(self) -> Squares:
-        found = [(weight, table, _squares_of(_stretched(table))) for weight, table in self.parts]
-        known = sum(weight for weight, _, squares in found if squares)
-        if not known:
+        by_table = [(weight, table, _squares_of(_stretched(table))) for weight, table in self.tables]
+        informative = sum(weight for weight, _, squares in by_table if squares)
+        if not informative:
             raise ValueError(
                 "mechanism: its reports tell the mean only: values with the same mean but another spread are reported "
                 "alike"
             )
         # A part without information contributes 0, and the others are scaled up.
-        each = [squares[0] / known if squares else np.zeros(table.codes) for _, table, squares in found]
-        g, bias_bound = self._made_right(np.bincount(self._places, np.concatenate(each)) / np.bincount(self._places), 2)
-        return g, bias_bound + max(squares[1] for _, _, squares in found if squares)
+        scaled = [squares[0] / informative if squares else np.zeros(table.codes) for _, table, squares in by_table]
+        means = np.bincount(self._places, np.concatenate(scaled)) / np.bincount(self._places)
+        g, bias_bound = self._made_right(means, 2)
+        return g, bias_bound + max(squares[1] for _, _, squares in by_table if squares)
 
 
 class NoiseChannel(Channel):
@@ -231,15 +232,15 @@ class NoiseChannel(Channel):
             self.lattice = self._grain
         else:
             self._grain, self._grains = 2.0**table.grid_log2, table.points_per_bin
-        asked = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
+        interval = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
         if max(abs(lower), abs(upper)) / self._grain >= _FARTHEST:
-            raise ValueError(f"{asked} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
+            raise ValueError(f"{interval} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
         begin, end = (int(np.floor(x / self._grain + 0.5)) for x in (lower, upper))
         self._first = begin // self._grains + table.first
         self._points = -(-end // self._grains) + table.last - self._first + 1
         if self._points > _MOST_POINTS:
             raise ValueError(
-                f"{asked} has {self._points:.3g} possible reports, more than {_MOST_POINTS}; "
+                f"{interval} has {self._points:.3g} possible reports, more than {_MOST_POINTS}; "
                 "the noise hardly matters on so wide an interval"
             )
         exact = (self._first + np.arange(self._points)) * float(table.bin_width)
@@ -253,16 +254,16 @@ class NoiseChannel(Channel):
         # The first lattice point of every group, and the first one after all groups.
         end = (self._first + np.append(self._begin[groups], self._points))[:, None]
         grain, M = self._grain, self._grains
-        i, part = np.divmod(x / grain + 0.5, 1.0)
+        i, fraction = np.divmod(x / grain + 0.5, 1.0)
         q, f = np.divmod(i.astype(np.int64), M)
-        here, next_ = self._noise(end - q), self._noise(end - q - 1)
+        at_q, at_next = self._noise(end - q), self._noise(end - q - 1)
         if not integrated:
-            return np.diff((1 - f / M) * here + f / M * next_, axis=0)
+            return np.diff((1 - f / M) * at_q + f / M * at_next, axis=0)
         start = end - (self._first - self.table.first)
-        cells = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
-        cells += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
-        grains = f * here + f * (f - 1) / (2 * M) * (next_ - here)
-        return np.diff(grain * (cells + grains + part * (here + f / M * (next_ - here))), axis=0)
+        cell_integrals = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
+        cell_integrals += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
+        grains = f * at_q + f * (f - 1) / (2 * M) * (at_next - at_q)
+        return np.diff(grain * (cell_integrals + grains + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -277,12 +278,12 @@ class NoiseChannel(Channel):
         """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
         noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._places]
         shifts = self._points - self.table.codes
-        at = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
+        positions = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
         if self._is_merged and shifts > _MOST_SHIFTS:
-            at, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
+            positions, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
         else:
-            means = np.array([noise @ weights[i : i + self.table.codes] for i in at])
-        return (self._first - self.table.first + at) * float(self.table.bin_width), means
+            means = np.array([noise @ weights[i : i + self.table.codes] for i in positions])
+        return (self._first - self.table.first + positions) * float(self.table.bin_width), means
 
     @cached_property
     def squares(self) -> Squares:
@@ -296,8 +297,8 @@ class NoiseChannel(Channel):
 
     def _sums(self, n: np.ndarray) -> np.ndarray:
         """Return the sum of G(j) over j <= n."""
-        at, codes = n - self.table.first, self.table.codes
-        return self._summed[np.clip(at, 0, codes)] + np.maximum(at - codes, 0)
+        index, codes = n - self.table.first, self.table.codes
+        return self._summed[np.clip(index, 0, codes)] + np.maximum(index - codes, 0)
 
     @cached_property
     def _cumulated(self) -> np.ndarray:
@@ -359,24 +360,24 @@ def _probabilities_of(table: Table, x: np.ndarray, integrated: bool) -> np.ndarr
         W = table.weights.T.astype(np.float64)
         sums = np.zeros_like(W)
         np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=sums[:, 1:])
-        whole, first, second = sums[:, i], W[:, i], W[:, i + 1]
+        whole_rows, first, second = sums[:, i], W[:, i], W[:, i + 1]
     else:
         # Row i is base[code] + window[code - i]; cumulative sums of the window are its integrals over rows.
         pad = np.zeros(table.shifts + 1)
         padded = np.concatenate([pad, table.window, pad])
-        sums, at = np.append(0.0, np.cumsum(padded)), np.arange(table.codes)[:, None] + len(pad)
+        sums, entries = np.append(0.0, np.cumsum(padded)), np.arange(table.codes)[:, None] + len(pad)
         base = table.base.astype(np.float64)[:, None]
-        whole = (sums[at + 1] - sums[at + 1 - i] + sums[at] - sums[at - i]) / 2 + base * i
-        first, second = base + padded[at - i], base + padded[at - i - 1]
+        whole_rows = (sums[entries + 1] - sums[entries + 1 - i] + sums[entries] - sums[entries - i]) / 2 + base * i
+        first, second = base + padded[entries - i], base + padded[entries - i - 1]
     if integrated:
-        return (whole + f * first + f**2 / 2 * (second - first)) * width / table.shifts / 2.0**table.bits
+        return (whole_rows + f * first + f**2 / 2 * (second - first)) * width / table.shifts / 2.0**table.bits
     return (first + f * (second - first)) / 2.0**table.bits
 
 
 def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
     if isinstance(table, RowTable):
         return table.weights @ weights / 2.0**table.bits
-    window, base = (part / 2.0**table.bits for part in (table.window, table.base))
+    window, base = (array / 2.0**table.bits for array in (table.window, table.base))
     return base @ weights + np.correlate(weights, window, "valid")
 
 
@@ -399,8 +400,8 @@ def channel_of(
     elif column is not None:
         raise ValueError(f"column: {column!r} is for a sidecar; {type(source).__name__} is of one column")
     if not isinstance(source, Certificate):
-        form = source if isinstance(source, ExactSampler | ExactMultivariate) else exact_sampler(source)
-        source = form.certificate
+        sampler = source if isinstance(source, ExactSampler | ExactMultivariate) else exact_sampler(source)
+        source = sampler.certificate
     if decimals is not None:
         checks.whole("decimals", decimals, 0, _MOST_DECIMALS)
     if bounds is not None:
@@ -410,22 +411,22 @@ def channel_of(
     return _channel(source, bounds, decimals)
 
 
-def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
+def _of_sidecar(sidecar: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
     """Return a column's certificate, verified, and the decimals that its release rounded to."""
     try:
-        columns = {one["column"]: one["certificate"] for one in form["columns"]}
+        columns = {entry["column"]: entry["certificate"] for entry in sidecar["columns"]}
     except (KeyError, TypeError) as error:
         raise ValueError("mechanism: is not the sidecar of a release; it has no columns with certificates") from error
     if column is None and len(columns) == 1:
         column = next(iter(columns))
     if column not in columns:
         raise ValueError(f"column: {column!r} is not one of the perturbed columns {sorted(map(str, columns))}")
-    if "replacing" in form:
+    if "replacing" in sidecar:
         raise CertificateError("mechanism: a run to the sidecar's output was killed; run it again")
-    stated = form.get("decimals")
-    if stated is not None and decimals not in (None, stated):
-        raise ValueError(f"decimals: {decimals}, but the sidecar says {stated}")
-    return Certificate.from_dict(columns[column]), decimals if stated is None else stated
+    sidecar_decimals = sidecar.get("decimals")
+    if sidecar_decimals is not None and decimals not in (None, sidecar_decimals):
+        raise ValueError(f"decimals: {decimals}, but the sidecar says {sidecar_decimals}")
+    return Certificate.from_dict(columns[column]), decimals if sidecar_decimals is None else sidecar_decimals
 
 
 @bounded_cache(1 << 28)
@@ -442,14 +443,14 @@ def _channel(certificate: Certificate, bounds: tuple[float, float] | None, decim
         channel: Channel = NoiseChannel(certificate, *bounds, decimals)
     else:
         if isinstance(certificate, MixtureCertificate):
-            first = float(certificate.weight)
-            parts: list[tuple[float, Table]] = [(first, certificate.first.table), (1 - first, certificate.second.table)]
-        elif isinstance(certificate, WindowCertificate | PlacedCertificate | RowCertificate):
-            parts = [(1.0, certificate.table)]
+            w, first, second = float(certificate.weight), certificate.first.table, certificate.second.table
+            mixture: list[tuple[float, Table]] = [(w, first), (1 - w, second)]
+        elif isinstance(certificate, WindowCertificate | SquareWaveCertificate | RowCertificate):
+            mixture = [(1.0, certificate.table)]
         else:
             raise TypeError(f"mechanism: {type(certificate).__name__} is not of a column of numbers")
         if bounds is not None:
             raise ValueError(f"bounds: {bounds} are for additive noise; a bounded mechanism has its own interval")
-        channel = TableChannel(parts, decimals)
+        channel = TableChannel(mixture, decimals)
     channel.epsilon = float(certificate.epsilon)
     return channel

@@ -21,8 +21,10 @@ from dpkernels.release import containers
 
 # The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
 _MOST_BINS = 1 << 12
-# Simulated errors behind the intervals of grouped counts, and the risk that their quantile is below the true one.
-_ERRORS, _RISK = 20_000, 1e-6
+# The number of simulated errors behind the intervals of grouped counts.
+_ERRORS = 20_000
+# The risk that their quantile is below the true one.
+_RISK = 1e-6
 _CHUNK = 1 << 22
 # Sweeps that carry bounds from sums to bins and back; each only narrows them.
 _SWEEPS = 4
@@ -75,11 +77,11 @@ class ConsistentCounts:
         if self.total is not None:
             low[-1] = high[-1] = self.total
         for _ in range(_SWEEPS):
-            for at, members in enumerate(sums, d):
-                least, most = low[members].sum(), high[members].sum()
-                low[at], high[at] = max(low[at], least), min(high[at], most)
-                low[members] = np.maximum(low[members], low[at] - (most - high[members]))
-                high[members] = np.minimum(high[members], high[at] - (least - low[members]))
+            for total, members in enumerate(sums, d):
+                sum_of_lows, sum_of_highs = low[members].sum(), high[members].sum()
+                low[total], high[total] = max(low[total], sum_of_lows), min(high[total], sum_of_highs)
+                low[members] = np.maximum(low[members], low[total] - (sum_of_highs - high[members]))
+                high[members] = np.minimum(high[members], high[total] - (sum_of_lows - low[members]))
         return low[:-1], high[:-1]
 
 
@@ -129,9 +131,9 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
     """Return (g, d) ones where a group has a bin."""
     if reports.ndim != 1 or not len(reports):
         raise ValueError(f"reports: has shape {reports.shape}; one vector of counts is needed")
-    made = getattr(mechanism, "mechanism", mechanism)
-    if isinstance(made, AdditiveVector) and made.dimensions != len(reports):
-        raise ValueError(f"reports: are {len(reports)}; the mechanism makes {made.dimensions}")
+    inner = getattr(mechanism, "mechanism", mechanism)
+    if isinstance(inner, AdditiveVector) and inner.dimensions != len(reports):
+        raise ValueError(f"reports: are {len(reports)}; the mechanism makes {inner.dimensions}")
     d = len(reports) - len(groups)
     if d < 1:
         raise ValueError(f"groups: {len(groups)} for {len(reports)} reports; the bins' own reports come first")
@@ -156,13 +158,14 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
     scale = np.where(spread > 1e-9 * spread.max(), spread, np.inf)
     # The largest distance of a whole number from the lattice point that it is rounded to.
     rounding = 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
-    room = (rounding * np.abs(errors).sum(1) / scale)[:, None]
+    allowance = (rounding * np.abs(errors).sum(1) / scale)[:, None]
     cumulated, rng = np.cumsum(noise.weights / 2.0**noise.bits), np.random.default_rng(0)
     largest, size = np.empty(_ERRORS), max(1, _CHUNK // len(A))
     for first in range(0, _ERRORS, size):
         u = rng.random((len(A), min(size, _ERRORS - first)))
-        made = float(noise.bin_width) * (noise.first + np.searchsorted(cumulated, u, side="right")) - float(noise.mean)
-        largest[first : first + size] = (np.abs(errors @ made) / scale[:, None] + room).max(0)
+        codes = noise.first + np.searchsorted(cumulated, u, side="right")
+        drawn = float(noise.bin_width) * codes - float(noise.mean)
+        largest[first : first + size] = (np.abs(errors @ drawn) / scale[:, None] + allowance).max(0)
     return spread, np.sort(largest)
 
 

@@ -59,10 +59,10 @@ class Counts:
         """
         present, rows = containers.present_rows(reports)
         try:
-            found = codes(self.channel, numbers_of("reports", present).reshape(-1))
+            indices = codes(self.channel, numbers_of("reports", present).reshape(-1))
         except ReportError as error:
             raise ReportError(error.row if rows is None else int(rows[error.row]), error.reason) from None
-        self.numbers += np.bincount(found, minlength=len(self.numbers))
+        self.numbers += np.bincount(indices, minlength=len(self.numbers))
         return self
 
     def __add__(self, other: Counts) -> Counts:
@@ -70,9 +70,9 @@ class Counts:
             return NotImplemented
         if not self.channel.same(other.channel):
             raise ValueError("counts: are of different mechanisms; their reports do not mean the same")
-        both = Counts(self.channel)
-        both.numbers = self.numbers + other.numbers
-        return both
+        together = Counts(self.channel)
+        together.numbers = self.numbers + other.numbers
+        return together
 
 
 def numbers_of(name: str, column: Any) -> np.ndarray:
@@ -89,18 +89,18 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
     Another ValueError says that the float type is too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
-        found, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
+        indices, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
         if good.all():
-            return found
+            return indices
     single = channel.written.astype(np.float32).astype(np.float64)
     if (np.diff(single) > 0).all():
         # Or they are float32, and perhaps were written as text and read again.
         with np.errstate(over="ignore"):
-            found, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
-        unit = np.spacing(np.abs(single[found]).astype(np.float32))
-        good = as_single & (np.abs(reports.astype(np.float64) - single[found]) <= unit)
+            indices, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
+        unit = np.spacing(np.abs(single[indices]).astype(np.float32))
+        good = as_single & (np.abs(reports.astype(np.float64) - single[indices]) <= unit)
         if good.all():
-            return found
+            return indices
     elif reports.dtype == np.float32:
         raise ValueError(
             "reports: are float32, in which different reports of this mechanism are the same number; perturb float64"
@@ -111,7 +111,7 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
         why = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
     else:
         above = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
-        near = " and ".join(shortest(float(at)) for at in written[above - 1 : above + 1])
+        near = " and ".join(shortest(float(report)) for report in written[above - 1 : above + 1])
         why = f"is not one of its reports; the next are {near} (decimals=K if reports were rounded)"
     raise ReportError(row, f"is {shortest(value)}, which {why}; the mechanism cannot have made it")
 
@@ -119,7 +119,7 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
 def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest of increasing numbers to each report, and whether they agree up to rounding."""
     between = (written[1:] + written[:-1]) / 2
-    found = np.searchsorted(between, reports)
+    indices = np.searchsorted(between, reports)
     slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))
     with np.errstate(invalid="ignore"):
-        return found, np.abs(reports - written[found]) <= slack
+        return indices, np.abs(reports - written[indices]) <= slack

@@ -34,13 +34,18 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
 from dpkernels.staging import write_png
 
-_BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
-_MOST_ATOMS, _MOST_POINTS = 64, 1024
+_BINS = 256  # the usual number of bins of a density
+_FEWEST_BINS = 24  # bins of a density
+_MOST_BINS = 1024  # bins of a histogram
+_MOST_ATOMS = 64  # places of point masses that a user may give
+_MOST_POINTS = 1024  # points of a grid of possible values
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
 _NAMED = 5  # places of point masses that a sentence names
-# Bins of a drawn histogram, points of a drawn cdf, ticks of an axis, and estimates in one picture.
-_DRAWN_BINS, _DRAWN_POINTS, _MOST_TICKS, MOST_PANELS = 25, 65, 6, 12
+_DRAWN_BINS = 25  # bins of a drawn histogram
+_DRAWN_POINTS = 65  # points of a drawn cdf
+_MOST_TICKS = 6  # ticks of an axis
+MOST_PANELS = 12  # estimates in one picture
 
 
 def estimate(
@@ -207,7 +212,7 @@ class Estimate:
         channel = self.reports.channel
         (g, bias_bound), away = channel.squares, channel.values - channel.middle
         first, second = _Average(self.reports, away), _Average(self.reports, g)
-        both = _Average(self.reports, g - 2 * first.value * away)
+        residual = _Average(self.reports, g - 2 * first.value * away)
         value = second.value - first.value**2 + first.error**2
         bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
         largest = ((self.upper - self.lower) / 2) ** 2
@@ -222,11 +227,11 @@ class Estimate:
         def interval(confidence: float) -> Interval:
             n, mean = self.count, self._pooled_mean(first.value + channel.middle)
             weights = g - 2 * (mean - channel.middle) * away
-            spread = both.pooled_variance(mean, weights) / n + 2 * first.pooled_variance(mean) ** 2 / (n * (n - 1))
+            spread = residual.pooled_variance(mean, weights) / n + 2 * first.pooled_variance(mean) ** 2 / (n * (n - 1))
             half = pooled_quantile(n, confidence) * math.sqrt(spread) + bias_bound
             return value * (1 - 1 / n) - half, value + half
 
-        return Moment(value, both.error, bias_bound, 0.0, largest, bernstein, _interval=interval)
+        return Moment(value, residual.error, bias_bound, 0.0, largest, bernstein, _interval=interval)
 
     @cached_property
     def standard_deviation(self) -> Moment:
@@ -236,7 +241,7 @@ class Estimate:
         """
         variance = self.variance
         root = math.sqrt(variance.value)
-        error, bias_bound = (part / (2 * root) if root else math.inf for part in (variance.error, variance.bias_bound))
+        error, bias_bound = (size / (2 * root) if root else math.inf for size in (variance.error, variance.bias_bound))
 
         def root_of(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
             return lambda confidence: tuple(map(math.sqrt, interval(confidence)))  # type: ignore[return-value]
@@ -271,7 +276,7 @@ class Estimate:
     def cdf(self, x: Real) -> Functional:
         """Return the share of inputs that are at most x, of any shape; an x not in [lower, upper] is a ValueError."""
         x = _within("x", x, self.lower, self.upper)
-        ends = [self._possible.cumulative(float(one)) for one in x.flat]
+        ends = [self._possible.cumulative(float(point)) for point in x.flat]
         return self._functional(self.distribution.cdf(x), ends)
 
     def quantile(self, p: Real) -> Functional:
@@ -287,15 +292,15 @@ class Estimate:
         low, high = intervals(_CONFIDENCE)
         short = (low <= self._possible.places[0]) & (high >= self._possible.places[-1])
         for share, is_short in zip(p.flat, short.flat, strict=True):
-            needed = max(
+            enough = max(
                 self._fewest_for_mean,
                 # Without noise, the least and the greatest of this number of values enclose the quantile.
                 math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(share, 1 - share)),
                 4 * self.count if is_short else 0,  # which make intervals about half as wide
             )
-            if self.count < needed:
+            if self.count < enough:
                 reason = f"p: {self.count} reports are too few for the quantile {shortest(share)}"
-                raise TooFewReportsError(reason, math.ceil(needed))
+                raise TooFewReportsError(reason, math.ceil(enough))
         return Functional(plain(self.distribution.quantile(p)), intervals)
 
     def histogram(self, bins: Any = 20) -> Histogram:
@@ -359,10 +364,10 @@ class Estimate:
             _, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
         percent = f"{100 * confidence:g} %"
         if kind == "histogram":
-            found = self.histogram(bins)
-            shares, (low, high) = found.shares.value, found.shares.interval(confidence)
-            middles, reach = (found.edges[1:] + found.edges[:-1]) / 2, [shares - low, high - shares]
-            ax.bar(middles, shares, np.diff(found.edges), color="C0", alpha=0.6, label="estimate")
+            histogram = self.histogram(bins)
+            shares, (low, high) = histogram.shares.value, histogram.shares.interval(confidence)
+            middles, reach = (histogram.edges[1:] + histogram.edges[:-1]) / 2, [shares - low, high - shares]
+            ax.bar(middles, shares, np.diff(histogram.edges), color="C0", alpha=0.6, label="estimate")
             ax.errorbar(
                 middles, shares, reach, fmt="none", color="C7", capsize=2, linewidth=1, label=f"{percent} intervals"
             )
@@ -413,14 +418,14 @@ class Estimate:
 
     @cached_property
     def _possible(self) -> Dictionary:
-        found = self._weights if self._assume == "smooth" else None
-        return self._models.possible(self._grouped, found)
+        weights = self._weights if self._assume == "smooth" else None
+        return self._models.possible(self._grouped, weights)
 
     def _functional(self, value: np.ndarray, ends: list[Ends]) -> Functional:
         """Return numbers of the same shape as ``value`` with the intervals of the functionals, clipped to shares."""
 
-        def interval(one: Ends, confidence: float) -> tuple[float, float]:
-            low, high = _shares(np.array(self._possible.interval(one, confidence)))
+        def interval(functional: Ends, confidence: float) -> tuple[float, float]:
+            low, high = _shares(np.array(self._possible.interval(functional, confidence)))
             return float(low), float(high)
 
         return Functional(plain(_shares(value)), _each(ends, np.shape(value), interval))
@@ -450,7 +455,7 @@ def _each(
     arguments: Iterable[Any], shape: tuple[int, ...], interval: Callable[[Any, float], tuple[float, float]]
 ) -> Callable[[float], Interval]:
     def intervals(confidence: float) -> Interval:
-        low, high = np.array([interval(one, confidence) for one in arguments]).reshape(-1, 2).T
+        low, high = np.array([interval(argument, confidence) for argument in arguments]).reshape(-1, 2).T
         return low.reshape(shape), high.reshape(shape)
 
     return intervals
@@ -476,8 +481,8 @@ class _Average:
         """Return the interval of the mean of unbiased values, given the pooled mean."""
         if len(self.weights) == 2:
             low, high = clopper_pearson(self.n, int(self.counts.numbers[1]), confidence)
-            least, most = self.weights
-            return least + low * (most - least), least + high * (most - least)
+            low_weight, high_weight = self.weights
+            return low_weight + low * (high_weight - low_weight), low_weight + high * (high_weight - low_weight)
         half = pooled_quantile(self.n, confidence) * math.sqrt(self.pooled_variance(mean) / self.n)
         return self.value - half, self.value + half
 

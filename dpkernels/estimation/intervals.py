@@ -86,13 +86,13 @@ def bernstein_half(n: int, variance: Real, largest: Real, log_odds: float) -> Re
     return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
 
 
-def pooled_variance(n: int, sample: Real, noise: Real, least: Real) -> Real:
+def pooled_variance(n: int, sample: Real, noise: Real, least_variance: Real) -> Real:
     """Return the variance of a report for an interval: the sample's, pooled with the known one of the noise.
 
     ``noise`` is the variance of the noise at the estimated mean, and ``least`` a lower bound on the mean variance of
     the noise of inputs with this mean. A smaller sample variance is due to chance.
     """
-    return np.maximum(((n - 1) * sample + _POOLED * noise) / (n - 1 + _POOLED), least)
+    return np.maximum(((n - 1) * sample + _POOLED * noise) / (n - 1 + _POOLED), least_variance)
 
 
 def pooled_mean(n: int, mean: Real, middle: Real) -> Real:
@@ -124,14 +124,14 @@ def clopper_pearson(n: int, count: int, confidence: float) -> tuple[float, float
 
 def convex_below(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the largest convex function below values at increasing x: of means of values by the mean of their x."""
-    kept = [0]
+    corners = [0]
     for i in range(1, len(x)):
-        while len(kept) > 1 and (values[kept[-1]] - values[kept[-2]]) * (x[i] - x[kept[-2]]) >= (
-            values[i] - values[kept[-2]]
-        ) * (x[kept[-1]] - x[kept[-2]]):
-            kept.pop()
-        kept.append(i)
-    return np.interp(x, x[kept], values[kept])
+        while len(corners) > 1 and (values[corners[-1]] - values[corners[-2]]) * (x[i] - x[corners[-2]]) >= (
+            values[i] - values[corners[-2]]
+        ) * (x[corners[-1]] - x[corners[-2]]):
+            corners.pop()
+        corners.append(i)
+    return np.interp(x, x[corners], values[corners])
 
 
 @dataclass(frozen=True, repr=False)
@@ -269,8 +269,8 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     if len(rows) == 0:
         raise ValueError("reports: is empty; there is no mean")
     low, high = (np.asarray(end, float) for end in mechanism.output_interval)
-    room = _TABLE_ROOM * (high - low)
-    low, high = low - room, high + room
+    allowance = _TABLE_ROOM * (high - low)
+    low, high = low - allowance, high + allowance
     bad = ~((rows >= low) & (rows <= high))
     if bad.any():
         row = int(np.argwhere(bad)[0][0])
@@ -285,16 +285,16 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
     bernstein = bernstein_half(n, variance, largest, math.log(2 / tail))
     if isinstance(mechanism, TwoPoint):
-        least, most = map(float, mechanism.output_interval)
-        shares = clopper_pearson(n, int((rows > (least + most) / 2).sum()), 1 - tail)
-        interval = [np.array([least + share * (most - least)]) for share in shares]
+        low_report, high_report = map(float, mechanism.output_interval)
+        shares = clopper_pearson(n, int((rows > (low_report + high_report) / 2).sum()), 1 - tail)
+        interval = [np.array([low_report + share * (high_report - low_report)]) for share in shares]
     else:
         sample = rows.var(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.zeros(d)
         half = pooled_quantile(n, 1 - tail) * np.sqrt(pooled_variance(n, sample, *_noise(mechanism, n, mean)) / n)
         interval = [mean - half, mean + half]
     within = [np.clip(end, *mechanism.input_interval) + 0.0 for end in (*interval, mean - bernstein, mean + bernstein)]
-    found = [mean, *within]
-    value, *ends = found if isinstance(mechanism, Multivariate) else [each.item() for each in found]
+    estimates = [mean, *within]
+    value, *ends = estimates if isinstance(mechanism, Multivariate) else [estimate.item() for estimate in estimates]
     return MeanEstimate(value, (ends[0], ends[1]), (ends[2], ends[3]), n, confidence)
 
 
@@ -308,8 +308,8 @@ def _noise(mechanism: Any, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.nda
     factor = (width / width.flat[0]) ** 2  # All coordinates are perturbed alike.
     x = np.linspace(0.0, 1.0, _NOISE_POINTS)
     v = np.asarray(mechanism.variance(np.linspace(low, high, _NOISE_POINTS)), float).reshape(len(x), -1)[:, 0]
-    at = (np.clip(pooled_mean(n, mean, low + width / 2), low, high) - low) / width
-    return np.interp(at, x, v) * factor, np.interp(at, x, convex_below(x, v)) * factor
+    place = (np.clip(pooled_mean(n, mean, low + width / 2), low, high) - low) / width
+    return np.interp(place, x, v) * factor, np.interp(place, x, convex_below(x, v)) * factor
 
 
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:

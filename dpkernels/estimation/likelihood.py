@@ -38,8 +38,10 @@ import numpy as np
 from scipy.linalg.lapack import dposv
 from scipy.optimize import nnls
 
-# Gaps in log-likelihood per report: the target of the method, and the largest that is accepted.
-_AIM, LARGEST_GAP = 1e-9, 1e-6
+# The gap in log-likelihood per report at which the method stops.
+_AIM = 1e-9
+# The largest gap that is accepted.
+LARGEST_GAP = 1e-6
 _MOST_STEPS = 200
 # The weight of the equation sum theta = 1 among the least squares equations.
 _WEIGHT = 1e3
@@ -47,8 +49,10 @@ _WEIGHT = 1e3
 _SHORTEST = 1e-9
 # Shares below this are rounding errors of 0.
 _ZERO = 1e-14
-# Smoothing stops when a step moves less than this share of the total, or after this number of steps.
-_SMOOTH, _MOST_SMOOTHING_STEPS = 1e-5, 5000
+# Smoothing stops when a step moves less than this share of the total.
+_SMOOTH = 1e-5
+# It stops after this number of steps at the latest.
+_MOST_SMOOTHING_STEPS = 5000
 
 # Of profiles: added to the diagonal of the Hessian, in nats, so that components that have nearly the same reports stay
 # distinguishable. The log-likelihood changes by at most half of it.
@@ -57,8 +61,12 @@ _RIDGE = 1e-3
 # point and no two events coincide.
 _SMALLEST = 1e-6
 _MOST_EVENTS = 10_000
-# Gains and steps beyond these are rounding errors of 0 and of infinity.
-_NO_GAIN, _FARTHEST, _STILL = 1e-14, 1e9, 1e-12
+# A smaller gain is a rounding error of 0.
+_NO_GAIN = 1e-14
+# A longer step is a rounding error of infinity.
+_FARTHEST = 1e9
+# A smaller derivative, relative to the largest one, is a rounding error of 0.
+_STILL = 1e-12
 # Numbers that differ by less than this share of the interval are the same place.
 _SAME = 1e-9
 
@@ -85,8 +93,8 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
     A ValueError says that there are no reports, or one that has probability 0 from every component.
     """
     p = _shares(B, counts)
-    seen = p > 0
-    A, p = B[seen], p[seen]
+    is_seen = p > 0
+    A, p = B[is_seen], p[is_seen]
     theta = uniform = np.full(B.shape[1], 1 / B.shape[1])
     steps, is_better = 0, True
     while is_better and steps < _MOST_STEPS:
@@ -111,10 +119,10 @@ def judged(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0
     """Return the shares with their log-likelihood and duality gap."""
     p, shares = _shares(B, counts), shares / shares.sum()
     q = B @ shares
-    seen = p > 0
+    is_seen = p > 0
     with np.errstate(divide="ignore"):
-        g = B[seen].T @ (p[seen] / q[seen])
-        return Fit(shares, float(p[seen] @ np.log(q[seen])), float(g.max() - 1), steps)
+        g = B[is_seen].T @ (p[is_seen] / q[is_seen])
+        return Fit(shares, float(p[is_seen] @ np.log(q[is_seen])), float(g.max() - 1), steps)
 
 
 def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -178,30 +186,30 @@ class ProfileLikelihood:
 
     def maximum(self, c: np.ndarray, confidence: float) -> float:
         """Return the upper end of the two-sided interval of c'theta, with c of shape (d,)."""
-        room = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
+        allowance = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
         theta, slack, mu, loss = self._shares.copy(), self._slack.copy(), 0.0, 0.0
         support = np.flatnonzero(theta).tolist()
         for _ in range(_MOST_EVENTS):
-            at = np.array(support)
-            d_theta, d_slack = self._direction(at, c)
-            gain = max(float(c[at] @ d_theta), 0.0)
+            chosen = np.array(support)
+            d_theta, d_slack = self._direction(chosen, c)
+            gain = max(float(c[chosen] @ d_theta), 0.0)
             with np.errstate(divide="ignore", invalid="ignore"):
-                leave = np.where(d_theta < -_STILL * np.abs(d_theta).max(), -theta[at] / d_theta, np.inf)
+                leave = np.where(d_theta < -_STILL * np.abs(d_theta).max(), -theta[chosen] / d_theta, np.inf)
                 enter = np.where(d_slack < -_STILL, -slack / d_slack, np.inf)
             out, in_ = int(leave.argmin()), int(enter.argmin())
             step = min(leave[out], enter[in_])
             # The loss of log-likelihood increases by gain times the increase of mu^2 / 2.
-            last = np.sqrt(mu**2 + 2 * (room - loss) / gain) - mu if gain > _NO_GAIN else np.inf
+            last = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _NO_GAIN else np.inf
             if not min(last, step) < _FARTHEST:  # No distribution has a larger value.
                 break
             if last <= step:
-                theta[at] += last * d_theta
+                theta[chosen] += last * d_theta
                 break
-            theta[at] += step * d_theta
+            theta[chosen] += step * d_theta
             slack = np.maximum(slack + step * d_slack, 0.0)
             loss, mu = loss + gain * ((mu + step) ** 2 - mu**2) / 2, mu + step
             if leave[out] <= enter[in_]:
-                theta[at[out]] = 0.0
+                theta[chosen[out]] = 0.0
                 support.pop(out)
             else:
                 support.append(in_)
@@ -209,19 +217,19 @@ class ProfileLikelihood:
             raise RuntimeError(f"profile: {_MOST_EVENTS} steps were not enough")
         return float(c @ theta / theta.sum())
 
-    def _direction(self, at: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _direction(self, support: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the derivatives in mu of the positive masses, and of the multipliers of the others.
 
         H theta' = c - nu' 1 on the support, and sum theta' = 0.
         """
-        rows = self._hessian[at]
-        _, solved, info = dposv(rows[:, at], np.stack([c[at], np.ones(len(at))], axis=1))
+        rows = self._hessian[support]
+        _, solved, info = dposv(rows[:, support], np.stack([c[support], np.ones(len(support))], axis=1))
         if info:
-            raise RuntimeError(f"profile: the information of {len(at)} components is singular; this is not expected")
+            raise RuntimeError(f"profile: {len(support)} components have singular information; this is not expected")
         d_nu = solved[:, 0].sum() / solved[:, 1].sum()
         d_theta = solved[:, 0] - d_nu * solved[:, 1]
         d_slack = rows.T @ d_theta - c + d_nu
-        d_slack[at] = 0.0
+        d_slack[support] = 0.0
         return d_theta, d_slack
 
 
@@ -260,8 +268,8 @@ class Dictionary:
         """Return (d,) vectors c with c'theta <= P(X <= x) <= c'theta, or of P(X < x) if strict."""
         smooth = [np.interp(x, self._edges, column) for column in self._cumulated]
         limit = x - self._tolerance if strict else x + self._tolerance
-        both = np.append(smooth, (self._atoms <= limit).astype(float))
-        return both, both
+        row = np.append(smooth, (self._atoms <= limit).astype(float))
+        return row, row
 
     def between(self, a: float, b: float, *, closed: bool) -> Ends:
         """Return (d,) vectors that bound P(a <= X < b), or P(a <= X <= b) if closed."""
@@ -280,7 +288,7 @@ class Dictionary:
 
     def _first(self, p: float, end: int, confidence: float) -> int:
         """Return the first place, or the last one, at which the lower (0) or upper (1) end of the cdf is at least p."""
-        return bisect_left(range(len(self.places) - 1), True, key=lambda at: self._cdf_end(at, end, confidence) >= p)
+        return bisect_left(range(len(self.places) - 1), True, key=lambda i: self._cdf_end(i, end, confidence) >= p)
 
     def _cdf_end(self, place: int, end: int, confidence: float) -> float:
         """Return an end of the cdf's interval at a place, kept because searches for quantiles visit the same places."""

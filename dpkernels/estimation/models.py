@@ -45,7 +45,8 @@ _SAME = 1e-9
 _USED = 1e-4
 # Intervals of smooth distributions use more splines than the fitted model, by this many steps of the ladder.
 _STEPS_UP = 2
-_FOLDS, _FEWEST_FOR_FOLDS = 4, 100
+_FOLDS = 4  # parts of the reports in cross-validation
+_FEWEST_FOR_FOLDS = 100  # reports; with fewer ones splines are fitted
 # In nats. Another model is chosen only if it predicts held-out reports better than splines by more than this, which is
 # about what chance alone can do.
 _HANDICAPS = {"splines": 0.0, "ems": 2.0, "atoms": 2.0, "none": 4.0}
@@ -153,35 +154,35 @@ class ReportModels:
         def score(model: str) -> float:
             total = 0.0
             for fold in folds:
-                found, seen = self.fit(model, counts - fold), fold > 0
-                q = self.cells @ found.cells + self.atoms @ found.atoms
+                weights, is_seen = self.fit(model, counts - fold), fold > 0
+                q = self.cells @ weights.cells + self.atoms @ weights.atoms
                 with np.errstate(divide="ignore"):
-                    total += float(fold[seen] @ np.log(q[seen]))
+                    total += float(fold[is_seen] @ np.log(q[is_seen]))
             return total - _HANDICAPS[model]
 
         return max(names, key=score)
 
-    def distribution(self, found: Weights) -> InputDistribution:
+    def distribution(self, weights: Weights) -> InputDistribution:
         if self.grid is not None:
-            masses = found.cells + found.atoms
-            return InputDistribution(np.array(self._ends), np.zeros(1), self.places, masses, found.model)
-        used = found.atoms > 0
-        return InputDistribution(self.edges, found.cells, self.places[used], found.atoms[used], found.model)
+            masses = weights.cells + weights.atoms
+            return InputDistribution(np.array(self._ends), np.zeros(1), self.places, masses, weights.model)
+        is_used = weights.atoms > 0
+        return InputDistribution(self.edges, weights.cells, self.places[is_used], weights.atoms[is_used], weights.model)
 
-    def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
+    def possible(self, counts: np.ndarray, weights: Weights | None = None) -> Dictionary:
         """Return the distributions over which intervals extend: without a fitted model, all on the interval or grid.
 
         With one they are smooth, with more splines than it, hence less bias, and point masses only at its places.
         """
-        if found is None:
+        if weights is None:
             if self.grid is None:
                 return AnyDistribution(self.atoms, counts, self.places, self.places)
             return Dictionary(self.atoms, counts, self.places)
-        steps, splines = ladder(self.cells.shape[1]), found.splines or self.splines(counts).splines or 0
+        steps, splines = ladder(self.cells.shape[1]), weights.splines or self.splines(counts).splines or 0
         shapes = basis(self.cells.shape[1], steps[min(steps.index(splines) + _STEPS_UP, len(steps) - 1)])
-        used = self.named | found.point_masses
-        columns = np.hstack([self.cells @ shapes, self.atoms[:, used]])
-        return Dictionary(columns, counts, self.places[used], self.edges, shapes)
+        is_used = self.named | weights.point_masses
+        columns = np.hstack([self.cells @ shapes, self.atoms[:, is_used]])
+        return Dictionary(columns, counts, self.places[is_used], self.edges, shapes)
 
     def splines(self, counts: np.ndarray) -> Weights:
         """Return the splines whose number maximises the penalised likelihood, with the named atoms."""
@@ -221,9 +222,9 @@ class ReportModels:
         fit = most_likely(np.hstack([self.cells @ shapes, self.atoms[:, allowed]]), counts)
         atoms = np.zeros(len(self.places))
         atoms[allowed] = fit.shares[splines:]
-        used = atoms > 0
+        is_used = atoms > 0
         # Mass at two neighbouring places stands for one atom between them.
-        number = int((used & ~np.append(False, used[:-1])).sum())
+        number = int((is_used & ~np.append(False, is_used[:-1])).sum())
         penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _USED).sum() + _ATOM_PENALTY * number
         density = f"a density of {splines} splines"
         model = f"{density} and {number} point mass{'es' * (number != 1)}" if number else density
@@ -250,11 +251,11 @@ def _kinks(places: np.ndarray, columns: np.ndarray, named: tuple[float, ...]) ->
 
 
 def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:
-    rng, rest, folds = np.random.default_rng(seed), counts, []
+    rng, unassigned, folds = np.random.default_rng(seed), counts, []
     for left in range(_FOLDS, 1, -1):
-        folds.append(rng.binomial(rest, 1 / left))
-        rest = rest - folds[-1]
-    return [*folds, rest]
+        folds.append(rng.binomial(unassigned, 1 / left))
+        unassigned = unassigned - folds[-1]
+    return [*folds, unassigned]
 
 
 def grid_points(lower: float, upper: float, grid: float) -> np.ndarray:

@@ -43,14 +43,14 @@ class CentredColumn:
 
     def variance(self) -> tuple[float, np.ndarray, float]:
         """Return the variance, every row's part in its error, and a bound on its bias."""
-        n, each = len(self.values), self.squares - self.values**2 + self.deviations**2
-        value, error = each.mean(), each.std() / math.sqrt(n)
+        n, squares = len(self.values), self.squares - self.values**2 + self.deviations**2
+        value, error = squares.mean(), squares.std() / math.sqrt(n)
         bias_bound = self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
         if not value > 3 * error + bias_bound:
             raise ValueError(
                 f"{self.name}: {n} reports are too few, or rounded too much, to tell the variance of its values from 0"
             )
-        return float(value), each - value, bias_bound
+        return float(value), squares - value, bias_bound
 
 
 def covariance(a: Real, b: Real) -> Moment:
@@ -65,10 +65,10 @@ def covariance(a: Real, b: Real) -> Moment:
         ValueError, TypeError, CertificateError: as for ``estimate``; or the columns have different lengths.
     """
     first, second = _columns([("a", a, False), ("b", b, False)])
-    each = first.deviations * second.deviations
-    n = len(each)
-    error = float(each.std(ddof=1) / math.sqrt(n))
-    return Moment(float(each.mean() * (n / (n - 1))), error, first.product_bias_bound(second), degrees=n - 1)
+    products = first.deviations * second.deviations
+    n = len(products)
+    error = float(products.std(ddof=1) / math.sqrt(n))
+    return Moment(float(products.mean() * (n / (n - 1))), error, first.product_bias_bound(second), degrees=n - 1)
 
 
 def correlation(a: Real, b: Real) -> Moment:
@@ -113,33 +113,33 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     """
     if not columns:
         raise ValueError("columns: are none; give one or more")
-    named = [("target", target, False), *((f"columns[{i}]", one, True) for i, one in enumerate(columns))]
-    wanted, *given = _columns(named)
-    n, d = len(wanted.values), len(given) + 1
+    named = [("target", target, False), *((f"columns[{i}]", column, True) for i, column in enumerate(columns))]
+    outcome, *regressors = _columns(named)
+    n, d = len(outcome.values), len(regressors) + 1
     if n <= d:
         raise ValueError(f"reports: {n} rows are too few for {d} coefficients")
-    z = np.stack([np.ones(n), *(column.values for column in given)])
-    M, right = z @ z.T / n, z @ wanted.values / n
-    for i, column in enumerate(given, 1):
+    z = np.stack([np.ones(n), *(column.values for column in regressors)])
+    M, right = z @ z.T / n, z @ outcome.values / n
+    for i, column in enumerate(regressors, 1):
         M[i, i] = column.squares.mean()
     # How far the means of products of z with each other, and with the target, may be off: (d, d + 1).
-    off = np.array([0.0, *(column.bias_bound for column in given), wanted.bias_bound])
-    size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
+    off = np.array([0.0, *(column.bias_bound for column in regressors), outcome.bias_bound])
+    size = np.sqrt((np.vstack([z, outcome.values]) ** 2).mean(axis=1))
     products = (np.outer(off, size) + np.outer(size, off) + np.outer(off, off))[:-1]
-    for i, column in enumerate(given, 1):
+    for i, column in enumerate(regressors, 1):
         products[i, i] = column.square_bias_bound
-    _check_definite(M, z, given, products[1:, 1:-1])
+    _check_definite(M, z, regressors, products[1:, 1:-1])
     beta = np.linalg.solve(M, right)
     # The residual of each row's own equations, with its own corrected squares.
-    residual = wanted.values - beta @ z
+    residual = outcome.values - beta @ z
     score = z * residual
-    for i, column in enumerate(given, 1):
+    for i, column in enumerate(regressors, 1):
         score[i] += beta[i] * (column.values**2 - column.squares)
     influence = np.linalg.solve(M, score)
-    middles = np.array([column.middle for column in given])
+    middles = np.array([column.middle for column in regressors])
     # About the middles of the columns and the target the intercept is beta_0; at 0 it is this combination.
     at_zero = np.concatenate([[1.0], -middles])
-    intercept = wanted.middle + at_zero @ beta
+    intercept = outcome.middle + at_zero @ beta
     spread = np.concatenate([(at_zero @ influence)[None], influence[1:]]).std(axis=1, ddof=d) / math.sqrt(n)
     bias_bound = np.abs(np.linalg.inv(M)) @ products @ np.append(np.abs(beta), 1.0)
     return Regression(
@@ -148,14 +148,14 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     )
 
 
-def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[CentredColumn], bias_bound: np.ndarray) -> None:
+def _check_definite(M: np.ndarray, z: np.ndarray, regressors: Sequence[CentredColumn], bias_bound: np.ndarray) -> None:
     """Raise an error if the variance of some combination of columns is not significantly above 0."""
     n = z.shape[1]
     values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
     v = vectors[:, 0]
     centred = z[1:] - z[1:].mean(axis=1, keepdims=True)
-    each = (v @ centred) ** 2 + sum(v[i] ** 2 * (c.squares - c.values**2) for i, c in enumerate(given))
-    if not values[0] > 3 * each.std() / math.sqrt(n) + np.abs(v) @ bias_bound @ np.abs(v):
+    squares = (v @ centred) ** 2 + sum(v[i] ** 2 * (c.squares - c.values**2) for i, c in enumerate(regressors))
+    if not values[0] > 3 * squares.std() / math.sqrt(n) + np.abs(v) @ bias_bound @ np.abs(v):
         raise ValueError(
             f"columns: {n} reports are too few, or rounded too much, to tell them from columns that depend on each "
             "other linearly, or from constants"
@@ -164,7 +164,7 @@ def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[CentredColumn]
 
 def _columns(named: Sequence[tuple[str, Any, bool]]) -> list[CentredColumn]:
     """Return columns of one length, given with their names, and whether their squares are needed."""
-    columns = [_column(*one) for one in named]
+    columns = [_column(*description) for description in named]
     lengths = {column.name: len(column.values) for column in columns}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns: have different lengths {lengths}; a row each is needed")
@@ -184,9 +184,9 @@ def _column(name: str, column: Any, squares: bool) -> CentredColumn:
         raise TypeError(f"{name}: has {len(column)} parts; a perturbed column is (reports, mechanism)")
     reports, mechanism = column
     channel = channel_of(mechanism)
-    at = codes(channel, numbers_of(name, reports).reshape(-1))
-    values = (channel.values - channel.middle)[at]
+    indices = codes(channel, numbers_of(name, reports).reshape(-1))
+    values = (channel.values - channel.middle)[indices]
     if not squares:
         return CentredColumn(name, channel.middle, values, values, 0.0, channel.bias_bound)
     weights, bias_bound = channel.squares
-    return CentredColumn(name, channel.middle, values, weights[at], bias_bound, channel.bias_bound)
+    return CentredColumn(name, channel.middle, values, weights[indices], bias_bound, channel.bias_bound)

@@ -12,8 +12,8 @@ convolved by the fast Fourier transform (FFT); the last two distributions are ne
 
     P(A + B >= t) = sum_j P(A = a_j) P(B >= t - a_j)
 
-takes one look-up for each a_j. Two numbers bound all numerical errors: ``room``, the error of a value, and ``slack``,
-the error of a probability.
+takes one look-up for each a_j. Two numbers bound all numerical errors: ``rounding``, the error of a value, and
+``slack``, the error of a probability.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _CUT = 1e-15
 _MOST_POINTS = 1 << 18
 # The relative error of a sum of n positive floats, n below 2^22.
 _SUM = 1 + 1e-9
-_MOST_DOUBLINGS, _MOST_HALVINGS = 200, 60
+_MOST_DOUBLINGS = 200  # steps of a search for an interval's end until it is enclosed
+_MOST_HALVINGS = 60  # steps of that search afterwards
 
 
 def confidence_interval(
@@ -106,10 +107,10 @@ def released_values(released: Any, mechanism: Any, *, lattice: float | None = No
     """
     table, step = table_of(mechanism, lattice)
     y, extra = _numbers(released, table)
-    made = np.empty(y.shape, object)
-    for at in np.ndindex(y.shape):
-        made[at] = ReleasedValue({_Release(Fraction(float(y[at])), table, float(extra[at]), step): Fraction(1)})
-    return made[()]
+    values = np.empty(y.shape, object)
+    for i in np.ndindex(y.shape):
+        values[i] = ReleasedValue({_Release(Fraction(float(y[i])), table, float(extra[i]), step): Fraction(1)})
+    return values[()]
 
 
 def _tail(confidence: float) -> Fraction:
@@ -160,7 +161,7 @@ class _Release:
     lattice: float | None  # a number of which the true value is a multiple
 
     @property
-    def input_room(self) -> float:
+    def input_rounding(self) -> float:
         """Return the largest distance of a position from the true value, caused by input rounding."""
         cell = self.table.bin_width
         on_cells = self.lattice is not None and (Fraction(self.lattice) / cell).denominator == 1
@@ -201,8 +202,8 @@ class ReleasedValue:
         else:
             noise = self.noise
             _check_resolved(noise, float(tail), confidence)
-            low = self.value - noise.upper_quantile(float(tail)) - noise.room
-            high = self.value + noise.mirrored().upper_quantile(float(tail)) + noise.room
+            low = self.value - noise.upper_quantile(float(tail)) - noise.rounding
+            high = self.value + noise.mirrored().upper_quantile(float(tail)) + noise.rounding
         low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
         if (step := self._step) is None:
             return low, high
@@ -212,16 +213,16 @@ class ReleasedValue:
 
     @property
     def noise(self) -> CombinedNoise:
-        """Return the noise of the combination: released minus true value, up to the noise's ``room``."""
+        """Return the noise of the combination: released minus true value, up to the noise's ``rounding``."""
         counts = Counter((release.table, factor) for release, factor in self._terms.items())
-        parts = [sum_of(table, n).scaled(float(factor * table.bin_width)) for (table, factor), n in counts.items()]
-        room = sum(abs(float(factor)) * release.input_room for release, factor in self._terms.items())
-        return CombinedNoise.of(parts, room)
+        noises = [sum_of(table, n).scaled(float(factor * table.bin_width)) for (table, factor), n in counts.items()]
+        rounding = sum(abs(float(factor)) * release.input_rounding for release, factor in self._terms.items())
+        return CombinedNoise.of(noises, rounding)
 
     def noise_tail(self) -> float:
         """Return a bound on the probability of noise that makes the combination this large if its true value is 0."""
         noise = self.noise
-        return noise.tail(self.value - noise.room)
+        return noise.tail(self.value - noise.rounding)
 
     @property
     def _step(self) -> float | None:
@@ -373,24 +374,24 @@ def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -
     ends = np.asarray(edges, np.float64)
     if ends.shape != (len(counts) + 1,) or not (np.diff(ends) > 0).all():
         raise ValueError(f"edges: must be {len(counts) + 1} increasing numbers, the ends of {len(counts)} bins")
-    *partial, whole = accumulate(counts)
+    *partial, total = accumulate(counts)
     shares = np.cumsum([0.0, *(max(count.value, 0.0) for count in counts)])
     share = p * shares[-1]
     k = min(max(int(np.searchsorted(shares, share)), 1), len(counts))
-    part = (share - shares[k - 1]) / (shares[k] - shares[k - 1]) if shares[k] > shares[k - 1] else 0.5
-    value = float(ends[k - 1] + part * (ends[k] - ends[k - 1]))
-    return ReleasedQuantile(value, ends, tuple(sum_ - whole * p for sum_ in partial))
+    fraction = (share - shares[k - 1]) / (shares[k] - shares[k - 1]) if shares[k] > shares[k - 1] else 0.5
+    value = float(ends[k - 1] + fraction * (ends[k] - ends[k - 1]))
+    return ReleasedQuantile(value, ends, tuple(sum_ - total * p for sum_ in partial))
 
 
 def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
     """Return the table of additive noise, and the number of which true values are multiples, if it is known."""
     certificate = source
     if not isinstance(source, AdditiveCertificate):
-        form = exact_sampler(source)
-        if not isinstance(form, ExactNoise):
+        sampler = exact_sampler(source)
+        if not isinstance(sampler, ExactNoise):
             kind = type(source).__name__
             raise TypeError(f"mechanism: {kind} is not additive noise; `estimate` is for local reports")
-        certificate = form.certificate
+        certificate = sampler.certificate
     if lattice is None:
         return certificate.table.finite, certificate.lattice
     checks.positive("lattice", lattice)
@@ -414,11 +415,11 @@ def rounding_of(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = F
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(y) | (is_exact & (np.fmod(y, cell) != 0))
     if bad.any():
-        at = np.unravel_index(int(bad.argmax()), bad.shape)
-        place = f"number {at[0]}" if len(at) == 1 else f"number {tuple(map(int, at))}" if at else "it"
+        index = np.unravel_index(int(bad.argmax()), bad.shape)
+        place = f"number {index[0] if len(index) == 1 else tuple(map(int, index))}" if index else "it"
         raise ValueError(
-            f"{name}: {place} is {shortest(y[at])}, no multiple of {shortest(cell)}; this mechanism cannot have made "
-            "it (values that were rounded, or simulated, are not its own)"
+            f"{name}: {place} is {shortest(y[index])}, no multiple of {shortest(cell)}; this mechanism cannot have "
+            "made it (values that were rounded, or simulated, are not its own)"
         )
     return np.where(is_exact, 0.0, np.abs(y) * 2.0 ** (2 - digits))
 
@@ -439,21 +440,21 @@ def _number(value: Any) -> Fraction | None:
 
 def _check_resolved(noise: CombinedNoise, tail: float, confidence: float) -> None:
     if tail <= 2 * noise.slack:
-        most = f"{1 - 5 * noise.slack:.12g}"
-        raise ValueError(f"confidence: {confidence} is too near 1 for sums of so many values; at most {most}")
+        highest = f"{1 - 5 * noise.slack:.12g}"
+        raise ValueError(f"confidence: {confidence} is too near 1 for sums of so many values; at most {highest}")
 
 
 @dataclass(frozen=True, eq=False)
 class GridNoise:
     """A distribution with the probabilities p on the points step * (first + j).
 
-    ``room`` bounds the distance of a value from its grid point, and ``slack`` the error of a tail probability.
+    ``rounding`` bounds the distance of a value from its grid point, and ``slack`` the error of a tail probability.
     """
 
     step: float
     first: int
     p: np.ndarray
-    room: float = 0.0
+    rounding: float = 0.0
     slack: float = 0.0
 
     @cached_property
@@ -473,7 +474,7 @@ class GridNoise:
         size, first, p = abs(factor), self.first, self.p
         if factor < 0:
             first, p = -(first + len(p) - 1), p[::-1]
-        return GridNoise(self.step * size, first, p, self.room * size, self.slack)
+        return GridNoise(self.step * size, first, p, self.rounding * size, self.slack)
 
     def on_grid(self, step: float) -> GridNoise:
         """Return the noise with every point moved to the nearest multiple of another step."""
@@ -481,7 +482,7 @@ class GridNoise:
             return self
         index = np.rint(self.points / step).astype(np.int64)
         p = np.bincount(index - index[0], self.p)
-        return GridNoise(step, int(index[0]), p, self.room + step * (0.5 + _ROUNDING), self.slack)
+        return GridNoise(step, int(index[0]), p, self.rounding + step * (0.5 + _ROUNDING), self.slack)
 
     def __add__(self, other: GridNoise) -> GridNoise:
         step = max(min(self.step, other.step), (self.width + other.width) / _MOST_POINTS)
@@ -492,7 +493,7 @@ class GridNoise:
         below, above = np.cumsum(p), np.cumsum(p[::-1])
         start, end = int(np.searchsorted(below, _CUT)), len(p) - int(np.searchsorted(above, _CUT))
         slack = a.slack + b.slack + len(p) * error + 2 * _CUT
-        return GridNoise(step, a.first + b.first + start, p[start:end], a.room + b.room, slack)
+        return GridNoise(step, a.first + b.first + start, p[start:end], a.rounding + b.rounding, slack)
 
 
 @bounded_cache(1 << 27)
@@ -510,18 +511,18 @@ class CombinedNoise:
 
     a: GridNoise
     b: GridNoise
-    room: float  # the largest rounding error of a value that the probabilities are computed for
+    rounding: float  # the largest rounding error of a value that the probabilities are computed for
     slack: float  # a bound on the error of a tail probability
 
     @classmethod
-    def of(cls, parts: Sequence[GridNoise], room: float = 0.0) -> CombinedNoise:
+    def of(cls, noises: Sequence[GridNoise], rounding: float = 0.0) -> CombinedNoise:
         """Return the sum of any number of independent noises, for a value with this rounding error of its own."""
-        left = list(parts) + [GridNoise(1.0, 0, np.ones(1))] * (2 - len(parts))
+        left = list(noises) + [GridNoise(1.0, 0, np.ones(1))] * (2 - len(noises))
         while len(left) > 2:
-            *left, second, first = sorted(left, key=lambda part: -part.width)
+            *left, second, first = sorted(left, key=lambda noise: -noise.width)
             left.append(first + second)
-        a, b = sorted(left, key=lambda part: (len(part.p), -part.width))
-        return cls(a, b, a.room + room + b.room, a.slack + b.slack)
+        a, b = sorted(left, key=lambda noise: (len(noise.p), -noise.width))
+        return cls(a, b, a.rounding + rounding + b.rounding, a.slack + b.slack)
 
     def mirrored(self) -> CombinedNoise:
         return replace(self, a=self.a.scaled(-1.0), b=self.b.scaled(-1.0))
@@ -530,13 +531,13 @@ class CombinedNoise:
         """Return an upper bound on P(noise >= t)."""
         a, b = self.a, self.b
         index = np.ceil((t - a.points) / b.step - b.first - _ROUNDING)
-        found = b.survival[np.clip(index, 0, len(b.p)).astype(np.int64)]
-        return min(1.0, float(a.p @ found) * _SUM + self.slack)
+        survival = b.survival[np.clip(index, 0, len(b.p)).astype(np.int64)]
+        return min(1.0, float(a.p @ survival) * _SUM + self.slack)
 
     def upper_quantile(self, tail: float) -> float:
         """Return a t, nearly the smallest one, with P(noise >= t) at most ``tail``, which is above the slack."""
-        low = sum(part.step * part.first for part in (self.a, self.b))
-        high = sum(part.step * (part.first + len(part.p)) for part in (self.a, self.b))
+        low = sum(noise.step * noise.first for noise in (self.a, self.b))
+        high = sum(noise.step * (noise.first + len(noise.p)) for noise in (self.a, self.b))
         tolerance = min(self.a.step, self.b.step) * _ROUNDING
         while high - low > tolerance and low < (middle := (low + high) / 2) < high:
             low, high = (low, middle) if self.tail(middle) <= tail else (middle, high)

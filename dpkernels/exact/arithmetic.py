@@ -36,15 +36,15 @@ def product(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
 def exceeds(first: np.ndarray, second: np.ndarray, ratio: Fraction) -> np.ndarray:
     """Return whether first > ratio second for every pair of words, exactly, for a ratio of 1 or more."""
     p, q = ratio.numerator, ratio.denominator
-    whole, fraction = divmod((p << 64) // q, _WORD)
-    if not 1 <= whole < _WORD - 1:
+    quotient, fraction = divmod((p << 64) // q, _WORD)
+    if not 1 <= quotient < _WORD - 1:
         raise ValueError(f"ratio: {float(ratio):.6g} is not in 1..2^64")
     high, low = product(second, fraction)
-    above = first > second * np.uint64(whole) + high
+    above = first > second * np.uint64(quotient) + high
     # The ratio is cut after 64 binary digits, so a product may be just below an integer that it reaches.
     unsure = low + second < low
     # Larger products may not fit into a word. They are at least 2^63, and hardly a first word is.
-    large = second > np.uint64((_WORD - 1) // (whole + 1))
+    large = second > np.uint64((_WORD - 1) // (quotient + 1))
     above[large] = False
     unsure = np.flatnonzero(np.where(large, first >> np.uint64(63) == 1, unsure))
     if len(unsure):
@@ -64,23 +64,23 @@ def rounded_up(mantissas: np.ndarray, exponents: np.ndarray, unit: int, limit: i
         raise ValueError(f"mantissas: sum to {mass}, too little for a unit of 2^{unit}")
     shifts = np.uint64(unit) - exponents.astype(np.uint64)
     weights, above = (_rounded_products(mantissas, shifts, s) for s in (low, high))
-    at, at_low, at_high = np.arange(len(mantissas)), weights, above
-    rest, excess, is_lower = limit - total(at_low), total(at_high) - limit, True
+    places, at_low, at_high = np.arange(len(mantissas)), weights, above
+    unused, excess, is_lower = limit - total(at_low), total(at_high) - limit, True
     while high - low > 1:
         # Values are monotone in s: those that are alike at both ends are alike in between.
         changed = at_low != at_high
-        at, at_low, at_high = at[changed], at_low[changed], at_high[changed]
+        places, at_low, at_high = places[changed], at_low[changed], at_high[changed]
         # The sum rises evenly but for roundings. One step on either side of where it would be ``limit`` encloses s.
-        guess, spread = low + (high - low) * rest // (rest + excess), math.isqrt(len(at)) + 1
+        guess, spread = low + (high - low) * unused // (unused + excess), math.isqrt(len(places)) + 1
         step = guess + (-spread if is_lower else spread) if high - low > 8 * spread else (low + high) // 2
         step, is_lower = min(max(step, low + 1), high - 1), not is_lower
-        values = _rounded_products(mantissas[at], shifts[at], step)
+        values = _rounded_products(mantissas[places], shifts[places], step)
         risen = total(values) - total(at_low)
-        if risen <= rest:
-            low, at_low, rest = step, values, rest - risen
-            weights[at] = values
+        if risen <= unused:
+            low, at_low, unused = step, values, unused - risen
+            weights[places] = values
         else:
-            high, at_high, excess = step, values, risen - rest
+            high, at_high, excess = step, values, risen - unused
     return weights
 
 

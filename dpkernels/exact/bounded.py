@@ -149,7 +149,7 @@ class WindowTable(BoundedTable):
         A, c, rho = terms
         return A + max(Fraction(0), c * (self.shifts * self.gap / 2) ** 2) + rho
 
-    def extremes(self, cells: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def extremes(self, row_distance: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the largest and smallest weight of every code over all rows, as Python integers."""
         pad = np.zeros(self.shifts, np.uint64)
         # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
@@ -225,7 +225,7 @@ class WindowCertificate(BoundedCertificate, kind="window"):
     table_type = WindowTable
 
 
-class PlacedCertificate(BoundedCertificate, kind="placed window"):
+class SquareWaveCertificate(BoundedCertificate, kind="placed window"):
     """Verified facts about a window table placed at the input: the mean lies between the input and the middle."""
 
     table_type = WindowTable
@@ -337,9 +337,9 @@ class RowTable(BoundedTable):
         gap = (Fraction(self.last) - Fraction(self.first)) / self.shifts
         return min(self.shifts, math.ceil((rational(sensitivity) * steps / gap + 1) / steps))
 
-    def extremes(self, cells: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the largest and smallest weight of every code over each ``cells`` + 1 neighbouring rows, as uint64."""
-        return sliding_extremes(self.weights, min(cells, self.shifts) + 1)
+    def extremes(self, row_distance: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest and smallest weight of every code over ``row_distance`` + 1 adjacent rows, as uint64."""
+        return sliding_extremes(self.weights, min(row_distance, self.shifts) + 1)
 
     def kernel(self) -> Callable[[RealArray, RealArray], RealArray]:
         """Return the sampler, (random word of ``bits`` bits, row) -> place, both of one shape."""
@@ -394,25 +394,27 @@ def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., Re
     places = np.zeros(1 << log_columns, np.int32)
     places[: table.codes] = table.places
     others = np.concatenate([places[columns.alias] for columns in rows])
-    triples = np.stack([part.astype(word) for part in (packed, np.tile(places, len(rows)), others)], -1)
+    triples = np.stack([array.astype(word) for array in (packed, np.tile(places, len(rows)), others)], -1)
 
     # Faster on a CPU; triples are on a GPU, where each look-up is a pass through memory.
     def by_column(r: RealArray, row: RealArray) -> RealArray:
         return take(places, outcomes(r, row))
 
     def by_triple(r: RealArray, row: RealArray) -> RealArray:
-        at = (row << np.int32(log_columns)) + (r >> word(table.bits - log_columns)).astype(np.int32)
-        taken = take(triples, at)
-        is_own = (r << word(log_columns) | word(last)) < taken[..., 0]
-        return jnp.where(is_own, taken[..., 1], taken[..., 2]).astype(np.int32)
+        index = (row << np.int32(log_columns)) + (r >> word(table.bits - log_columns)).astype(np.int32)
+        triple = take(triples, index)
+        is_own = (r << word(log_columns) | word(last)) < triple[..., 0]
+        return jnp.where(is_own, triple[..., 1], triple[..., 2]).astype(np.int32)
 
     return by_column, by_triple
 
 
-# A table is accepted if its variances are within this of the mechanism's, relatively, and its window height within
-# 0.5 %. This determines its width as well. If none is, the best one is used if it is within what is promised:
-# ``estimate_mean`` allows for this difference.
-_ACCEPTED_DEVIATION, PROMISED_DEVIATION, _HEIGHT_TOLERANCE = 2e-4, 1e-3, 0.005
+# A table is accepted if its variances are within this of the mechanism's, relatively.
+_ACCEPTED_DEVIATION = 2e-4
+# Its window height has to be within this, relatively, which determines its width as well.
+_HEIGHT_TOLERANCE = 0.005
+# If no table is accepted, the best one is used if its variances are within this: ``estimate_mean`` allows for it.
+PROMISED_DEVIATION = 1e-3
 # Cell masses come from float64 cdfs; this share of the window's height makes their rounding conservative.
 _SLACK = 1e-8
 
@@ -519,8 +521,8 @@ def _flat_tables(mechanism: Windowed, relative: Fraction | float, bits: int, lim
                 if p << g > limit:
                     break
                 total = 1 << (bits - g)
-                least = math.ceil(total / (p + q * largest))
-                a = least + (total * pow(p, -1, q) - least) % q
+                least_base = math.ceil(total / (p + q * largest))
+                a = least_base + (total * pow(p, -1, q) - least_base) % q
                 kappa = (total - p * a) // q
                 if a > 0 and kappa > 0:
                     base, window = np.full(p << g, a, np.uint64), np.full(q << g, kappa, np.uint64)
@@ -531,15 +533,15 @@ def _cell_tables(mechanism: Windowed, relative: Fraction | float, bits: int, lim
     """Yield tables of cell masses, one per octave of codes up to ``limit``, with w/N nearest to m/2 in the octave."""
     for octave in range(max(4, limit.bit_length() - 5), limit.bit_length()):
         codes = np.arange(1 << octave, min(limit, (2 << octave) - 1) + 1, 2)
-        cells = 2 * np.round(mechanism.width * codes / 4)  # Even, so that the window mirrors like the base.
-        at = int(np.argmin(np.abs(cells / codes - mechanism.width / 2)))
-        table = _cell_table(mechanism, relative, bits, int(codes[at]), int(cells[at]))
+        window_codes = 2 * np.round(mechanism.width * codes / 4)  # Even, so that the window mirrors like the base.
+        nearest = int(np.argmin(np.abs(window_codes / codes - mechanism.width / 2)))
+        table = _cell_table(mechanism, relative, bits, int(codes[nearest]), int(window_codes[nearest]))
         if table is not None:
             yield table
 
 
 def _cell_table(
-    mechanism: Windowed, relative: Fraction | float, bits: int, codes: int, cells: int
+    mechanism: Windowed, relative: Fraction | float, bits: int, codes: int, window_codes: int
 ) -> WindowTable | None:
     """Return cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
 
@@ -547,18 +549,18 @@ def _cell_table(
     smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/window_tables.md).
     """
     h, g, half = mechanism.window, mechanism.base, codes // 2
-    if not 2 <= cells <= codes - 2:
+    if not 2 <= window_codes <= codes - 2:
         return None
-    width = 2 * cells / codes
+    width = 2 * window_codes / codes
     best = relative_height(h, g, width, mechanism.epsilon, "pointwise") * (1 - _SLACK)
     height = height_at(float(min(relative, best)), h, g, width)
     window_mass = h.area * height * width
-    is_covered = cells > codes - cells
+    is_covered = window_codes > codes - window_codes
     pad = math.ceil(1 / -math.expm1(-mechanism.epsilon)) if is_covered else 0
     scale = float((1 << bits) - (2 + pad) * codes)
     # The lower halves of both; the upper ones mirror them.
     base = np.diff(g.cdf(np.linspace(-1, 0, half + 1))) * ((1 - window_mass) * scale)
-    window = np.diff(h.cdf(np.linspace(0, 0.5, cells // 2 + 1))) * (window_mass * scale)
+    window = np.diff(h.cdf(np.linspace(0, 0.5, window_codes // 2 + 1))) * (window_mass * scale)
     base, window = np.ceil(base).astype(np.uint64), np.floor(window).astype(np.uint64)
     spare = (1 << (bits - 1)) - sum(base.tolist()) - sum(window.tolist())
     if spare < 0 or not window.any():
@@ -642,17 +644,17 @@ def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: 
 @lru_cache(maxsize=1 << 12)
 def _moves(remainder: int, gaps: tuple[int, ...]) -> tuple[int, ...]:
     """Return the fewest gaps, with signs, that add up to the remainder, by breadth-first search."""
-    most = 2 * max(gaps[-1], abs(remainder))
+    farthest = 2 * max(gaps[-1], abs(remainder))
     paths: dict[int, tuple[int, ...]] = {0: ()}
     ends = [0]
     while ends and remainder not in paths:
-        found: dict[int, tuple[int, ...]] = {}
+        new_paths: dict[int, tuple[int, ...]] = {}
         for end in ends:
             for gap in (*gaps, *(-gap for gap in gaps)):
-                if abs(end + gap) <= most and end + gap not in paths:
-                    found.setdefault(end + gap, (*paths[end], gap))
-        paths |= found
-        ends = list(found)
+                if abs(end + gap) <= farthest and end + gap not in paths:
+                    new_paths.setdefault(end + gap, (*paths[end], gap))
+        paths |= new_paths
+        ends = list(new_paths)
     if remainder not in paths:
         raise CertificateError(f"rows: a mean is off by {remainder}, which moves between places cannot repair")
     return paths[remainder]
@@ -669,9 +671,9 @@ def central_certificate(mechanism: CentralPiecewise) -> RowCertificate:
     variance, (span, D) = float(mechanism.worst_variance), _span_and_sensitivity(mechanism)
     for ends in pairwise(_CELLS):
         # The number whose whole cells reach the least beyond the interval.
-        cells = min(range(*ends), key=lambda cells: math.ceil(span / D / 2 * cells) / (span / D / 2 * cells))
+        count = min(range(*ends), key=lambda count: math.ceil(span / D / 2 * count) / (span / D / 2 * count))
         for bits in (32, 64):
-            table = central_table(mechanism, cells, bits)
+            table = central_table(mechanism, count, bits)
             if table is None or abs(float(table.worst_variance) / variance - 1) > PROMISED_DEVIATION:
                 continue
             return RowCertificate.of(table, mechanism.epsilon, mechanism.sensitivity)
@@ -686,13 +688,13 @@ def _span_and_sensitivity(mechanism: CentralPiecewise) -> tuple[Fraction, Fracti
     return upper - lower, D
 
 
-def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTable | None:
-    """Return integer weights with steps of ``cells`` codes and one row a cell, or None if they do not fit."""
+def central_table(mechanism: CentralPiecewise, resolution: int, bits: int) -> RowTable | None:
+    """Return integer weights with steps of ``resolution`` codes and one row a cell, or None if they do not fit."""
     span, D = _span_and_sensitivity(mechanism)
-    shifts = 2 * math.ceil(span * cells / D / 2)
-    gap = max(D / (cells - _MARGIN), span / shifts)
+    shifts = 2 * math.ceil(span * resolution / D / 2)
+    gap = max(D / (resolution - _MARGIN), span / shifts)
     core = max(1, round(float(mechanism.core * span / gap)))
-    widths = [core + 2 * cells * k for k in range(mechanism.steps)]
+    widths = [core + 2 * resolution * k for k in range(mechanism.steps)]
     codes = shifts + widths[-1]
     if codes * (shifts + 1) > MOST_WEIGHTS:
         return None
@@ -719,11 +721,11 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
     E = exp_lower_bound(float(epsilon))
 
     def levels(core: int) -> list[int]:
-        made = [core]
+        weights = [core]
         for _ in counts[1:]:
             # Rounded up: so no ratio is above e^eps, and far steps that the total is too coarse for share its unit.
-            made.append(math.ceil(made[-1] / E))
-        return made[::-1]
+            weights.append(math.ceil(weights[-1] / E))
+        return weights[::-1]
 
     low, high = 0, total
     while high - low > 1:

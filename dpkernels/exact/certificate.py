@@ -74,8 +74,8 @@ class BoundedTable(abc.ABC):
         """Return the bound on the variance at any input, input rounding included."""
 
     @abc.abstractmethod
-    def extremes(self, cells: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the largest and smallest weight of every code in every run of rows at most ``cells`` apart."""
+    def extremes(self, row_distance: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest and smallest weight of every code in every run of rows at most ``row_distance`` apart."""
 
     @property
     def decisive_rows(self) -> Iterable[int]:
@@ -157,10 +157,10 @@ def moments(weights: list[int], places: Sequence[int]) -> tuple[int, int]:
     return sum(products), sum(map(mul, products, places))
 
 
-def integers(name: str, values: Any, most: int) -> list[int]:
+def integers(name: str, values: Any, limit: int) -> list[int]:
     """Return a list of at most ``most`` integers, or raise a ValueError; ``frozen_weights`` checks their range."""
-    if type(values) is not list or len(values) > most:
-        raise ValueError(f"{name}: {brief(values)} is not a list of at most {most} integers")
+    if type(values) is not list or len(values) > limit:
+        raise ValueError(f"{name}: {brief(values)} is not a list of at most {limit} integers")
     if not all(type(value) is int for value in values):
         raise ValueError(f"{name}: not all are integers")
     return values
@@ -217,8 +217,8 @@ class Certificate(abc.ABC):
         """Return a JSON payload, with exact fractions as text and the tables themselves."""
         facts = {path.rpartition(".")[2]: attrgetter(path)(self) for path in self.facts}
         plain = {name: str(value) if isinstance(value, Fraction) else value for name, value in facts.items()}
-        parts = {name: part.to_dict() for name, part in self._parts().items()}
-        return {"kind": self.kind, **plain, "covers": self.covers, **parts}
+        tables = {name: item.to_dict() for name, item in self._parts().items()}
+        return {"kind": self.kind, **plain, "covers": self.covers, **tables}
 
     def to_json(self) -> str:
         """Return ``to_dict`` as text."""
@@ -246,7 +246,7 @@ class Certificate(abc.ABC):
         return certificate
 
     def __str__(self) -> str:
-        inner = [f"-- {name}\n{part}" for name, part in self._parts().items() if isinstance(part, Certificate)]
+        inner = [f"-- {name}\n{item}" for name, item in self._parts().items() if isinstance(item, Certificate)]
         lines = [f"{label:<20}{text}" for label, text in (*self.lines(), ("covers", self.covers))]
         return "\n".join([*lines, *inner])
 
@@ -256,7 +256,7 @@ class Certificate(abc.ABC):
     def _check(self, payload: dict[str, Any]) -> None:
         """Check that a payload states exactly what the integers give."""
         # Parts that are certificates have been checked by themselves.
-        read = {name: payload[name] for name, part in self._parts().items() if isinstance(part, Certificate)}
+        read = {name: payload[name] for name, piece in self._parts().items() if isinstance(piece, Certificate)}
         again = self.to_dict() | read
         if odd := payload.keys() ^ again.keys():
             raise CertificateError(f"payload: {brief(min(odd))} is missing, or is nothing that can be verified")
@@ -292,13 +292,13 @@ class BoundedCertificate(Certificate):
         checks.epsilon(epsilon)
         table.check()
         # One random word rounds neighbours to rows at most ``cells`` apart, see docs/proofs/row_mixtures.md.
-        cells = table.cells(sensitivity)
-        ratio = certified_ratio(*table.extremes(cells), epsilon)
+        row_distance = table.cells(sensitivity)
+        ratio = certified_ratio(*table.extremes(row_distance), epsilon)
         slope = Fraction(1) if cls.is_unbiased else table.slope
         away = ((table.row_mean(s) - table.middle, table.row_input(s) - table.middle) for s in table.decisive_rows)
         if error := max(abs(mean - slope * x) for mean, x in away):
             raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")
-        return cls(float(epsilon), None if sensitivity is None else float(sensitivity), cells, ratio, table)
+        return cls(float(epsilon), None if sensitivity is None else float(sensitivity), row_distance, ratio, table)
 
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> Self:
@@ -395,8 +395,8 @@ def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fracti
         raise CertificateError(f"support: report {code} is impossible for some inputs and not for others")
     # Float quotients, within 2^-50 relatively, only select the pairs to compare exactly.
     quotients = high.astype(float) / low.astype(float)
-    at = quotients >= quotients.max() * (1 - 2.0**-48)
-    ratio = max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
+    candidates = quotients >= quotients.max() * (1 - 2.0**-48)
+    ratio = max(Fraction(a, b) for a, b in set(zip(high[candidates].tolist(), low[candidates].tolist(), strict=True)))
     if ratio > exp_lower_bound(epsilon):
         above = log_upper_bound(ratio) - float(rational(epsilon))
         raise CertificateError(

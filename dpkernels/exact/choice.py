@@ -64,18 +64,18 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     cover timing.
     """
     checks.within("epsilon", epsilon, *EPSILON_RANGE)
-    eps, left = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
-    low, high = int(left.min()), int(left.max())
+    eps, remaining = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
+    low, high = int(remaining.min()), int(remaining.max())
     if not -_LARGEST_SCORE <= low <= high <= _LARGEST_SCORE:
         raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
-    checks.whole("k", k, 1, len(left))
-    left = left.astype(np.int64)
-    indices, found = np.arange(len(left)), np.empty(k, np.int64)
+    checks.whole("k", k, 1, len(remaining))
+    remaining = remaining.astype(np.int64)
+    indices, chosen = np.arange(len(remaining)), np.empty(k, np.int64)
     for number in range(k):
-        choice = _choose(left, eps, uniform_number(key, number))
-        found[number] = indices[choice]
-        left, indices = np.delete(left, choice), np.delete(indices, choice)
-    return found
+        choice = _choose(remaining, eps, uniform_number(key, number))
+        chosen[number] = indices[choice]
+        remaining, indices = np.delete(remaining, choice), np.delete(indices, choice)
+    return chosen
 
 
 def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int]) -> int:
@@ -94,10 +94,10 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
     sums = np.cumsum(_float_weights(gaps, epsilon))
     margin = (3 * len(gaps) + 32) * 2.0**-53 * sums[-1]
     point = u * 2.0**-64 * sums[-1]
-    at = int(np.searchsorted(sums, point, side="right"))
-    above = at < len(sums) and sums[at] - point > margin
-    below = at == 0 or point - sums[at - 1] > margin
-    return at if above and below else None
+    index = int(np.searchsorted(sums, point, side="right"))
+    above = index < len(sums) and sums[index] - point > margin
+    below = index == 0 or point - sums[index - 1] > margin
+    return index if above and below else None
 
 
 def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
@@ -133,14 +133,14 @@ def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Callable[[int], i
 def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | None:
     """Return the choice for every U in [u, u + 1)/2^bits, or None if it is not known to be the same for all."""
     sums = _sums(gaps, epsilon, bits + 64)
-    least, most = sums(len(gaps))
+    least_total, most_total = sums(len(gaps))
     first, last = 0, len(gaps) - 1
     while first < last:
         middle = (first + last) // 2
         low, high = sums(middle + 1)
-        if low << bits >= (u + 1) * most:
+        if low << bits >= (u + 1) * most_total:
             last = middle
-        elif high << bits <= u * least:
+        elif high << bits <= u * least_total:
             first = middle + 1
         else:
             return None
@@ -149,8 +149,8 @@ def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | Non
 
 def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Interval]:
     """Return bounds of 2^bits times the sum of the first weights, as a function of how many."""
-    negligible = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
-    distinct, which = np.unique(np.minimum(gaps, negligible), return_inverse=True)
+    reach = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
+    distinct, which = np.unique(np.minimum(gaps, reach), return_inverse=True)
     ratio = exp_minus(epsilon, bits)
     powers = [_power(ratio, n, bits) for n in distinct.tolist()]
 

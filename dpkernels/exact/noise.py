@@ -214,10 +214,10 @@ def mixed_hockey_stick(table: NoiseTable, share: Fraction, ratio: Fraction) -> F
     With a the share of S and rho the ratio, in one order T - rho ((1 - a) T + a S) = (1 - rho + rho a) T - rho a S, in
     the other (1 - a) T + a S - rho T = a S - (rho - 1 + a) T.
     """
-    own = 1 - ratio * (1 - share)
-    forward = [own * excess(table.weights, sign, ratio * share / own) for sign in (1, -1)] if own > 0 else [Fraction(0)]
+    rest = 1 - ratio * (1 - share)
+    forward = [rest * excess(table.weights, sign, ratio * share / rest) for sign in (1, -1) if rest > 0]
     backward = [share * excess(table.weights, sign, (ratio - 1 + share) / share) for sign in (1, -1)]
-    return max(forward + backward) / table.total
+    return max(Fraction(0), *forward, *backward) / table.total
 
 
 # The exclusions of every certificate of additive noise.
@@ -317,12 +317,12 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     def lines(self) -> list[tuple[str, str]]:
         epsilon, delta, D = (shortest(value) for value in (self.epsilon, self.delta, self.sensitivity))
         realised = shortest(float_at_least(self.realised_delta))
-        cells = f"{self.shift} cells"
+        distance = f"{self.shift} cells"
         if self.shift < 1:
-            cells = f"one cell, with probability {float_at_least(Fraction(self.shift)):.6g}"
+            distance = f"one cell, with probability {float_at_least(Fraction(self.shift)):.6g}"
         return [
             ("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
-            ("neighbours", f"at most {D} apart, which is at most {cells}"),
+            ("neighbours", f"at most {D} apart, which is at most {distance}"),
             *super().lines(),
         ]
 
@@ -410,11 +410,11 @@ class VectorClaim:
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
-        given = {name: payload[name] for name in cls.__dataclass_fields__}
+        claim = {name: payload[name] for name in cls.__dataclass_fields__}
         for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
-            if given[name] is not None:
-                real(name, given[name])
-        return cls(**given)
+            if claim[name] is not None:
+                real(name, claim[name])
+        return cls(**claim)
 
     def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
         """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma."""
@@ -426,8 +426,8 @@ class VectorClaim:
             return together * math.ceil(Fraction(math.ceil(D / bin_width * points_per_bin), points_per_bin))
         length = D / bin_width * (root if self.norm == "l2" and self.sigma is None else 1)
         # Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
-        cells = length + (0 if self.lattice else together)
-        return Fraction(math.floor(cells)) if self.sigma is None else cells
+        length_in_cells = length + (0 if self.lattice else together)
+        return Fraction(math.floor(length_in_cells)) if self.sigma is None else length_in_cells
 
 
 @dataclass(frozen=True)
@@ -459,12 +459,12 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
         return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
 
     def lines(self) -> list[tuple[str, str]]:
-        claim, own = self.claim, "l1" if self.claim.sigma is None else "l2"
+        claim, code_norm = self.claim, "l1" if self.claim.sigma is None else "l2"
         budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
         near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
         return [
             ("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
-            ("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
+            ("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {code_norm}"),
             *super().lines(),
         ]
 
@@ -485,19 +485,19 @@ def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertific
 
 def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
     """Return tau (e^eps - 1)/(rho - 1), or Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps)."""
-    eps, least = rational(claim.epsilon), exp_lower_bound(claim.epsilon)
-    most = least * (1 + Fraction(1, 1 << 100))
+    eps, exp_lower = rational(claim.epsilon), exp_lower_bound(claim.epsilon)
+    exp_upper = exp_lower * (1 + Fraction(1, 1 << 100))
     if claim.sigma is None:
         rho = exp_lower_bound(eps / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
         if table.tail:  # A code and its neighbour differ by rho at most, and rho to the power of all cells is e^eps.
             check_pure(table.weights, table.first, table.tail, 1, rho)
             return Fraction(0)
         tau = max(excess(table.weights, sign, rho) for sign in (1, -1)) / table.total
-        return tau * (most - 1) / (rho - 1)
+        return tau * (exp_upper - 1) / (rho - 1)
     sigma = Fraction(claim.sigma)
     mu = shift / sigma
     first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
-    return first - least * max(Fraction(0), second) + claim.dimensions * _distance(table, sigma) * (1 + most)
+    return first - exp_lower * max(Fraction(0), second) + claim.dimensions * _distance(table, sigma) * (1 + exp_upper)
 
 
 def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
@@ -515,8 +515,10 @@ def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     return Fraction(over, 1 << FIXED_BITS) + 2 * error
 
 
-# Bounds of Gaussian probabilities, in fixed point with this many fractional bits, up to FAR standard deviations.
-FIXED_BITS, FAR = 256, 14
+# Fractional bits of the fixed point in which Gaussian probabilities are bounded.
+FIXED_BITS = 256
+# Standard deviations up to which they are bounded.
+FAR = 14
 # The first 50 decimals of pi, rounded down, and sqrt(2 pi).
 _PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
 _ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
@@ -553,16 +555,16 @@ def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
 
     and phi(m) follows from bin to bin: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
     """
-    h, one = 1 / sigma, 1 << FIXED_BITS
+    h, unit = 1 / sigma, 1 << FIXED_BITS
     decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))
-    step, phi, masses = _fixed(h), one * _ROOT.denominator // _ROOT.numerator, []
+    step, phi, masses = _fixed(h), unit * _ROOT.denominator // _ROOT.numerator, []
     a, b, c = (_fixed(h ** (2 * k) / n) for k, n in ((1, 24), (2, 1920), (3, 322560)))
     for j in range(count):
         s = (j * step) ** 2 >> FIXED_BITS
-        he2 = s - one
-        he4 = (s * (s - 6 * one) >> FIXED_BITS) + 3 * one
-        he6 = (s * ((s * (s - 15 * one) >> FIXED_BITS) + 45 * one) >> FIXED_BITS) - 15 * one
-        bracket = one + (he2 * a + he4 * b + he6 * c >> FIXED_BITS)
+        he2 = s - unit
+        he4 = (s * (s - 6 * unit) >> FIXED_BITS) + 3 * unit
+        he6 = (s * ((s * (s - 15 * unit) >> FIXED_BITS) + 45 * unit) >> FIXED_BITS) - 15 * unit
+        bracket = unit + (he2 * a + he4 * b + he6 * c >> FIXED_BITS)
         masses.append((phi * step >> FIXED_BITS) * bracket >> FIXED_BITS)
         phi, factor = phi * factor >> FIXED_BITS, factor * decay >> FIXED_BITS
     return masses, count * 42 * h**9 / 92897280 + Fraction(2 * count**2, 1 << 119)
@@ -591,7 +593,7 @@ class ExactNoise(ExactSampler):
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 32)
 
     @property
-    def negligible(self) -> float:
+    def subnormal_safe_radius(self) -> float:
         """Return half of the grid; inputs strictly closer to 0 are rounded to 0."""
         return 2.0 ** (self.table.grid_log2 - 1)
 
@@ -683,7 +685,7 @@ class ExactNoise(ExactSampler):
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
-        table, most = self.table, 1 << 62
+        table, offset = self.table, 1 << 62
         xp = namespace(x)
         # x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers.
         doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grid_log2))
@@ -691,7 +693,7 @@ class ExactNoise(ExactSampler):
         doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
         r = rounding.astype(np.uint64) * np.uint64(table.points_per_bin) >> np.uint64(32)
         # Division is faster without signs, so a multiple of M is added and taken off again.
-        ahead = most // table.points_per_bin
+        ahead = offset // table.points_per_bin
         shifted = (((doubled + 1) >> 1) + ahead * table.points_per_bin).astype(np.uint64) + r
         return (shifted // np.uint64(table.points_per_bin)).astype(np.int64) - ahead
 
@@ -700,14 +702,17 @@ class ExactNoise(ExactSampler):
 
 BITS = 64  # log2 of a total: one random word a value.
 # The numbers of codes that are tried. Tables of the first size stay in the processor's cache. The second size has a
-# smaller rounding error, for a tiny delta. Wide noise may take more codes, up to the largest number.
-_SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
+# smaller rounding error, for a tiny delta.
+_SIZES = 1 << 16, 1 << 12
+# The number of codes that wide noise may take.
+_MOST_CODES = 1 << 20
 _FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
 _GRID_BITS = 22
 # log2 of the most sensitivities of a bin, of wide noise: a bin has less than 2^32 grid points.
 _WIDEST = 8
-# And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 points have room in integers.
+# log2 of the most points a sensitivity of the grid of a lattice: inputs are within 2^34 sensitivities, and 2^61 points
+# have room in integers.
 _GRAIN_BITS = 27
 # The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
@@ -780,8 +785,8 @@ def noise_table(
     if high - low > _MOST_CODES * D:
         parts_log2 = -min(_WIDEST, math.ceil(math.log2((high - low) / D / _MOST_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
-    cells = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
-    return density_table(noise, D, cells, *lattice, bits, stretch)
+    resolution = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
+    return density_table(noise, D, resolution, *lattice, bits, stretch)
 
 
 def endless_table(
@@ -797,20 +802,21 @@ def endless_table(
     if reach > _MOST_CODES * D:
         parts_log2 = -min(_WIDEST, math.ceil(math.log2(reach / D / _MOST_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
-    cells = cells_apart(sensitivity, *lattice)
-    return tailed_table(noise, cells, *lattice, bits, stretch, D / (cells if parts_log2 >= 0 else 2.0**parts_log2))
+    distance = cells_apart(sensitivity, *lattice)
+    bin_width = D / (distance if parts_log2 >= 0 else 2.0**parts_log2)
+    return tailed_table(noise, distance, *lattice, bits, stretch, bin_width)
 
 
 def tailed_table(
     noise: Noise,
-    cells: int,
+    distance: int,
     grid_log2: int,
     points_per_bin: int,
     bits: int,
     stretch: float,
     bin_width: float | None = None,
 ) -> NoiseTable:
-    """Return a table with a tail, of neighbours ``cells`` apart, for noise whose tail is geometric.
+    """Return a table with a tail, of neighbours ``distance`` cells apart, for noise whose tail is geometric.
 
     The density to the power 1/(1 + ``stretch``) has ratios to this power, and steps at the same places. A block is a
     whole number of times the neighbours' distance. A lattice needs no bin width.
@@ -821,36 +827,36 @@ def tailed_table(
         )
     start, period = noise.geometric_tail
     width = float(noise.step) if isinstance(noise, Lattice) else float(bin_width or 0.0)
-    if period is not None and not math.isclose(period, cells * width, rel_tol=1e-12):
+    if period is not None and not math.isclose(period, distance * width, rel_tol=1e-12):
         raise CertificateError(f"delta: is 0; noise of period {shortest(period)} is pure for this sensitivity only")
     far = start + width
     logs = noise.log_weight if isinstance(noise, Lattice) else noise.log_prob
     power = 1 / (1 + stretch)
-    decay = float(logs(far) - logs(far + cells * width)) * power  # Over the distance of neighbours.
+    decay = float(logs(far) - logs(far + distance * width)) * power  # Over the distance of neighbours.
     # The last weight times decay times 2^-14 is 4 at least: so much wider noise has room for its rounding.
-    mass = max(_TAIL_MASS, 2.0 ** (16 - bits) * cells / decay**2)
+    mass = max(_TAIL_MASS, 2.0 ** (16 - bits) * distance / decay**2)
     if isinstance(noise, Lattice):
-        reach = -math.log(mass) * cells * width / decay
+        reach = -math.log(mass) * distance * width / decay
     else:
         reach = float(noise.isf(np.float64(min(mass, 0.25))))
-    last, block = math.ceil(max(reach, far) / width), cells * math.ceil(_TAIL_DECAY / decay)
+    last, block = math.ceil(max(reach, far) / width), distance * math.ceil(_TAIL_DECAY / decay)
     if max(last, block) >= _MOST_CODES:
         raise CertificateError(
             f"noise: is {2 * last} cells wide; a table holds at most {_MOST_CODES} cells; use wider ones"
         )
     if isinstance(noise, Lattice):
-        masses = np.exp(noise.log_weight(width * np.arange(last + cells + block + 1)) * power)
+        masses = np.exp(noise.log_weight(width * np.arange(last + distance + block + 1)) * power)
     else:
-        masses = _masses(noise, np.arange(last + cells + block + 2) - 0.5, width, power)
+        masses = _masses(noise, np.arange(last + distance + block + 2) - 0.5, width, power)
     # Blocks begin where the noise falls most, not within a step, so that rounding makes no block begin with a rise.
-    falls = masses[last : last + cells] / masses[last + 1 : last + cells + 1]
+    falls = masses[last : last + distance] / masses[last + 1 : last + distance + 1]
     last += int(np.argmax(falls >= falls.max() * (1 - 1e-9)))
     half = np.minimum.accumulate(masses[: last + 1])
     tail = np.minimum.accumulate(masses[last + 1 : last + 1 + block])
-    again = math.exp(-decay * block / cells)
-    rest = tail.sum() / (1 - again)
-    both = np.concatenate([[rest], half[:0:-1], half, [rest]])
-    table = _table(both / both.sum(), -last - 1, bits, grid_log2, points_per_bin)
+    again = math.exp(-decay * block / distance)
+    tail_mass = tail.sum() / (1 - again)
+    all_masses = np.concatenate([[tail_mass], half[:0:-1], half, [tail_mass]])
+    table = _table(all_masses / all_masses.sum(), -last - 1, bits, grid_log2, points_per_bin)
     further = math.floor(Fraction(again) * (1 << bits)) + 1
     weights = _rounded_up(np.ldexp(tail / tail.sum(), bits + 40), (1 << bits) - further)
     return replace(table, weights=table.weights[1:-1], first=-last, tail=Tail(int(table.weights[0]), weights, bits))
@@ -864,23 +870,23 @@ def _parts_log2(codes: int, sensitivity: float, width: float) -> int:
 def density_table(
     noise: Noise,
     sensitivity: float,
-    parts: float,
+    resolution: float,
     grid_log2: int,
     points_per_bin: int,
     bits: int = BITS,
     stretch: float = STRETCHES[0],
 ) -> NoiseTable:
-    """Return a table in which D is ``parts`` cells, wider than the distribution by the factor 1 + ``stretch``."""
+    """Return a table in which D is ``resolution`` cells, wider than the distribution by the factor 1 + ``stretch``."""
     low, high = _ends(noise, sensitivity, bits)
-    spread = float(np.diff(_quantiles(noise, bits))[0])
-    if spread * parts < sensitivity:
-        raise CertificateError(f"noise: is within {spread:.3g}; too narrow for sensitivity {shortest(sensitivity)}")
-    if (high - low) * parts > _MOST_CODES * sensitivity:
+    span = float(np.diff(_quantiles(noise, bits))[0])
+    if span * resolution < sensitivity:
+        raise CertificateError(f"noise: is within {span:.3g}; too narrow for sensitivity {shortest(sensitivity)}")
+    if (high - low) * resolution > _MOST_CODES * sensitivity:
         raise CertificateError(
-            f"noise: is {(high - low) / sensitivity:.3g} sensitivities of {parts:.3g} cells wide; a table holds at "
-            f"most {_MOST_CODES} cells"
+            f"noise: is {(high - low) / sensitivity:.3g} sensitivities of {resolution:.3g} cells wide; a table holds "
+            f"at most {_MOST_CODES} cells"
         )
-    bin_width = sensitivity / parts / (1 + stretch)
+    bin_width = sensitivity / resolution / (1 + stretch)
     first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
     masses = _masses(noise, np.arange(first, last + 2) - 0.5, bin_width)
     # Without rounding noise masses fall away from 0, and flat parts are exactly flat. Where the distribution begins or
@@ -917,7 +923,7 @@ def _masses(noise: Any, edges: np.ndarray, bin_width: float, power: float = 1.0)
     widths = np.diff(points)
     # In blocks that stay in the processor's cache.
     blocks = [slice(first, first + _BLOCK) for first in range(0, len(widths), _BLOCK)]
-    nodes = ((points[:-1][at, None] + widths[at, None] * _NODES) * bin_width for at in blocks)
+    nodes = ((points[:-1][block, None] + widths[block, None] * _NODES) * bin_width for block in blocks)
     density = noise.prob if power == 1 else lambda z: np.exp(power * noise.log_prob(z))
     pieces = bin_width * widths * np.concatenate([density(z) @ _WEIGHTS for z in nodes])
     masses = np.add.reduceat(pieces, np.searchsorted(points, edges[:-1]))
@@ -925,14 +931,14 @@ def _masses(noise: Any, edges: np.ndarray, bin_width: float, power: float = 1.0)
     return (masses + masses[::-1]) / 2 if mirrored else masses
 
 
-def grid(sensitivity: Fraction, parts: int | Fraction) -> tuple[int, int]:
-    """Return (grid_log2, M) with ``parts`` bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
+def grid(sensitivity: Fraction, bins: int | Fraction) -> tuple[int, int]:
+    """Return (grid_log2, M) with ``bins`` bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
     grid_log2 = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
     if not GRID_LOG2_RANGE[0] <= grid_log2 <= GRID_LOG2_RANGE[1]:
         raise CertificateError(
             f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
         )
-    return grid_log2, math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), parts))
+    return grid_log2, math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), bins))
 
 
 def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
@@ -940,14 +946,14 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
     exact = Fraction(float(step))
     odd = exact.numerator >> ((exact.numerator & -exact.numerator).bit_length() - 1)
     unit = exact / odd
-    room = _GRAIN_BITS - math.ceil(sensitivity / unit).bit_length()
-    if odd >= 1 << 32 or room < 0:
+    spare_bits = _GRAIN_BITS - math.ceil(sensitivity / unit).bit_length()
+    if odd >= 1 << 32 or spare_bits < 0:
         raise CertificateError(
             f"step: {float(step)!r} is not a short binary fraction, or too fine for sensitivity "
             f"{shortest(float(sensitivity))}; reports would not be its exact multiples: use 1, 0.5, 0.25, ... or "
             "rescale the data to whole numbers"
         )
-    spare = min(room, max(0, _GRID_BITS + 1 - odd.bit_length()))
+    spare = min(spare_bits, max(0, _GRID_BITS + 1 - odd.bit_length()))
     return round(math.log2(unit)) - spare, odd << spare
 
 
@@ -970,14 +976,17 @@ def _rounded_up(masses: np.ndarray, total: int) -> np.ndarray:
     return arithmetic.rounded_up(mantissas, exponents, total.bit_length() + 40, total)
 
 
-# For vectors: the numbers of codes that are tried, and the shares of the sensitivity that rounding may add before a
-# finer table is tried, and before the table is refused.
-_VECTOR_SIZES, _SMALL, _LARGE = (1 << 16, 1 << 18), 1e-3, 0.1
+# The numbers of codes that are tried for vectors.
+_VECTOR_SIZES = 1 << 16, 1 << 18
+# The share of the sensitivity that rounding may add before a finer table is tried.
+_SMALL = 1e-3
+# The share of the sensitivity that rounding may add before the table is refused.
+_LARGE = 0.1
 
 
 def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
     """Return the certified table of a vector mechanism: the narrowest that has the claim."""
-    noise, own, delta = vector.coordinate.noise, float(vector.coordinate.sensitivity), vector.coordinate.delta
+    noise, sensitivity, delta = vector.coordinate.noise, float(vector.coordinate.sensitivity), vector.coordinate.delta
 
     def certified(stretch: float) -> VectorNoiseCertificate:
         if isinstance(noise, Lattice):
@@ -986,40 +995,40 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
                     f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
                 )
             build = noise_table if delta else endless_table
-            return certify_vector(build(noise, Fraction(own), stretch=stretch), _claim(vector, 1.0))
-        grid_log2, points_per_bin, parts = _finest(noise, vector, own)
+            return certify_vector(build(noise, Fraction(sensitivity), stretch=stretch), _claim(vector, 1.0))
+        grid_log2, points_per_bin, resolution = _finest(noise, vector, sensitivity)
         if not delta:
-            table = tailed_table(noise, 1, grid_log2, points_per_bin, BITS, stretch, own / float(parts))
+            table = tailed_table(noise, 1, grid_log2, points_per_bin, BITS, stretch, sensitivity / float(resolution))
             return certify_vector(table, _claim(vector, 1.0))
-        table = density_table(noise, own, float(parts), grid_log2, points_per_bin, stretch=stretch)
-        return certify_vector(table, _claim(vector, float(parts) / own * (1 + stretch)))
+        table = density_table(noise, sensitivity, float(resolution), grid_log2, points_per_bin, stretch=stretch)
+        return certify_vector(table, _claim(vector, float(resolution) / sensitivity * (1 + stretch)))
 
     return narrowest([certified], STRETCHES if delta else PURE_STRETCHES)
 
 
-def _claim(vector: AdditiveVector, cells: float) -> VectorClaim:
-    """Return the claim for a vector. Gaussian noise is described in cells, of which there are ``cells`` a data unit."""
+def _claim(vector: AdditiveVector, cells_per_unit: float) -> VectorClaim:
+    """Return the claim for a vector. Gaussian noise is described in cells of 1/``cells_per_unit`` data units."""
     m, sigma = vector.coordinate, vector.coordinate.noise.gaussian_sigma
     lattice = None if vector.lattice is None else float(vector.lattice)
-    in_cells = None if sigma is None else float(sigma) * cells
+    in_cells = None if sigma is None else float(sigma) * cells_per_unit
     D = float(vector.sensitivity)
     return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, in_cells)
 
 
-def _finest(noise: Noise, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
+def _finest(noise: Noise, vector: AdditiveVector, sensitivity: float) -> tuple[int, int, Fraction]:
     """Return (grid_log2, M, cells between neighbours) of the coarsest table that adds little to the sensitivity."""
-    claim, (low, high) = _claim(vector, 1.0), _ends(noise, own)
+    claim, (low, high) = _claim(vector, 1.0), _ends(noise, sensitivity)
     for codes in _VECTOR_SIZES:
         if vector.lattice is None:
-            grid_log2, points_per_bin = grid(Fraction(own), 1 << _parts_log2(codes, own, high - low))
+            grid_log2, points_per_bin = grid(Fraction(sensitivity), 1 << _parts_log2(codes, sensitivity, high - low))
         else:
-            grid_log2, points_per_bin = lattice_grid(vector.lattice, Fraction(own))
+            grid_log2, points_per_bin = lattice_grid(vector.lattice, Fraction(sensitivity))
         unit = Fraction(2) ** grid_log2
         # On a lattice a bin may be a part of a step.
         while vector.lattice and points_per_bin % 2 == 0 and (high - low) / float(points_per_bin * unit) < codes / 2:
             points_per_bin //= 2
-        parts = claim.cells(bin_width := points_per_bin * unit, points_per_bin)
-        added = float(parts * bin_width) / own - 1
+        resolution = claim.cells(bin_width := points_per_bin * unit, points_per_bin)
+        added = float(resolution * bin_width) / sensitivity - 1
         if added <= _SMALL:
             break
     if added > _LARGE:
@@ -1027,4 +1036,4 @@ def _finest(noise: Noise, vector: AdditiveVector, own: float) -> tuple[int, int,
             f"dimensions: rounding {vector.dimensions} values adds {100 * added:.3g} % to the sensitivity; say what "
             "they are multiples of (lattice=1.0 for counts), or release fewer at a time"
         )
-    return grid_log2, points_per_bin, parts
+    return grid_log2, points_per_bin, resolution

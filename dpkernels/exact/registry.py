@@ -18,8 +18,8 @@ from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.bounded import (
     ExactRows,
     ExactWindow,
-    PlacedCertificate,
     RowCertificate,
+    SquareWaveCertificate,
     WindowCertificate,
     central_certificate,
     optimal_certificate,
@@ -52,12 +52,12 @@ class MixtureCertificate(Certificate, kind="mixture"):
     parts: ClassVar[Mapping[str, str]] = {"first": "first", "second": "second"}
 
     def __post_init__(self) -> None:
-        for part in (self.first, self.second):
-            if not isinstance(part, WindowCertificate):
-                raise CertificateError(f"mixture: {type(part).__name__} is not of an unbiased window table")
+        for component in (self.first, self.second):
+            if not isinstance(component, WindowCertificate):
+                raise CertificateError(f"mixture: {type(component).__name__} is not of an unbiased window table")
         if not 0 < self.threshold < 1 << 32:
             raise CertificateError(f"threshold: {self.threshold} is not in 1..2^32 - 1")
-        intervals = {part.table.ends for part in (self.first, self.second)}
+        intervals = {component.table.ends for component in (self.first, self.second)}
         if len(intervals) > 1:
             raise CertificateError(f"mixture: its tables are on different intervals, {sorted(intervals)}")
 
@@ -77,8 +77,8 @@ class MixtureCertificate(Certificate, kind="mixture"):
     @property
     def worst_variance(self) -> Fraction:
         """Return the bound on the variance: both parts are unbiased, so their ``variance_terms`` are mixed."""
-        parts = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
-        A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in parts)
+        pairs = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
+        A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in pairs)
         return self.first.table.largest((A, c, rho))
 
     @property
@@ -95,7 +95,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> MixtureCertificate:
-        first, second = (WindowCertificate.from_dict(payload[part]) for part in ("first", "second"))
+        first, second = (WindowCertificate.from_dict(payload[name]) for name in ("first", "second"))
         return cls(first, second, integer("threshold", payload["threshold"]))
 
     def lines(self) -> list[tuple[str, str]]:
@@ -147,10 +147,10 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         return cls(coordinate, integer("dimensions", payload["dimensions"]), integer("sampled", payload["sampled"]))
 
     def lines(self) -> list[tuple[str, str]]:
-        each = f"{self.sampled} of {self.dimensions} coordinates, {shortest(self.coordinate.epsilon)} each"
+        coordinates = f"{self.sampled} of {self.dimensions} coordinates, {shortest(self.coordinate.epsilon)} each"
         share = f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}"
         return [
-            ("epsilon", f"{shortest(self.epsilon)} a vector: {each}, on [-1, 1]"),
+            ("epsilon", f"{shortest(self.epsilon)} a vector: {coordinates}, on [-1, 1]"),
             ("coordinates", f"a cyclic run from a uniform start, each within a relative {share}"),
         ]
 
@@ -172,8 +172,8 @@ class ExactMixture(ExactSampler):
         return (*(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs), Words(CHOICE_STREAM, 32))
 
     @property
-    def negligible(self) -> float:
-        return min(self.first.negligible, self.second.negligible)
+    def subnormal_safe_radius(self) -> float:
+        return min(self.first.subnormal_safe_radius, self.second.subnormal_safe_radius)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         *shared, choice = words
@@ -274,7 +274,7 @@ def _(mechanism: Multivariate) -> ExactMultivariate:
 
 
 _sampler.register(Windowed, lambda m: ExactWindow(m, WindowCertificate.of(windowed_table(m), m.epsilon)))
-_sampler.register(SquareWave, lambda m: ExactWindow(m, PlacedCertificate.of(placed_table(m), m.epsilon)))
+_sampler.register(SquareWave, lambda m: ExactWindow(m, SquareWaveCertificate.of(placed_table(m), m.epsilon)))
 _sampler.register(TwoPoint, lambda m: ExactWindow(m, WindowCertificate.of(two_point_table(m), m.epsilon)))
 _sampler.register(Additive, lambda m: ExactNoise(m, noise_certificate(m)))
 _sampler.register(AdditiveVector, lambda m: ExactNoise(m, vector_certificate(m)))

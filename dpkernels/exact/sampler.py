@@ -80,7 +80,7 @@ class ExactSampler(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def negligible(self) -> float:
+    def subnormal_safe_radius(self) -> float:
         """Return the distance from 0 within which inputs may be read as 0, as processors read subnormal numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class ExactSampler(abc.ABC):
         def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
             reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
             # On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
-            parts = [inside(part, ends) for part in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
-            return reports, reduce(and_, parts).all()
+            pieces_inside = [inside(piece, ends) for piece in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
+            return reports, reduce(and_, pieces_inside).all()
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
 
@@ -151,7 +151,7 @@ class BoundedSampler(ExactSampler):
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 16 if self.fraction_bits <= 16 else 32)
 
     @property
-    def negligible(self) -> float:
+    def subnormal_safe_radius(self) -> float:
         """Return 2^-10 of a step of ``positions``."""
         first, last = self.table.ends
         return math.ldexp((last - first) / self.table.shifts, -self.fraction_bits - 10)
@@ -199,11 +199,11 @@ class AliasColumns:
         return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
 
 
-def take(table: np.ndarray, at: RealArray) -> RealArray:
+def take(table: np.ndarray, index: RealArray) -> RealArray:
     """Return ``table[at]`` for indices that are within it, NumPy's or JAX's."""
-    if namespace(at) is np:
-        return table.take(at)
-    return jnp.asarray(table).at[at].get(mode="promise_in_bounds")
+    if namespace(index) is np:
+        return table.take(index)
+    return jnp.asarray(table).at[index].get(mode="promise_in_bounds")
 
 
 def alias_columns(weights: Any, bits: int) -> AliasColumns:
@@ -258,8 +258,8 @@ def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
 
     def outcomes(r: RealArray, table: RealArray | None = None) -> RealArray:
         column = (r >> shift).astype(np.int32)
-        at = column if table is None else (table << np.int32(columns.log_columns)) + column
-        entry = take(columns.packed, at)
+        index = column if table is None else (table << np.int32(columns.log_columns)) + column
+        entry = take(columns.packed, index)
         # With ones for its column bits, the word is below the entry exactly where its low bits are below the threshold.
         return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
 
@@ -289,9 +289,9 @@ def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, l
 def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
     """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
 
-    Roundings, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor reads as 0, move o by less
-    than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round otherwise than one
-    that does not, and reports must be the same bits on both.
+    Roundings, of at most 2^40 steps, and inputs of at most ``subnormal_safe_radius`` that a processor reads as 0, move
+    o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round
+    otherwise than one that does not, and reports must be the same bits on both.
     """
     steps = shifts << fraction_bits(shifts)
     xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64

@@ -78,8 +78,8 @@ class Tail:
         return cls(integer("rest", payload["rest"]), block, bits)
 
 
-def check_pure(weights: np.ndarray, first: int, tail: Tail, cells: int, limit: Fraction) -> None:
-    """Refuse a table with a tail if some ratio of probabilities up to ``cells`` codes apart may be above the limit.
+def check_pure(weights: np.ndarray, first: int, tail: Tail, distance: int, limit: Fraction) -> None:
+    """Refuse a table with a tail if some ratio of probabilities up to ``distance`` codes apart may be above the limit.
 
     The weights and the tail fall away from the code 0, and are the same on both sides. So the largest ratio is that of
     a code c >= 0 and c + ``cells``. Both are in the table, or in the table and the first block, or in the first block,
@@ -91,22 +91,22 @@ def check_pure(weights: np.ndarray, first: int, tail: Tail, cells: int, limit: F
         raise CertificateError("weights: are not even, which those of a table with a tail have to be")
     if not (rest > 0 and further > 0 and len(block) and block.all() and half.all()):
         raise CertificateError("weights: a code is impossible, in a table with a tail")
-    if not 1 <= cells <= len(block) < 1 << 21 or n >= 1 << 21:
-        raise CertificateError(f"block: has {len(block)} codes; neighbours are {cells} cells apart")
+    if not 1 <= distance <= len(block) < 1 << 21 or n >= 1 << 21:
+        raise CertificateError(f"block: has {len(block)} codes; neighbours are {distance} cells apart")
     falls = (half[1:] <= half[:-1]).all() and (block[1:] <= block[:-1]).all()
     last, first_of_block, last_of_block = int(half[-1]), int(block[0]), int(block[-1])
     if not (falls and rest * first_of_block <= last * total and further * first_of_block <= last_of_block * total):
         raise CertificateError("weights: rise away from 0, in a table with a tail")
     p, q = limit.numerator, limit.denominator
-    across = range(max(0, cells - n - 1), cells)
-    second = cells - len(block)  # Of t in the first block, t + second is in the second one.
+    across = range(max(0, distance - n - 1), distance)
+    second = distance - len(block)  # Of t in the first block, t + second is in the second one.
     over = (
-        bool(arithmetic.exceeds(half[:-cells], half[cells:], limit).any()) if cells <= n else False,
-        any(q * int(half[n + 1 + t - cells]) * total > p * rest * int(block[t]) for t in across),
-        bool(arithmetic.exceeds(block[: len(block) - cells], block[cells:], limit).any()),
+        bool(arithmetic.exceeds(half[:-distance], half[distance:], limit).any()) if distance <= n else False,
+        any(q * int(half[n + 1 + t - distance]) * total > p * rest * int(block[t]) for t in across),
+        bool(arithmetic.exceeds(block[: len(block) - distance], block[distance:], limit).any()),
         any(q * int(block[t]) * total > p * further * int(block[t + second]) for t in range(-second, len(block))),
     )
     if any(over):
         names = "within the table", "at its end", "within a block", "from a block to the next one"
         where = names[over.index(True)]
-        raise CertificateError(f"epsilon: a ratio of probabilities {cells} cells apart, {where}, is above e^epsilon")
+        raise CertificateError(f"epsilon: a ratio of probabilities {distance} cells apart, {where}, is above e^epsilon")

@@ -118,9 +118,9 @@ class Additive(Mechanism):
         return self.noise.variance
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        at, probability = self.noise.atoms
+        noise_atoms, probability = self.noise.atoms
         column = (-1, *[1] * np.ndim(x))
-        return x + at.reshape(column), probability.reshape(column) + 0.0 * floating(x)
+        return x + noise_atoms.reshape(column), probability.reshape(column) + 0.0 * floating(x)
 
 
 @partial(pytree, static=("dimensions", "norm"))
@@ -229,14 +229,14 @@ def on_vectors(
     total = _vector_delta(mechanism.delta) if delta is None else delta
     claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=total)
     own_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).own_norm
-    most = mechanism.sensitivity / growth(norm, own_norm, dimensions)
-    D = most if sensitivity is None else sensitivity
+    largest_sensitivity = mechanism.sensitivity / growth(norm, own_norm, dimensions)
+    D = largest_sensitivity if sensitivity is None else sensitivity
     checks.sensitivity(D)
     if lattice is not None:
         checks.within("lattice", lattice, 0.0, D)
-    if (far := checks.concrete(D / most)) is not None and far > 1 + 1e-12:
+    if (share := checks.concrete(D / largest_sensitivity)) is not None and share > 1 + 1e-12:
         raise ValueError(
-            f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is {D / most * mechanism.sensitivity:.9g} in "
+            f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is {share * mechanism.sensitivity:.9g} in "
             f"{own_norm}; the noise is made for {shortest(mechanism.sensitivity)}"
         )
     return AdditiveVector(claim, D, dimensions, norm, lattice)

@@ -18,8 +18,10 @@ from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
 
-# Tolerances between an atom and a report of it: in units of rounding, and as a share of the output interval.
-_ROUNDED, _LATTICE = 16, 1e-8
+# How far a report may be from its atom, in units of rounding.
+_ROUNDED = 16
+# How far it may be on the grid of an exact sampler, as a share of the output interval.
+_LATTICE = 1e-8
 
 METHODS = ("mixture", "inverse")
 
@@ -64,9 +66,9 @@ class Mechanism(abc.ABC):
 
     def probability_within(self, x: Any, theta: Any) -> Any:
         """Return P(|report - x| <= theta)."""
-        at, p = self.atoms(x)
-        at_low_end = namespace(at, x).where(at == x - theta, p, 0.0).sum(0)
-        return self.cdf(x + theta, x) - self.cdf(x - theta, x) + at_low_end
+        places, p = self.atoms(x)
+        mass_at_low_end = namespace(places, x).where(places == x - theta, p, 0.0).sum(0)
+        return self.cdf(x + theta, x) - self.cdf(x - theta, x) + mass_at_low_end
 
     def error_bound(self, x: Real) -> Any:
         """Return a bound of |report - x| that is exceeded with a probability below 1e-9."""
@@ -106,7 +108,7 @@ class Mechanism(abc.ABC):
         xp = namespace(inside, low)
         x = xp.where(inside, x, like(xp.asarray(low), x))
         on_host = namespace(u, x, *jax.tree.leaves(self)) is np
-        y = self._icdf(u, x) if on_host else _moving_reports(self, u, x, inverse=True)
+        y = self._icdf(u, x) if on_host else _reparameterised_reports(self, u, x, inverse=True)
         return namespace(y, inside).where(inside, y, np.nan)
 
     def _icdf(self, u: Any, x: Any) -> Any:
@@ -176,14 +178,14 @@ class Local(Mechanism):
 
     def mass(self, y: Real, x: Any) -> Any:
         report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        at, p = self.atoms(x)
-        near = abs(report - at) <= self._room(at.astype(report.dtype))
+        places, p = self.atoms(x)
+        near = abs(report - places) <= self._room(places.astype(report.dtype))
         return unless_nan(namespace(near, p).where(near, p, 0.0).sum(0), report, x)
 
-    def _room(self, at: Any) -> Any:
+    def _room(self, places: Any) -> Any:
         """Return how far a report may be from its atom, by rounding and on the grid of an exact sampler."""
         low, high = self.output_interval
-        rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
+        rounded = _ROUNDED * np.finfo(places.dtype).eps * (abs(places) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
     def log_prob(self, y: Real, x: Any) -> Any:
@@ -234,7 +236,7 @@ class Parabolic(Bounded):
 def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
-    y = _moving_reports(mechanism, u, x, inverse)
+    y = _reparameterised_reports(mechanism, u, x, inverse)
     low, high = mechanism.input_interval
     return jnp.where((x >= low) & (x <= high), y, jnp.nan).astype(x.dtype)
 
@@ -246,7 +248,7 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: 
     return _sample(mechanism if inverse else mechanism.sampler(), key, words, x, inverse)
 
 
-def _moving_reports(mechanism: Any, u: Any, x: Any, inverse: bool) -> Any:
+def _reparameterised_reports(mechanism: Any, u: Any, x: Any, inverse: bool) -> Any:
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
@@ -254,22 +256,22 @@ def _moving_reports(mechanism: Any, u: Any, x: Any, inverse: bool) -> Any:
 
     def rebuilt(parameters: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         moved, u, x = parameters
-        now = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
-        return jax.tree.unflatten(structure, now), u, x
+        together = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
+        return jax.tree.unflatten(structure, together), u, x
 
     def beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
         mechanism, u, x = rebuilt(parameters)
         return mechanism.cdf(y, x) - u
 
-    def found(parameters: tuple[Any, Any, Any]) -> Any:
+    def reports(parameters: tuple[Any, Any, Any]) -> Any:
         mechanism, u, x = rebuilt(parameters)
         return mechanism._icdf(u, x) if inverse else mechanism.draw(u, x)
 
     def density(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
         """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
         mechanism, _, x = rebuilt(parameters)
-        density, (at, _) = mechanism.pdf(y, x), mechanism.atoms(x)
-        on_atom = jnp.any(abs(y - at) <= _ROUNDED * np.finfo(y.dtype).eps * abs(at), axis=0)
+        density, (places, _) = mechanism.pdf(y, x), mechanism.atoms(x)
+        on_atom = jnp.any(abs(y - places) <= _ROUNDED * np.finfo(y.dtype).eps * abs(places), axis=0)
         return jnp.where(on_atom, 0.0, density)
 
-    return found_roots(beyond, (moving, u, x), found, density)
+    return found_roots(beyond, (moving, u, x), reports, density)

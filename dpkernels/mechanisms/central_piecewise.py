@@ -171,56 +171,56 @@ def central_piecewise(
     D = checks.number("sensitivity", sensitivity)
     if isinstance(core, str) and core not in ("best", "published"):
         raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")
-    given, best = (lower, upper, epsilon, D), isinstance(core, str) and core == "best"
+    setting, best = (lower, upper, epsilon, D), isinstance(core, str) and core == "best"
     if steps is None:
-        checks.not_traced("steps", "Their number is a discrete choice; give it.", *given, core)
+        checks.not_traced("steps", "Their number is a discrete choice; give it.", *setting, core)
         published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
         if published > _MOST_STEPS:
             raise ValueError(
                 f"sensitivity: {shortest(D)} is below 1/{_MOST_STEPS} of the interval; take additive noise"
             )
         if best:
-            return _best_steps(*given)
+            return _best_steps(*setting)
         steps = published
     checks.whole("steps", steps, 1, _MOST_STEPS)
     if best:
-        return _best_core(steps, *given)
-    r = _published_core(steps, *given) if isinstance(core, str) else checks.number("core", core)
-    return CentralPiecewise(r, steps, *given)
+        return _best_core(steps, *setting)
+    r = _published_core(steps, *setting) if isinstance(core, str) else checks.number("core", core)
+    return CentralPiecewise(r, steps, *setting)
 
 
-def _best_steps(*given: Any) -> CentralPiecewise:
+def _best_steps(*setting: Any) -> CentralPiecewise:
     """Return the best mechanism over the number of steps, increased by an eighth until the variance stops falling."""
-    best, steps = _best_core(1, *given), 1
+    best, steps = _best_core(1, *setting), 1
     while steps < _MOST_STEPS:
         steps += max(1, steps // 8)
-        more = _best_core(min(steps, _MOST_STEPS), *given)
+        more = _best_core(min(steps, _MOST_STEPS), *setting)
         if more.worst_variance > (1 - _STEP_GAIN) * best.worst_variance:
             break
         best = more
     return best
 
 
-def _best_core(steps: int, *given: Any) -> CentralPiecewise:
+def _best_core(steps: int, *setting: Any) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
-    def made(log_r: Any, given: tuple[Any, ...]) -> CentralPiecewise:
-        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given)
+    def member(log_r: Any, setting: tuple[Any, ...]) -> CentralPiecewise:
+        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *setting)
 
-    def variance(log_r: Any, given: tuple[Any, ...]) -> Any:
-        return made(log_r[0], given).worst_variance
+    def variance(log_r: Any, setting: tuple[Any, ...]) -> Any:
+        return member(log_r[0], setting).worst_variance
 
-    def on_host(given: tuple[Any, ...]) -> np.ndarray:
-        given = tuple(map(float, given))
-        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], given)), *_LOG_CORES, xatol=1e-9)
+    def on_host(setting: tuple[Any, ...]) -> np.ndarray:
+        setting = tuple(map(float, setting))
+        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], setting)), *_LOG_CORES, xatol=1e-9)
         return np.array([log_r])
 
-    if namespace(*given) is np:
-        (log_r,) = on_host(given)
+    if namespace(*setting) is np:
+        (log_r,) = on_host(setting)
     else:
         starts = np.linspace(*_LOG_CORES, 20)[:, None]
-        log_r = smooth_minimum(variance, given, starts, starts[0], starts[-1])[0]
-    return made(log_r, given)
+        log_r = smooth_minimum(variance, setting, starts, starts[0], starts[-1])[0]
+    return member(log_r, setting)
 
 
 def _published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> Any:

@@ -107,25 +107,25 @@ class Multivariate:
         for name, value in (("y", y), ("x", x)):
             check_shape(self, np.shape(value), name)
         y, x = namespace(y, x, self.lower).broadcast_arrays(floating(y), floating(x))
-        rate, at = self.dimensions / self.sampled, self.unit(x)
+        rate, unit_inputs = self.dimensions / self.sampled, self.unit(x)
         z = self.unit(y) / rate
         # A report that may be a rounding of an atom counts as the atom.
-        places = self.coordinate.atoms(at)[0]
-        near = abs(z - places) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
-        z = namespace(z, places).where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
-        mass, density = self.coordinate.mass(z, at), self.coordinate.pdf(z, at) / (self._half * rate)
+        unit_atoms = self.coordinate.atoms(unit_inputs)[0]
+        near = abs(z - unit_atoms) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
+        z = namespace(z, unit_atoms).where(near.any(0), (near * unit_atoms).sum(0) / near.sum(0).clip(1), z)
+        mass, density = self.coordinate.mass(z, unit_inputs), self.coordinate.pdf(z, unit_inputs) / (self._half * rate)
         # The log likelihood of every coordinate as one of a run.
         reported = log_or_never(namespace(mass, density).where(mass > 0, mass, density))
         xp, s = namespace(reported), self.sampled
         # A coordinate is silent if it is the middle, as rounded in the reports' type.
         silent = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
         possible = reported > -xp.inf
-        whole = _over_runs(xp.where(possible, reported, 0.0), s)
+        over_runs = _over_runs(xp.where(possible, reported, 0.0), s)
         # A run is possible if all its coordinates are possible and every coordinate outside it is the middle.
         allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
-        highest = xp.where(allowed, whole, -xp.inf).max(-1)
+        highest = xp.where(allowed, over_runs, -xp.inf).max(-1)
         top = xp.where(highest > -xp.inf, highest, 0.0)
-        share = xp.where(allowed, xp.exp(xp.where(allowed, whole - top[..., None], 0.0)), 0.0).mean(-1)
+        share = xp.where(allowed, xp.exp(xp.where(allowed, over_runs - top[..., None], 0.0)), 0.0).mean(-1)
         return top + log_or_never(share)
 
     def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:

@@ -120,8 +120,8 @@ def piecewise_triangle(
     Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1); ``composite("triangle")``
     may choose a larger one for m > 4/3.
     """
-    given: Any = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
-    return composite("triangle", width=_width(eta), condition="sup_inf", **given)
+    arguments: Any = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
+    return composite("triangle", width=_width(eta), condition="sup_inf", **arguments)
 
 
 def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
@@ -212,12 +212,12 @@ def multivariate(
     return Multivariate(inner, plain(low), plain(high), d, s)
 
 
-def _share(epsilon: Any, parts: int) -> Any:
+def _share(epsilon: Any, count: int) -> Any:
     """Return the budget of one of several parts; read as decimals, plain numbers do not exceed the whole."""
     if checks.concrete(epsilon) is None:
-        return epsilon / parts
+        return epsilon / count
     total = Fraction(repr(epsilon))
-    return first_feasible(floats_from(epsilon / parts, 0.0), lambda share: parts * Fraction(repr(share)) <= total)
+    return first_feasible(floats_from(epsilon / count, 0.0), lambda share: count * Fraction(repr(share)) <= total)
 
 
 def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Any:
@@ -432,8 +432,8 @@ def truncated_discrete_laplace(
     if reach is None:
         checks.not_traced("reach", "It is a discrete choice; give it.", epsilon, delta, sensitivity, step)
         q = math.exp(-epsilon / n)
-        most = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
-        reach = max(1, math.ceil(-math.log(most) * n / epsilon))
+        tail_weight = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
+        reach = max(1, math.ceil(-math.log(tail_weight) * n / epsilon))
     return Additive(DiscreteLaplace(n * step / epsilon, step, reach), sensitivity, epsilon, delta)
 
 
@@ -459,10 +459,10 @@ def _cells(sensitivity: Any, step: Any) -> Any:
     checks.positive("step", step)
     if checks.concrete(sensitivity) is None or checks.concrete(step) is None:
         return jnp.ceil(jax.lax.stop_gradient(sensitivity / step))
-    cells = math.ceil(Fraction(float(sensitivity)) / Fraction(float(step)))
-    if cells > MOST_POINTS:
+    steps = math.ceil(Fraction(float(sensitivity)) / Fraction(float(step)))
+    if steps > MOST_POINTS:
         raise too_fine(step)
-    return cells
+    return steps
 
 
 def _check(epsilon: Real, sensitivity: Real) -> None:

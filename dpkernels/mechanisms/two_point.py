@@ -94,12 +94,12 @@ class Mixture(Parabolic):
     def __post_init__(self) -> None:
         checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
         for name in ("first", "second"):
-            part = getattr(self, name)
-            checks.unbiased_for_any_two(name, part)
-            if not isinstance(part, Parabolic):
-                kind, needed = type(part).__name__, "a mechanism whose variance is affine in (x - middle)^2"
-                raise ValueError(f"{name}: {kind} is not Parabolic; {needed} is needed")
-        ends = [checks.concrete(end) for part in (self.first, self.second) for end in part.input_interval]
+            component = getattr(self, name)
+            checks.unbiased_for_any_two(name, component)
+            if not isinstance(component, Parabolic):
+                kind, requirement = type(component).__name__, "a mechanism whose variance is affine in (x - middle)^2"
+                raise ValueError(f"{name}: {kind} is not Parabolic; {requirement} is needed")
+        ends = [checks.concrete(end) for component in (self.first, self.second) for end in component.input_interval]
         if all(end is not None for end in ends) and not (ends[0] == ends[2] and ends[1] == ends[3]):
             raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")
 
@@ -123,8 +123,8 @@ class Mixture(Parabolic):
     def output_interval(self) -> tuple[Real, Real]:
         (low, high), (low2, high2) = self.first.output_interval, self.second.output_interval
         xp = namespace(low, low2, high, high2, self.weight)
-        both = self.weight > 0
-        return xp.where(both, xp.minimum(low, low2), low2)[()], xp.where(both, xp.maximum(high, high2), high2)[()]
+        mixed = self.weight > 0
+        return xp.where(mixed, xp.minimum(low, low2), low2)[()], xp.where(mixed, xp.maximum(high, high2), high2)[()]
 
     def _mix(self, first: Real, second: Real) -> Real:
         return self.weight * first + (1 - self.weight) * second
@@ -147,9 +147,9 @@ class Mixture(Parabolic):
         xp = namespace(u, w, low)
         below, beyond = u < from_low, above < to_high
         share = xp.where(below, u, xp.where(beyond, 1 - above - (1 - w), u - p_low))
-        rest = xp.where(beyond, above, xp.where(below, 1 - u - (1 - w), above - p_high))
+        remaining = xp.where(beyond, above, xp.where(below, 1 - u - (1 - w), above - p_high))
         scale = xp.where(w > 0, w, 1.0)
-        y = first.inverse_cdf(xp.clip(share / scale, 0.0, 1.0), xp.clip(rest / scale, 0.0, 1.0), x)
+        y = first.inverse_cdf(xp.clip(share / scale, 0.0, 1.0), xp.clip(remaining / scale, 0.0, 1.0), x)
         inner = xp.where(u <= to_low, low, xp.where(above <= from_high, high, xp.clip(y, low, high)))
         return xp.where(below, xp.minimum(y, low), xp.where(beyond, xp.maximum(y, high), inner))
 
@@ -167,6 +167,6 @@ class Mixture(Parabolic):
         return self._mix(self.first.absolute_error(x), self.second.absolute_error(x))
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        (at, p), (at2, p2) = self.first.atoms(x), self.second.atoms(x)
+        (places, p), (places2, p2) = self.first.atoms(x), self.second.atoms(x)
         xp = namespace(p, p2, self.weight)
-        return xp.concatenate([at, at2]), xp.concatenate([self.weight * p, (1 - self.weight) * p2])
+        return xp.concatenate([places, places2]), xp.concatenate([self.weight * p, (1 - self.weight) * p2])

@@ -41,8 +41,8 @@ def _quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array
     return a, b, c, d
 
 
-def _rotate(word: Array, by: int) -> Array:
-    return (word << np.uint32(by)) | (word >> np.uint32(32 - by))
+def _rotate(word: Array, bits: int) -> Array:
+    return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
 
 
 def blocks(head: Array, count: int) -> Array:
@@ -83,14 +83,14 @@ def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: i
 def words_from(head: Array, count: int, bits: int) -> Array:
     """Return ``stream_words`` of a state: of its words 4 to 15: key, block, stream and turn."""
     number = -(-count * bits // 512)
-    made = lax.platform_dependent(head, cuda=partial(gpu_blocks, count=number), default=partial(blocks, count=number))
-    words = made.reshape(-1)
+    on_gpu, elsewhere = (partial(words_of_blocks, count=number) for words_of_blocks in (gpu_blocks, blocks))
+    words = lax.platform_dependent(head, cuda=on_gpu, default=elsewhere).reshape(-1)
     if bits == 64:
         pairs = words.reshape(-1, 2).astype(jnp.uint64)
         words = pairs[:, 0] | (pairs[:, 1] << np.uint64(32))
     elif bits < 32:
-        parts = words[:, None] >> jnp.arange(0, 32, bits, dtype=jnp.uint32)
-        words = parts.reshape(-1).astype(jnp.dtype(f"uint{bits}"))
+        pieces = words[:, None] >> jnp.arange(0, 32, bits, dtype=jnp.uint32)
+        words = pieces.reshape(-1).astype(jnp.dtype(f"uint{bits}"))
     return words[:count]
 
 
@@ -115,11 +115,12 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
     varying = jax.typeof(head).manual_axis_type  # Which devices of a shard_map may have heads of their own.
 
     def kernel(head_ref: Array, out_ref: Array) -> None:
-        at = np.uint32(first) + pl.program_id(0).astype(jnp.uint32) * np.uint32(_BLOCKS) + lax.iota(jnp.uint32, _BLOCKS)
-        low = head_ref[8] + at
-        high = head_ref[9] + (low < at).astype(jnp.uint32)
+        block = np.uint32(first) + pl.program_id(0).astype(jnp.uint32) * np.uint32(_BLOCKS)
+        block += lax.iota(jnp.uint32, _BLOCKS)
+        low = head_ref[8] + block
+        high = head_ref[9] + (low < block).astype(jnp.uint32)
         words = [*_CONSTANTS, *(head_ref[i] for i in range(8)), low, high, head_ref[10], head_ref[11]]
-        start = tuple(jnp.broadcast_to(word, at.shape).astype(jnp.uint32) for word in words)
+        start = tuple(jnp.broadcast_to(word, block.shape).astype(jnp.uint32) for word in words)
 
         def double_round(_: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
             words = list(state)
@@ -132,7 +133,7 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
             out_ref[:, i] = start[i] + end[i]
 
     with jax.enable_x64(False):
-        made = pl.pallas_call(
+        out = pl.pallas_call(
             kernel,
             out_shape=jax.ShapeDtypeStruct((programs * _BLOCKS, 16), jnp.uint32, manual_axis_type=varying),
             grid=(programs,),
@@ -141,7 +142,7 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
             compiler_params=triton.CompilerParams(num_warps=_BLOCKS // 32, num_stages=1),
             interpret=interpret,
         )(head)
-    return made[:count]
+    return out[:count]
 
 
 def _seed(seed: Array) -> Array:

@@ -29,14 +29,14 @@ class Keystream:
 
         Every turn, below 2^32, has a stream of its own.
         """
-        view, size, at = out.data.cast("B"), out.nbytes, 0
-        while at < size:
-            block = first_block + at // 64
+        view, size, filled = out.data.cast("B"), out.nbytes, 0
+        while filled < size:
+            block = first_block + filled // 64
             # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
-            length = min(size - at, _ZEROS.nbytes, 64 * ((1 << 32) - block % (1 << 32)))
+            length = min(size - filled, _ZEROS.nbytes, 64 * ((1 << 32) - block % (1 << 32)))
             self._encryptor.reset_nonce(_COUNTER.pack(block, stream, turn))
-            self._encryptor.update_into(_ZEROS[:length], view[at : at + length])
-            at += length
+            self._encryptor.update_into(_ZEROS[:length], view[filled : filled + length])
+            filled += length
 
 
 def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:

@@ -95,8 +95,8 @@ def _encoded(name: Hashable) -> bytes:
     if isinstance(name, int | np.integer) and not isinstance(name, bool):
         return b"i%d" % int(name)
     if isinstance(name, tuple):
-        parts = [_encoded(part) for part in name]
-        return b"t" + b"".join(b"%d:%s" % (len(part), part) for part in parts)
+        codes = [_encoded(code) for code in name]
+        return b"t" + b"".join(b"%d:%s" % (len(code), code) for code in codes)
     raise TypeError(
         f"column name {name!r}: is a {type(name).__name__}; noise is drawn with a key that is derived from the name, "
         "which must be a string, an integer or a tuple of these: rename the column"

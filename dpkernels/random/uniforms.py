@@ -45,8 +45,8 @@ def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Ar
 def unit_interval(words: Array, dtype: Any) -> Array:
     """Map words as wide as the float type to (0, 1): (floor(word / 2^shift) + 1/2) 2^-precision."""
     info = jnp.finfo(dtype)
-    kept = words >> words.dtype.type(info.bits - info.nmant)
-    return (kept.astype(dtype) + info.dtype.type(0.5)) * info.dtype.type(2.0**-info.nmant)
+    top_bits = words >> words.dtype.type(info.bits - info.nmant)
+    return (top_bits.astype(dtype) + info.dtype.type(0.5)) * info.dtype.type(2.0**-info.nmant)
 
 
 def threefry_words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
@@ -57,9 +57,9 @@ def threefry_words(key: Array, start: tuple[Real, Real], count: int, bits: int) 
     x0, x1 = high + (index < low).astype(jnp.uint32) + schedule[0], index + schedule[1]
     # Unrolled, so that XLA fuses the rounds with their consumer; jax lowers its own with rolled loops on the CPU.
     for group in range(5):
-        for by in _ROTATIONS[group % 2]:
+        for rotation in _ROTATIONS[group % 2]:
             x0 = x0 + x1
-            x1 = ((x1 << np.uint32(by)) | (x1 >> np.uint32(32 - by))) ^ x0
+            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
     if bits == 32:

@@ -22,13 +22,18 @@ BLOCK_VALUES = 32
 
 _WORD = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 
-# The numbers of values of the smallest and the largest compiled program.
-_SMALLEST_CHUNK, CHUNK = 1 << 10, 1 << 17
+# The number of values of the smallest compiled program.
+_SMALLEST_CHUNK = 1 << 10
+# The number of values of the largest compiled program.
+CHUNK = 1 << 17
 # Beyond this length there are programs between the powers of two, which take longer to compile than they save below.
 _LARGE = 1 << 14
-# Up to _FEW values NumPy is faster than a call of a compiled program. Up to _MORE values NumPy does the first _CALLS,
-# since compiling takes longer than it would save.
-_FEW, _MORE, _CALLS = 1 << 9, 1 << 13, 8
+# Up to this number of values NumPy is faster than a call of a compiled program.
+_ALWAYS_NUMPY = 1 << 9
+# Up to this number of values NumPy does the first calls, since compiling takes longer than it would save.
+_FIRST_NUMPY = 1 << 13
+# The number of these first calls.
+_CALLS = 8
 
 
 class HostRelease:
@@ -44,8 +49,8 @@ class HostRelease:
         compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is added.
         If there is such a value, no output of the kernel is copied to ``out``.
         """
-        is_short = x.size <= _FEW or (
-            x.size <= _MORE and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
+        is_short = x.size <= _ALWAYS_NUMPY or (
+            x.size <= _FIRST_NUMPY and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
         )
         if is_short and self.sampler.derived[_is_far_from_subnormal, out.dtype]:
             x = bounds.check(x, row)
@@ -128,10 +133,10 @@ def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.cou
 def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     """Return whether all nonzero numbers of a computation are too large for XLA to flush them to 0.
 
-    Distinct inputs, and reports, differ by more than ``negligible``. Their sums and products with numbers of at most 62
-    bits are 0 or larger than 2^-64 of it.
+    Distinct inputs, and reports, differ by more than ``subnormal_safe_radius``. Their sums and products with numbers of
+    at most 62 bits are 0 or larger than 2^-64 of it.
     """
-    return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
+    return sampler.subnormal_safe_radius >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
 
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:

@@ -59,7 +59,7 @@ class Bounds:
     clip: bool  # instead of refusing; NaN and infinities are always refused
     largest: float = 0.0  # the largest absolute value of an input or a report
     near: bool = False
-    negligible: float = np.inf  # inputs of at most this size may be read as 0
+    subnormal_safe_radius: float = np.inf  # inputs of at most this size may be read as 0
     _ranges: dict[tuple[np.dtype, np.dtype], ValidRange] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -69,8 +69,8 @@ class Bounds:
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
         largest = max(float(np.max(end, where=np.isfinite(end), initial=0.0)) for end in ends)
         near = getattr(mechanism, "sensitivity", None) is not None
-        negligible = getattr(sampler, "negligible", np.inf)
-        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, negligible)
+        subnormal_safe_radius = getattr(sampler, "subnormal_safe_radius", np.inf)
+        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, subnormal_safe_radius)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
         """Return values that may be perturbed, in the type of reports; ``first`` is the row number of the first one."""
@@ -106,9 +106,9 @@ class Bounds:
             values = np.clip(values, low, high)
         _refuse(values, (values < low) | (values > high), first, interval=(self.lower, self.upper))
         if (largest := self._most(source, values.dtype)) is not None:
-            rounding = f"; {values.dtype} rounds {source} beyond {largest:.0f}, and with it how far apart neighbours are"
-            advice = ": make them floats and use the floats' sensitivity"
-            _refuse(values, np.abs(values) > largest, first, rounding + advice)
+            reason = f"; {values.dtype} rounds {source} beyond {largest:.0f}, and with it how far apart neighbours are"
+            reason += ": make them floats and use the floats' sensitivity"
+            _refuse(values, np.abs(values) > largest, first, reason)
         return values
 
     def range_of(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
@@ -134,10 +134,10 @@ class Bounds:
         largest_float = float(np.finfo(dtype).max)
         if self.largest > largest_float:
             raise ValueError(f"x: holds {dtype}, and inputs or reports reach {shortest(self.largest)}; use float64")
-        if self.negligible < subnormal_below:
+        if self.subnormal_safe_radius < subnormal_below:
             raise ValueError(
                 f"x: holds {source}, whose numbers below {subnormal_below:.3g} a processor may read as 0; the "
-                f"mechanism distinguishes inputs {self.negligible:.3g} apart: use float64"
+                f"mechanism distinguishes inputs {self.subnormal_safe_radius:.3g} apart: use float64"
             )
         low, high = (np.clip(end, -largest_float, largest_float).astype(dtype) for end in (self.lower, self.upper))
         return low, high

@@ -13,7 +13,13 @@ from noise_tables import plain_table
 from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
-from dpkernels.exact.bounded import PlacedCertificate, WindowCertificate, placed_table, two_point_table, windowed_table
+from dpkernels.exact.bounded import (
+    SquareWaveCertificate,
+    WindowCertificate,
+    placed_table,
+    two_point_table,
+    windowed_table,
+)
 from dpkernels.exact.noise import VectorClaim, certify_noise, certify_vector, noise_table
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
 
@@ -52,7 +58,7 @@ MADE = {
     "window": lambda: WindowCertificate.of(small_table("sine-constant", 2.0, codes=32), 2.0),
     "window, flat": lambda: WindowCertificate.of(small_table("piecewise", 0.5, codes=32), 0.5),
     "window, two codes": lambda: WindowCertificate.of(small_table("duchi", 2.0), 2.0),
-    "placed window": lambda: PlacedCertificate.of(placed_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0),
+    "placed window": lambda: SquareWaveCertificate.of(placed_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0),
     "mixture": mixture,
     "rows": lambda: optimal(points=5, outputs=11, **UNIT),
     "rows, near": near,

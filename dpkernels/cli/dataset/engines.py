@@ -54,8 +54,8 @@ class LocalEngine:
                 if not running:
                     return
                 finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for one in finished:
-                    yield one.result()
+                for task_of_part in finished:
+                    yield task_of_part.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -93,10 +93,10 @@ class RayEngine:
                         running[task_of_part.remote(described, secret, part, self.gpus)] = part
                     if not running:
                         return
-                    for one in ray.wait(list(running))[0]:
-                        part = running.pop(one)
+                    for finished in ray.wait(list(running))[0]:
+                        part = running.pop(finished)
                         try:
-                            answer = ray.get(one)
+                            answer = ray.get(finished)
                         except ray.exceptions.RayError as error:
                             problem = getattr(error, "cause", None) or error
                             # Ray's own messages have many lines; the first one has the problem.
@@ -105,8 +105,8 @@ class RayEngine:
                             raise OSError(f"{named}: {text}") from None
                         yield answer
             finally:
-                for one in running:
-                    ray.cancel(one, force=True)
+                for finished in running:
+                    ray.cancel(finished, force=True)
                 if running:
                     ray.wait(list(running), num_returns=len(running), timeout=_STOP_SECONDS)
 
@@ -120,22 +120,22 @@ class RayEngine:
             return
         # Ray sends usage statistics to its makers unless this is off.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        settings = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
         if not self.address:  # else Ray leaves a token in the home folder, which opens later clusters to its readers
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stop = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **settings)
         except ConnectionError as error:
             raise OSError(f"--address: {self.address}: {text_of(error)}") from error
         _restore(stop)
         with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
             try:
-                found = ray.cluster_resources()
+                available = ray.cluster_resources()
                 for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
                     # A cluster of our own does not grow: tasks would hang.
-                    if not self.address and amount > found.get(name, 0):
-                        problem = f"a task needs {amount:g} {name}, this machine has {found.get(name, 0):g}"
+                    if not self.address and amount > available.get(name, 0):
+                        problem = f"a task needs {amount:g} {name}, this machine has {available.get(name, 0):g}"
                         raise click.UsageError(f"--engine ray: {problem}; --address names a cluster")
                 yield
             finally:
@@ -177,20 +177,20 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
         return TaskError(f"{part.file}: {type(error).__name__}: {text_of(error)}")
 
 
-def engine(given: Mapping[str, Any]) -> Engine:
+def engine(options: Mapping[str, Any]) -> Engine:
     """Return the engine that the options describe, by name; None or empty where one was not given."""
-    wanted = {name: value for name, value in given.items() if name != "engine" and value not in (None, ())}
-    if given["engine"] != "ray":
-        if wanted:
-            raise click.UsageError(f"--{next(iter(wanted)).replace('_', '-')}: is for --engine ray")
+    settings = {name: value for name, value in options.items() if name != "engine" and value not in (None, ())}
+    if options["engine"] != "ray":
+        if settings:
+            raise click.UsageError(f"--{next(iter(settings)).replace('_', '-')}: is for --engine ray")
         return LocalEngine()
-    if wanted.get("address", "").startswith("ray://"):
+    if settings.get("address", "").startswith("ray://"):
         raise click.UsageError(
             "--address: behind ray:// another process would be the driver and hold the key; run this command on a "
             "machine of the cluster, with --address auto"
         )
     resources = dict[str, float]()
-    for text in wanted.pop("task_resource", ()):
+    for text in settings.pop("task_resource", ()):
         name, _, given_amount = text.partition("=")
         amount = 0.0
         with suppress(ValueError):
@@ -198,4 +198,4 @@ def engine(given: Mapping[str, Any]) -> Engine:
         if not (name and amount > 0):
             raise click.UsageError(f"--task-resource: {text!r} is not NAME=N, N positive")
         resources[name] = amount
-    return RayEngine(resources=resources, **{name.removeprefix("task_"): value for name, value in wanted.items()})
+    return RayEngine(resources=resources, **{name.removeprefix("task_"): value for name, value in settings.items()})

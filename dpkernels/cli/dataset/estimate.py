@@ -11,7 +11,7 @@ from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.release import Part, Secret, planned, results
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.estimate import Read, Tallied, Wanted, tallied
+from dpkernels.cli.estimate import Read, Selection, Tallied, tallied
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import parsed, versions
@@ -22,28 +22,28 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     """Count the reports of a column of a release of many files, as ``cli.estimate.read`` does those of one."""
     place = Place.of(folder)
     form, layout = _sidecar(place)
-    for one in form["output"]["parts"]:
-        if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
+    for entry in form["output"]["parts"]:
+        if "/" in entry["name"] or place.child(entry["name"]).stamp()[0] != entry["bytes"]:
             raise CertificateError(
-                f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released"
+                f"{place}: {entry['name']!r} is not the file of {entry['bytes']} bytes that was released"
             )
-    hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
+    hashes = {place.child(entry["name"]): entry["sha256"] for entry in form["output"]["parts"] if entry["rows"]}
     if not hashes:
         raise CertificateError(f"{place}: its files have no row, the release {form['rows']}")
     parts = planned(list(hashes), layout)
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise CertificateError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
-        wanted = Wanted.of(form, source.names, folder, column, by, bounds)
-    with closing(results(engine, tally_part, Count(wanted, layout, hashes), None, parts)) as found:
-        return Read.of(wanted, found, folder)
+        selection = Selection.of(form, source.names, folder, column, by, bounds)
+    with closing(results(engine, tally_part, Count(selection, layout, hashes), None, parts)) as tallies:
+        return Read.of(selection, tallies, folder)
 
 
 @dataclass(frozen=True)
 class Count:
     """A description of what is counted, the same for every part. The versions are the driver's."""
 
-    wanted: Wanted
+    selection: Selection
     layout: Layout
     hashes: dict[Place, str]  # of the whole files, in the sidecar
     versions: dict[str, str] = field(default_factory=versions)
@@ -52,7 +52,7 @@ class Count:
 def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
     """Count one part; for the first part of a file, check that the file is the released one."""
     with part.opened(job.layout) as source:
-        found = tallied(source, job.wanted, part.row)
+        tally = tallied(source, job.selection, part.row)
     if part.row == 0:
         sha256 = hashlib.sha256()
         with part.file.read() as file:
@@ -62,7 +62,7 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
         if sha256.hexdigest() != job.hashes[part.file]:
             raise CertificateError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
-    return found
+    return tally
 
 
 def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:

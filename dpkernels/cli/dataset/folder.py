@@ -55,11 +55,11 @@ class LocalFolder(ClaimedOutput):
         return replaced(self.staging / name, like=like)
 
     def sizes(self) -> dict[str, int]:
-        found = dict[str, int]()
+        sizes_by_name = dict[str, int]()
         for path in self.staging.iterdir():
             with suppress(FileNotFoundError):  # of a second run of a part, which has just got its name
-                found[path.name] = path.stat().st_size
-        return found
+                sizes_by_name[path.name] = path.stat().st_size
+        return sizes_by_name
 
     def withdraw(self) -> bool:
         if not self.visible:
@@ -114,7 +114,7 @@ class StoreFolder:
 
     def sizes(self) -> dict[str, int]:
         selected = fs.FileSelector(self.target.path, allow_not_found=True)
-        return {one.base_name: one.size for one in self.target.system.get_file_info(selected)}
+        return {entry.base_name: entry.size for entry in self.target.system.get_file_info(selected)}
 
     def check_space(self, size: int) -> None:
         """Assume that a store has room."""

@@ -26,7 +26,7 @@ def left_over(session: str) -> Iterator[int]:
         with suppress(OSError):  # another user's, or gone
             if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
                 continue
-            if any(f"/{session}/" in str(one.readlink()) for one in (folder / "fd").iterdir()):
+            if any(f"/{session}/" in str(file.readlink()) for file in (folder / "fd").iterdir()):
                 yield int(folder.name)
 
 
@@ -34,10 +34,10 @@ def end(session: str) -> None:
     """Kill the remaining processes of a session."""
     for _ in range(_TRIES):
         time.sleep(_GRACE_SECONDS)
-        found = list(left_over(session))
-        if not found:
+        processes = list(left_over(session))
+        if not processes:
             return
-        for process in found:
+        for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 

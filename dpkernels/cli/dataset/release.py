@@ -63,10 +63,10 @@ class Part:
 
     def check_unchanged(self) -> None:
         try:
-            now = self.file.stamp()
+            stamp = self.file.stamp()
         except FileNotFoundError:
-            now = None
-        if now != self.stamp:
+            stamp = None
+        if stamp != self.stamp:
             raise ValueError(f"{self.file}: has changed since the release was planned, so it cannot be released")
 
     def check_whole(self, read: int) -> None:
@@ -97,10 +97,10 @@ class _PlannedFile:
             if isinstance(source, ParquetFile):
                 schema: Any = source.schema
                 begin = rows = size = 0
-                for at, (some, more) in enumerate(source.groups):
+                for number, (some, more) in enumerate(source.groups):
                     if rows and size + more > PART_BYTES:
-                        pieces.append(((begin, at), rows))
-                        begin, rows, size = at, 0, 0
+                        pieces.append(((begin, number), rows))
+                        begin, rows, size = number, 0, 0
                     rows, size = rows + some, size + more
                 pieces.append(((begin, len(source.groups)), rows))
             elif isinstance(source, ArrayFile):
@@ -113,15 +113,16 @@ class _PlannedFile:
         return cls(file, stamp, schema, values_per_row, [piece for piece in pieces if piece[1]], output_bytes)
 
     def check_like(self, first: _PlannedFile) -> None:
-        both = f"{first.file} and {self.file}"
+        pair = f"{first.file} and {self.file}"
         if first.values_per_row != self.values_per_row:
             counts = f"{first.values_per_row} and {self.values_per_row}"
-            raise ValueError(f"{both}: have {counts} values a row; all files need the same number")
+            raise ValueError(f"{pair}: have {counts} values a row; all files need the same number")
         if first.schema != self.schema:
-            what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
-            columns = [[f"{c.name} {c.type}" if hasattr(c, "type") else c for c in one.schema] for one in (first, self)]
+            difference = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
+            schemas = first.schema, self.schema
+            columns = [[f"{c.name} {c.type}" if hasattr(c, "type") else c for c in schema] for schema in schemas]
             counts = f"{len(columns[0])} and {len(columns[1])} of them"
-            raise ValueError(f"{both}: {what}, {private(' and '.join(map(', '.join, columns)), counts)}")
+            raise ValueError(f"{pair}: {difference}, {private(' and '.join(map(', '.join, columns)), counts)}")
 
 
 def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
@@ -131,8 +132,8 @@ def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | Non
         name = Path(file.name)
         layouts.setdefault(layout_of(name, name, kind, delimiter, multiline), file)
     if len(layouts) > 1:
-        one, other = list(layouts.values())[:2]
-        raise click.UsageError(f"IN: {one} and {other} have different formats")
+        first, other = list(layouts.values())[:2]
+        raise click.UsageError(f"IN: {first} and {other} have different formats")
     return next(iter(layouts))
 
 
@@ -142,14 +143,14 @@ def planned(files: Sequence[Place], layout: Layout, columns: Sequence[str | None
     Only delimited files are read, to count their rows.
     """
     with ThreadPoolExecutor(_OPENED) as pool:
-        found = list(pool.map(lambda file: _PlannedFile.of(file, layout, columns), files))
+        planned_files = list(pool.map(lambda file: _PlannedFile.of(file, layout, columns), files))
     parts, first = list[Part](), 0
-    for one in found:
-        one.check_like(found[0])
+    for planned_file in planned_files:
+        planned_file.check_like(planned_files[0])
         row = 0
-        for groups, rows in one.pieces:
-            size = 0 if row else one.output_bytes
-            parts.append(Part(len(parts), one.file, one.stamp, groups, row, first + row, rows, size))
+        for groups, rows in planned_file.pieces:
+            size = 0 if row else planned_file.output_bytes
+            parts.append(Part(len(parts), planned_file.file, planned_file.stamp, groups, row, first + row, rows, size))
             row += rows
         first += row
     if not parts:
@@ -199,8 +200,8 @@ Task = Callable[[Any, Secret | None, Any], Any]
 
 def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
     """Run a task. Unfit data are a result, a ``TaskError``; after an OSError the task may be tried again."""
-    if job.versions != (own := versions()):
-        problem = f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version"
+    if job.versions != (here := versions()):
+        problem = f"a machine of the cluster has {here}, the driver {job.versions}; a release is of one version"
         return TaskError(problem, independent=True)
     try:
         return task(job, secret, part)
@@ -222,8 +223,8 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
         with independent_of_reports():
             source = held.enter_context(part.opened(job.spec.layout))
-        made = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
-        done = released(job.spec, source, made, name=name, row=part.row, first=part.first)
+        output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
+        done = released(job.spec, source, output, name=name, row=part.row, first=part.first)
         part.check_whole(done.read)
     return done
 
@@ -233,16 +234,16 @@ def results(
 ) -> Generator[Any, None, None]:
     """Yield the results of an engine for parts, as they come, with a progress bar; raise the first refusal."""
     long = sum(part.rows for part in parts) >= _LONG_ROWS
-    with bar(len(parts), progress, long) as moved, closing(engine.each(task, job, secret, parts)) as found:
-        for one in found:
-            if isinstance(one, TaskError):
-                kind = click.UsageError if one.usage else CertificateError if one.unsound else ValueError
-                error = kind(one.message)
-                if one.independent:
+    with bar(len(parts), progress, long) as moved, closing(engine.each(task, job, secret, parts)) as outcomes:
+        for outcome in outcomes:
+            if isinstance(outcome, TaskError):
+                kind = click.UsageError if outcome.usage else CertificateError if outcome.unsound else ValueError
+                error = kind(outcome.message)
+                if outcome.independent:
                     mark_independent(error)
                 raise error
             moved(advance=1)
-            yield one
+            yield outcome
 
 
 @dataclass(frozen=True)
@@ -258,8 +259,8 @@ class DatasetPlan(Plan):
 
     @contextmanager
     def output(self) -> Iterator[Folder]:
-        with self.folder.run() as made, self.engine.ready():
-            yield made
+        with self.folder.run() as folder, self.engine.ready():
+            yield folder
 
     def output_bytes(self) -> int:
         return sum(part.output_bytes for part in self.parts)
@@ -268,23 +269,23 @@ class DatasetPlan(Plan):
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         secret = None if output is None else Secret(os.urandom(32))
         job = Job(self.spec, len(self.parts), self.folder)
-        with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as found:
-            done = sorted(found, key=lambda one: one.written.name if one.written else "")
+        with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as outcomes:
+            done = sorted(outcomes, key=lambda file: file.written.name if file.written else "")
         del secret
-        written = [one.written for one in done if one.written]
+        written = [file.written for file in done if file.written]
         if output is not None and len(written) < len(self.parts):
             raise OSError(
                 f"{output.target}: {len(written)} files were written for {len(self.parts)} parts of the release"
             )
-        if not any(one.rows for one in done):
+        if not any(file.rows for file in done):
             with independent_of_reports():
                 first = self.parts[0].file
                 raise ValueError(f"{first}: every row of the dataset has a missing value; there is no row to perturb")
         sizes = {} if output is None else output.sizes()
-        for one in written:
-            if sizes.get(one.name) != one.size:
-                there = f"{sizes.get(one.name, 'no')} bytes here, {one.size} where it was written"
-                raise OSError(f"{one.name}: has {there}; OUT must be a folder that all machines share")
+        for file in written:
+            if sizes.get(file.name) != file.size:
+                sizes_here = f"{sizes.get(file.name, 'no')} bytes here, {file.size} where it was written"
+                raise OSError(f"{file.name}: has {sizes_here}; OUT must be a folder that all machines share")
         return done
 
 
@@ -300,31 +301,31 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     ):
         if wrong:
             raise click.UsageError(problem)
-    found = find(source)
-    if found.skipped:
-        why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
-        say(f"IN: of {source} these are not read ({why}): {listed(found.skipped)}")
-    like, place = found.files[0].local, Place.of(target)
+    dataset = find(source)
+    if dataset.skipped:
+        why = "folders, which a pattern does not read" if dataset.folder is None else "names that begin with . or _"
+        say(f"IN: of {source} these are not read ({why}): {listed(dataset.skipped)}")
+    like, place = dataset.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent)
-    _check_apart(source, found, place)
-    folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
-    ledger_account = request.account([file.local for file in found.files if file.local], folders)
-    layout = common_layout(found.files, request.kind, request.delimiter, request.multiline)
-    parts = planned(found.files, layout, request.columns or [None])
+    _check_apart(source, dataset, place)
+    folders = [place_.local for place_ in (place, dataset.folder) if place_ is not None and place_.local is not None]
+    ledger_account = request.account([file.local for file in dataset.files if file.local], folders)
+    layout = common_layout(dataset.files, request.kind, request.delimiter, request.multiline)
+    parts = planned(dataset.files, layout, request.columns or [None])
     with parts[0].opened(layout) as first:
         spec = request.spec(first, layout, shuffleable=False)
     name = f"perturb {shown(parts[0].file.name)} and on to {shown(target)}"
     return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
 
 
-def _check_apart(source: str, found: FoundFiles, target: Place) -> None:
+def _check_apart(source: str, dataset: FoundFiles, target: Place) -> None:
     """Refuse an output that is the input, or that the same command would read the next time."""
-    if any(_is_within(file, target) for file in found.files):
+    if any(_is_within(file, target) for file in dataset.files):
         raise click.UsageError(f"OUT: {target} is the folder of the input")
-    if found.folder is not None and _is_within(target, found.folder):
+    if dataset.folder is not None and _is_within(target, dataset.folder):
         raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
-    name = f"part-0{''.join(PurePosixPath(found.files[0].name).suffixes[-2:])}"
-    if found.folder is None and would_match(source, target, name):
+    name = f"part-0{''.join(PurePosixPath(dataset.files[0].name).suffixes[-2:])}"
+    if dataset.folder is None and would_match(source, target, name):
         raise click.UsageError(f"OUT: {target} would have files that match {source}, so the next run would read them")
 
 

@@ -23,25 +23,25 @@ PACKED, UNIT = ("composed", "shuffled", "distribution", "narrow"), 2e-5
 
 def tables() -> dict[str, Any]:
     """Return the tables as the page takes them, with the list of mechanisms."""
-    kept: dict[str, Any] = json.loads(gzip.decompress(TABLES.read_bytes())) | json.loads(MECHANISMS.read_text())
-    for table in kept["drawn"]:  # The rows of inputs in the upper half mirror those of the lower half.
+    packed: dict[str, Any] = json.loads(gzip.decompress(TABLES.read_bytes())) | json.loads(MECHANISMS.read_text())
+    for table in packed["drawn"]:  # The rows of inputs in the upper half mirror those of the lower half.
         table["rows"] += [row[::-1] for row in reversed(table["rows"][:-1])]
-    return {name: _unpacked(one) if name in PACKED else one for name, one in kept.items()}
+    return {name: _unpacked(values) if name in PACKED else values for name, values in packed.items()}
 
 
-def _unpacked(kept: Any) -> Any:
-    if isinstance(kept, dict):
-        return {name: _unpacked(one) for name, one in kept.items()}
-    if isinstance(kept[0], list):
-        return [_unpacked(one) for one in kept]
-    return [round(UNIT * value, 5) for value in accumulate(kept)]
+def _unpacked(packed: Any) -> Any:
+    if isinstance(packed, dict):
+        return {name: _unpacked(item) for name, item in packed.items()}
+    if isinstance(packed[0], list):
+        return [_unpacked(item) for item in packed]
+    return [round(UNIT * value, 5) for value in accumulate(packed)]
 
 
 def page() -> str:
     """Return the page: one file, which needs no other and no network."""
-    parts = {name: (_HERE / file).read_text().strip() for name, file in _PARTS.items()}
-    parts |= {"tables": json.dumps(tables(), separators=(",", ":")), "version": dpkernels.__version__}
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (_HERE / "template.html").read_text())
+    pieces = {name: (_HERE / file).read_text().strip() for name, file in _PARTS.items()}
+    pieces |= {"tables": json.dumps(tables(), separators=(",", ":")), "version": dpkernels.__version__}
+    return re.sub(r"\{\{(\w+)\}\}", lambda field: pieces[field[1]], (_HERE / "template.html").read_text())
 
 
 def write(target: Path) -> None:

@@ -85,7 +85,7 @@ class ArrayFile(Source):
         if len(self.shape) < 2:
             return f"row {row}"
         index = np.unravel_index(row, self.shape, "F" if self._fortran else "C")
-        return f"value {tuple(int(at) for at in index)}"
+        return f"value {tuple(int(i) for i in index)}"
 
     def not_kept(self, output: Path) -> list[str]:
         return [] if self._dtype.isnative else ["the byte order"]

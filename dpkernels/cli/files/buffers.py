@@ -15,16 +15,16 @@ def array(values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(held)])
 
 
-def numbers(found: pa.Array) -> np.ndarray:
+def numbers(column: pa.Array) -> np.ndarray:
     """Return an array of numbers as a vector; arbitrary where it is null."""
-    dtype = np.dtype(found.type.to_pandas_dtype())
-    return np.frombuffer(found.buffers()[1], dtype)[found.offset : found.offset + len(found)]
+    dtype = np.dtype(column.type.to_pandas_dtype())
+    return np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
 
 
-def truths(found: pa.Array) -> np.ndarray:
+def truths(column: pa.Array) -> np.ndarray:
     """Return an array of truth values, none of which is null, as a vector."""
-    bits = np.unpackbits(np.frombuffer(found.buffers()[1], np.uint8), bitorder="little")
-    return bits[found.offset : found.offset + len(found)].astype(bool)
+    bits = np.unpackbits(np.frombuffer(column.buffers()[1], np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].astype(bool)
 
 
 def binary(text: Any, offsets: np.ndarray) -> pa.Array:
@@ -33,17 +33,17 @@ def binary(text: Any, offsets: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-def offsets(parts: pa.Array) -> np.ndarray:
+def offsets(texts: pa.Array) -> np.ndarray:
     """Return where the parts of a binary array begin in its text, and where the last ends."""
-    return np.frombuffer(parts.buffers()[1], np.int32)[parts.offset : parts.offset + len(parts) + 1]
+    return np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
 
 
-def text(parts: pa.Array) -> pa.Buffer:
+def text(texts: pa.Array) -> pa.Buffer:
     """Return the parts of a binary array, one after the other."""
-    begin, end = offsets(parts)[[0, -1]].tolist()
-    return parts.buffers()[2].slice(begin, end - begin)
+    begin, end = offsets(texts)[[0, -1]].tolist()
+    return texts.buffers()[2].slice(begin, end - begin)
 
 
-def as_text(parts: pa.Array) -> pa.Array:
+def as_text(texts: pa.Array) -> pa.Array:
     """Return a binary array under the type that numbers are read from; its bytes need not be UTF-8."""
-    return pa.Array.from_buffers(pa.string(), len(parts), parts.buffers(), offset=parts.offset)
+    return pa.Array.from_buffers(pa.string(), len(texts), texts.buffers(), offset=texts.offset)

@@ -73,12 +73,12 @@ class Region:
         size = int(feeds[-1]) + 1 if len(feeds) else 0
         return cls(block[:size], line, size, ends[: np.searchsorted(ends, size)], feeds), block[size:]
 
-    def after(self, at: int) -> int:
+    def after(self, position: int) -> int:
         """Return the end of the record at this position."""
-        return int(self.feeds[np.searchsorted(self.feeds, at)]) + 1
+        return int(self.feeds[np.searchsorted(self.feeds, position)]) + 1
 
-    def line_of(self, at: int) -> int:
-        return self.line + self.text.count(LF, 0, at)
+    def line_of(self, position: int) -> int:
+        return self.line + self.text.count(LF, 0, position)
 
     def check_grammar(self, layout: Layout) -> None:
         """Refuse records that break the grammar, and name the first offence of a kind."""
@@ -92,11 +92,11 @@ class Region:
             returns = np.flatnonzero(text == CR)
             alone = returns[text[returns + 1] != LF]
             outside = alone[np.searchsorted(quotes, alone) & 1 == 0]
-            offences += [(at, "a carriage return without a line feed, outside quotes") for at in outside[:1]]
-            offences += [(at, broken) for at in alone[:1] if not layout.multiline]
+            offences += [(i, "a carriage return without a line feed, outside quotes") for i in outside[:1]]
+            offences += [(i, broken) for i in alone[:1] if not layout.multiline]
         if offences:
-            at, problem = offences[0]
-            raise ValueError(f"line {self.line_of(int(at))}: {problem}")
+            i, problem = offences[0]
+            raise ValueError(f"line {self.line_of(int(i))}: {problem}")
 
 
 def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> list[tuple[int, str]]:
@@ -109,19 +109,19 @@ def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> lis
     opens = np.isin(text[opening - 1], ending) | (opening == 0)
     after, next_but_one = text[closing + 1], text[np.minimum(closing + 2, len(text) - 1)]
     closes = np.isin(after, ending) | ((after == CR) & (next_but_one == LF))
-    offences = [(at, "a quote inside a cell that does not begin with one") for at in opening[~opens][:1]]
-    return sorted([*offences, *((at, "text after a closing quote") for at in closing[~closes][:1])])
+    offences = [(position, "a quote inside a cell that does not begin with one") for position in opening[~opens][:1]]
+    return sorted([*offences, *((position, "text after a closing quote") for position in closing[~closes][:1])])
 
 
-def _unended(rest: bytes, line: int, layout: Layout) -> ValueError:
+def _unended(remainder: bytes, line: int, layout: Layout) -> ValueError:
     """Return the error of bytes that begin a record which has no line end outside quotes."""
-    text = np.frombuffer(rest + b"\n\n", np.uint8)
+    text = np.frombuffer(remainder + b"\n\n", np.uint8)
     quotes = np.flatnonzero(text == QUOTE)
     offences = _quote_offences(text, quotes, layout)
     if len(quotes) % 2:
-        offences.append((quotes[-1], f"a quote that is not closed within {len(rest) - quotes[-1]} bytes"))
-    at, problem = [*offences, (0, f"a record of {len(rest)} bytes or more")][0]
-    return ValueError(f"line {line + rest.count(LF, 0, int(at))}: {problem}")
+        offences.append((quotes[-1], f"a quote that is not closed within {len(remainder) - quotes[-1]} bytes"))
+    position, problem = [*offences, (0, f"a record of {len(remainder)} bytes or more")][0]
+    return ValueError(f"line {line + remainder.count(LF, 0, int(position))}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class Records:
         feeds = ends[:, -1]
         last = feeds - ((feeds > first) & (text[feeds - 1] == CR))
         spans, cells = {}, {}
-        for name, at in columns.items():
-            begin, end = ends[:, at - 1] + 1 if at else first, ends[:, at] if at < width - 1 else last
+        for name, number in columns.items():
+            begin, end = ends[:, number - 1] + 1 if number else first, ends[:, number] if number < width - 1 else last
             quoted = text[begin] == QUOTE
             spans[name], cells[name] = (begin, end), _parts(region.text, begin + quoted, end - quoted)
         return cls(region, first, last, spans, cells)
@@ -163,9 +163,9 @@ def _grid(region: Region, text: np.ndarray, width: int, start: int) -> tuple[np.
     is_regular = _is_regular(ends, feeds, width)
     if width > 1 and not is_regular:
         blank = (feeds == first) | ((feeds - first == 1) & (text[first] == CR))
-        kept = np.ones(len(ends), bool)
-        kept[np.searchsorted(ends, feeds[blank])] = False
-        first, ends, feeds = first[~blank], ends[kept], feeds[~blank]
+        is_kept = np.ones(len(ends), bool)
+        is_kept[np.searchsorted(ends, feeds[blank])] = False
+        first, ends, feeds = first[~blank], ends[is_kept], feeds[~blank]
         is_regular = _is_regular(ends, feeds, width)
     if not is_regular:
         counts = np.diff(np.searchsorted(ends, feeds), prepend=-1)
@@ -219,8 +219,8 @@ def _texts(cells: pa.Array, reports: Numbers) -> pa.Array:
     """Return reports as the shortest decimals that read back as the same numbers, and missing cells as they are."""
     texts = pc.cast(buffers.array(reports.values), pa.string())
     if reports.missing is not None:
-        own = pc.ascii_trim_whitespace(buffers.as_text(cells))
-        texts = pc.if_else(buffers.array(reports.missing), own, texts)
+        missing_texts = pc.ascii_trim_whitespace(buffers.as_text(cells))
+        texts = pc.if_else(buffers.array(reports.missing), missing_texts, texts)
     return texts.cast(pa.binary())
 
 
@@ -277,12 +277,12 @@ class DelimitedFile(Source):
             held += block
             # Before the header there may be a mark and blank lines.
             skip = 0 if begun else len(held) - len(held.removeprefix(_MARK).lstrip(b"\r\n"))
-            region, rest = Region.of(held if block else held + b"\n", line, self._layout)
+            region, remainder = Region.of(held if block else held + b"\n", line, self._layout)
             if not block:
                 self._ended = not held
                 if skip == len(held):
                     return
-                if rest:
+                if remainder:
                     raise _unended(held[skip:], line + held.count(LF, 0, skip), self._layout)
                 if held.endswith(b"\r"):
                     line += held.count(LF)
@@ -295,7 +295,7 @@ class DelimitedFile(Source):
                 records, _ = Region.of(region.text[end:], region.line_of(end), self._layout)
                 region = replace(records, size=region.size - len(self._head))
             if begun:
-                line, held = region.line + region.text.count(LF), rest
+                line, held = region.line + region.text.count(LF), remainder
                 if region.text:
                     yield region
             if len(held) > LONGEST and begun:
@@ -305,10 +305,10 @@ class DelimitedFile(Source):
 
     def _check_twice(self, piece: Records, columns: dict[str | None, int]) -> None:
         """Refuse records of which Arrow's own parser finds another number, or other cells in the chosen columns."""
-        text, names = piece.region.text, [str(at) for at in range(len(self.names))]
+        text, names = piece.region.text, [str(i) for i in range(len(self.names))]
         if not text:
             return
-        types = {str(at): pa.binary() for at in columns.values()}
+        types = {str(i): pa.binary() for i in columns.values()}
         delimiter, multiline = self._layout.delimiter, self._layout.multiline
         parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=multiline, ignore_empty_lines=len(names) > 1)
         read = csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
@@ -317,13 +317,13 @@ class DelimitedFile(Source):
             table = csv.read_csv(pa.py_buffer(text), read, parse, convert)
         except pa.ArrowInvalid:
             table = None
-        found = {
-            str(at): self.labels(piece, name) if QUOTE in text else piece.cells[name] for name, at in columns.items()
+        by_number = {
+            str(i): self.labels(piece, name) if QUOTE in text else piece.cells[name] for name, i in columns.items()
         }
         if (
             table is None
             or len(table) != len(piece)
-            or not all(table.column(at).equals(pa.chunked_array([cells])) for at, cells in found.items())
+            or not all(table.column(i).equals(pa.chunked_array([cells])) for i, cells in by_number.items())
         ):
             raise ValueError(f"a second parser reads the records from line {piece.region.line} on differently")
 
@@ -356,11 +356,11 @@ class DelimitedFile(Source):
         if len(names) > 1:
             order = np.arange(len(piece) * len(names)).reshape(len(names), -1).T.ravel()
             filled = pa.concat_arrays(columns).take(buffers.array(order))
-        old = _alternating(piece.region.text, [piece.spans[name] for name in names], piece.region.size)
-        new = pc.replace_with_mask(old, _every_other(len(piece) * len(names)), filled)
+        old_texts = _alternating(piece.region.text, [piece.spans[name] for name in names], piece.region.size)
+        new_texts = pc.replace_with_mask(old_texts, _every_other(len(piece) * len(names)), filled)
         # A record begins in the bytes that are copied before its first report, and ends in those after its last.
-        moved = (buffers.offsets(new) - buffers.offsets(old))[:: 2 * len(names)]
-        return Lines(buffers.text(new), piece.first + moved[: len(piece)], piece.last + moved[1 : len(piece) + 1])
+        moved = (buffers.offsets(new_texts) - buffers.offsets(old_texts))[:: 2 * len(names)]
+        return Lines(buffers.text(new_texts), piece.first + moved[: len(piece)], piece.last + moved[1 : len(piece) + 1])
 
     def kept(self, replaced: Lines, rows: np.ndarray) -> Lines:
         return replaced.only(rows)
@@ -368,10 +368,10 @@ class DelimitedFile(Source):
     def reordered(self, pieces: Sequence[Lines], order: np.ndarray) -> Iterator[Lines]:
         rows = pa.chunked_array([piece.contents() for piece in pieces], pa.binary())
         end = b"\r\n" if self._head.endswith(b"\r\n") else b"\n"
-        for at in range(0, len(order), MOST_ROWS):
-            some = rows.take(buffers.array(order[at : at + MOST_ROWS])).combine_chunks()
+        for first in range(0, len(order), MOST_ROWS):
+            some = rows.take(buffers.array(order[first : first + MOST_ROWS])).combine_chunks()
             text = buffers.text(pc.binary_join_element_wise(some, b"", end))
-            cut = 0 if self._ended or at + MOST_ROWS < len(order) else len(end)
+            cut = 0 if self._ended or first + MOST_ROWS < len(order) else len(end)
             yield Lines(text.slice(0, text.size - cut), order[:0], order[:0])
 
     def size(self, replaced: Lines) -> int:
@@ -403,9 +403,9 @@ class DelimitedFile(Source):
     def _names(self, region: Region) -> list[str]:
         region.check_grammar(self._layout)
         width = len(region.ends)
-        header = Records.of(region, width, {at: at for at in range(width)})
+        header = Records.of(region, width, {number: number for number in range(width)})
         try:
-            return [header.cells[at][0].as_py().decode().replace('""', '"') for at in range(width)]
+            return [header.cells[number][0].as_py().decode().replace('""', '"') for number in range(width)]
         except UnicodeDecodeError:
             raise ValueError("has a header that is not UTF-8") from None
 

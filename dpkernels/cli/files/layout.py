@@ -40,12 +40,12 @@ class Layout:
         kind, delimiter, multiline, packed = (
             form.get(name, "") for name in ("kind", "delimiter", "multiline", "unpack")
         )
-        made = cls(kind, delimiter, multiline, packed, packed)
-        if made.kind not in FORMATS or not _is_delimiter(made.delimiter):
-            raise ValueError(f"layout: {brief(made.kind)} with {brief(made.delimiter)} is not a known format")
-        if made.to_dict() != form or {type(made.multiline), type(made.pack)} != {bool}:
+        layout = cls(kind, delimiter, multiline, packed, packed)
+        if layout.kind not in FORMATS or not _is_delimiter(layout.delimiter):
+            raise ValueError(f"layout: {brief(layout.kind)} with {brief(layout.delimiter)} is not a known format")
+        if layout.to_dict() != form or {type(layout.multiline), type(layout.pack)} != {bool}:
             raise ValueError("layout: is not the layout of an output")
-        return made
+        return layout
 
 
 def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
@@ -55,8 +55,8 @@ def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | Non
         if target != DASH and known_format(target) != kind:
             raise click.UsageError(f"OUT: {target} must have the suffix of IN, .{kind}")
     if kind not in _DELIMITERS:
-        for option, given in (("--delimiter", delimiter is not None), ("--multiline", multiline)):
-            if given:
+        for option, is_given in (("--delimiter", delimiter is not None), ("--multiline", multiline)):
+            if is_given:
                 raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
         if source == DASH:
             raise click.UsageError(f"IN: {kind} is read from a file, not from standard input, which has no size")
@@ -80,8 +80,8 @@ def known_format(path: Path) -> str:
     plain = path.with_suffix("") if _is_packed(path) else path
     kind = plain.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
-        known = ", ".join(f".{name}" for name in FORMATS)
-        raise click.UsageError(f"{path}: suffix {plain.suffix!r} is not one of {known}; --format names the format")
+        suffixes = ", ".join(f".{name}" for name in FORMATS)
+        raise click.UsageError(f"{path}: suffix {plain.suffix!r} is not one of {suffixes}; --format names the format")
     if plain != path and kind not in _DELIMITERS:
         raise click.UsageError(f"{path}: only .csv and .tsv may be .gz")
     return kind

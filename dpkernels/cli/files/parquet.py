@@ -25,7 +25,7 @@ from dpkernels.release import arrow
 def writer_options(footer: FileMetaData) -> dict[str, Any]:
     """Return the options of ``pyarrow.parquet.ParquetWriter`` for a file like this one."""
     first = footer.row_group(0)
-    columns = [first.column(at) for at in range(first.num_columns)]
+    columns = [first.column(i) for i in range(first.num_columns)]
     return {
         "compression": {column.path_in_schema: _codec(column) for column in columns},
         "use_dictionary": [column.path_in_schema for column in columns if column.has_dictionary_page],
@@ -38,29 +38,29 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
 def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
     """Return the properties of some row groups that another file does not have, without types of replaced columns."""
     words = ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level")
-    pairs = [(old.schema.column(at), new.schema.column(at)) for at in range(min(old.num_columns, new.num_columns))]
-    found = [
-        f"column {one.path!r}: {word.replace('_', ' ')} {getattr(one, word)}, now {getattr(other, word)}"
-        for one, other in pairs
+    pairs = [(old.schema.column(i), new.schema.column(i)) for i in range(min(old.num_columns, new.num_columns))]
+    lines = [
+        f"column {before.path!r}: {word.replace('_', ' ')} {getattr(before, word)}, now {getattr(after, word)}"
+        for before, after in pairs
         for word in words
-        if str(getattr(one, word)) != str(getattr(other, word)) and one.path not in replaced
+        if str(getattr(before, word)) != str(getattr(after, word)) and before.path not in replaced
     ]
-    before, after = ({_codec(column) for column in _chunks(one)} for one in (old, new))
-    if after and before - after:  # a file without rows has no codecs
-        found.append(f"compression by {', '.join(sorted(before - after))}")
-    sizes = [old.row_group(at).num_rows for at in groups]
-    new_sizes = [new.row_group(at).num_rows for at in range(new.num_row_groups)]
+    old_codecs, new_codecs = ({_codec(column) for column in _chunks(footer)} for footer in (old, new))
+    if new_codecs and old_codecs - new_codecs:  # a file without rows has no codecs
+        lines.append(f"compression by {', '.join(sorted(old_codecs - new_codecs))}")
+    sizes = [old.row_group(i).num_rows for i in groups]
+    new_sizes = [new.row_group(i).num_rows for i in range(new.num_row_groups)]
     if not new_sizes:
-        found.append("the row groups of a file whose rows were all dropped")
+        lines.append("the row groups of a file whose rows were all dropped")
     elif sizes != new_sizes:
-        found.append(f"{len(sizes)} row group{'s' * (len(sizes) > 1)}, now {len(new_sizes)}, of other sizes")
-    if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
-        found.append("the note of the columns it is sorted by")
+        lines.append(f"{len(sizes)} row group{'s' * (len(sizes) > 1)}, now {len(new_sizes)}, of other sizes")
+    if any(old.row_group(i).sorting_columns for i in range(old.num_row_groups)):
+        lines.append("the note of the columns it is sorted by")
     if any(column.bloom_filter_offset is not None for column in _chunks(old)):
-        found.append("Bloom filters")
+        lines.append("Bloom filters")
     if any(column.has_column_index or column.has_offset_index for column in _chunks(old)):
-        found.append("the page index")
-    return found
+        lines.append("the page index")
+    return lines
 
 
 def _chunks(footer: FileMetaData) -> Iterator[Any]:
@@ -74,8 +74,8 @@ def _codec(chunk: Any) -> str:
 
 def _all_int96(schema: pq.ParquetSchema) -> bool:
     """Return whether timestamps are INT96, which a writer writes for all or for none."""
-    logical = {schema.column(at).logical_type.type for at in range(len(schema))}
-    physical = {schema.column(at).physical_type for at in range(len(schema))}
+    logical = {schema.column(i).logical_type.type for i in range(len(schema))}
+    physical = {schema.column(i).physical_type for i in range(len(schema))}
     return "TIMESTAMP" not in logical and "INT96" in physical
 
 
@@ -112,7 +112,7 @@ class ParquetFile(Source):
             self._footer, self._schema = file.metadata, file.schema_arrow
         self.names = self._schema.names
         self._group_numbers = range(*(groups or (0, self._footer.num_row_groups)))
-        read = [self._footer.row_group(at) for at in self._group_numbers]
+        read = [self._footer.row_group(i) for i in self._group_numbers]
         self.groups = [(group.num_rows, group.total_byte_size) for group in read]
         self._rows = sum(rows for rows, _ in self.groups)
         self.schema = self._schema.remove_metadata()  # without what writers add to names and types
@@ -130,9 +130,9 @@ class ParquetFile(Source):
         width = max(1, sum(size for _, size in self.groups) // max(1, self._rows))
         rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
         with self._opened() as file:
-            for at, (left, _) in zip(self._group_numbers, self.groups, strict=True):
+            for number, (left, _) in zip(self._group_numbers, self.groups, strict=True):
                 # Threads would each keep memory, and are no faster, since the piece before is worked on meanwhile.
-                for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
+                for batch in file.iter_batches(rows, row_groups=[number], use_threads=False):
                     left -= len(batch)
                     self.fraction += len(batch) / self._rows
                     yield GroupPart(pa.Table.from_batches([batch]), left == 0)
@@ -152,15 +152,15 @@ class ParquetFile(Source):
     def replaced(self, piece: GroupPart, reports: dict[str | None, Numbers]) -> GroupPart:
         table = piece.table
         for name, report in reports.items():
-            at, missing = self.names.index(str(name)), report.missing
+            number, missing = self.names.index(str(name)), report.missing
             if missing is None:
                 column = buffers.array(report.values)
             else:  # what was null is null, and what was no number is none
                 values = np.where(missing, report.values.dtype.type(np.nan), report.values)
-                column = buffers.array(values, _nulls(table.column(at)))
+                column = buffers.array(values, _nulls(table.column(number)))
             # Its metadata, also the name of a type that it no longer has, are of the old column.
-            field = table.schema.field(at).with_type(column.type).with_metadata(None)
-            table = table.set_column(at, field, column)
+            field = table.schema.field(number).with_type(column.type).with_metadata(None)
+            table = table.set_column(number, field, column)
         return replace(piece, table=table)
 
     def kept(self, replaced: GroupPart, rows: np.ndarray) -> GroupPart:
@@ -170,16 +170,16 @@ class ParquetFile(Source):
         table = pa.concat_tables([self._decoded(piece.table) for piece in pieces])
         ends = [end for end, piece in zip(accumulate(map(len, pieces)), pieces, strict=True) if piece.last]
         for begin, end in zip([0, *ends], ends, strict=False):
-            for at in range(begin, end, PIECE_ROWS):
-                upto = min(at + PIECE_ROWS, end)
-                yield GroupPart(table.take(buffers.array(order[at:upto])), upto == end)
+            for first in range(begin, end, PIECE_ROWS):
+                upto = min(first + PIECE_ROWS, end)
+                yield GroupPart(table.take(buffers.array(order[first:upto])), upto == end)
 
     def _decoded(self, table: pa.Table) -> pa.Table:
         """Return a table, in the order of the file, without dictionaries: they show omitted rows, and the order."""
-        for at, field in enumerate(table.schema):
+        for number, field in enumerate(table.schema):
             if arrow.has_dictionary(field.type):
                 values = field.with_type(arrow.decoded(field.type))
-                table = table.set_column(at, values, table.column(at).cast(values.type))
+                table = table.set_column(number, values, table.column(number).cast(values.type))
                 self._plain.add(field.name)
         return table
 
@@ -188,16 +188,16 @@ class ParquetFile(Source):
 
     def output_bytes(self, columns: Sequence[str | None]) -> int:
         chunks = _chunks(self._footer) if self._rows else ()
-        copied = sum(one.total_compressed_size for one in chunks if one.path_in_schema not in columns)
+        copied = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema not in columns)
         return copied + 8 * len(columns) * self._rows  # Reports are hardly compressed.
 
     def place(self, piece: GroupPart, row: int, start: int) -> str:
         return f"row {row}"
 
     def not_kept(self, output: Path) -> list[str]:
-        found = differences(self._footer, pq.read_metadata(output), self._replaced, self._group_numbers)
-        found += [f"column {name!r}: its dictionary of values" for name in sorted(self._plain)]
-        return found + arrow.dropped_metadata(self._schema)
+        lines = differences(self._footer, pq.read_metadata(output), self._replaced, self._group_numbers)
+        lines += [f"column {name!r}: its dictionary of values" for name in sorted(self._plain)]
+        return lines + arrow.dropped_metadata(self._schema)
 
     @contextmanager
     def sink(self, path: Path) -> Iterator[Callable[[GroupPart], object]]:

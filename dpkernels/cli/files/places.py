@@ -53,33 +53,33 @@ def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], .
         return
     if not _is_folder(path):
         return
-    part, rest = parts[0], parts[1:]
+    part, below_parts = parts[0], parts[1:]
     if part == "**":
-        own = path.stat().st_dev, path.stat().st_ino
-        if own in above:
+        identity = path.stat().st_dev, path.stat().st_ino
+        if identity in above:
             raise click.UsageError(f"IN: {shown(str(path))} leads into itself, so a pattern with ** never ends")
-        if rest:
-            yield from _matches(path, rest, (*above, own))
+        if below_parts:
+            yield from _matches(path, below_parts, (*above, identity))
         for below in sorted(path.iterdir()):
             if below.name[0] != ".":
                 if _is_folder(below):
-                    yield from _matches(below, parts, (*above, own))
-                elif not rest:
+                    yield from _matches(below, parts, (*above, identity))
+                elif not below_parts:
                     yield below
     elif glob.has_magic(part):
         for below in sorted(path.iterdir()):
             if fnmatch.fnmatchcase(below.name, part) and (part[0] == "." or below.name[0] != "."):
-                yield from _matches(below, rest, above)
+                yield from _matches(below, below_parts, above)
     else:
-        yield from _matches(path / part, rest, above)
+        yield from _matches(path / part, below_parts, above)
 
 
 def _is_folder(path: Path) -> bool:
     """Return whether a name on the way is a folder; refuse it where that cannot be known."""
-    what = kind(path)
-    if what not in (FOLDER, GONE, *_KINDS.values()):
-        raise click.UsageError(f"IN: {shown(str(path))} {what}; remove it, because the pattern may match files in it")
-    return what == FOLDER
+    state = kind(path)
+    if state not in (FOLDER, GONE, *_KINDS.values()):
+        raise click.UsageError(f"IN: {shown(str(path))} {state}; remove it, because the pattern may match files in it")
+    return state == FOLDER
 
 
 # Keys in an URI would be in the release's description, which engines may spill to disks.
@@ -138,14 +138,14 @@ class Place:
 
     def stamp(self) -> tuple[int, int, str]:
         """Return size, time of modification in ns, and ETag, if it has these; another stamp means another file."""
-        found = self.system.get_file_info(self.path)
-        if found.type != fs.FileType.File:
+        info = self.system.get_file_info(self.path)
+        if info.type != fs.FileType.File:
             raise FileNotFoundError(2, "No such file", str(self))
         if not self.uri:
-            return found.size, found.mtime_ns, ""
+            return info.size, info.mtime_ns, ""
         with self.opened() as file:
             tag = (file.metadata() or {}).get("ETag", b"")
-        return found.size, found.mtime_ns or 0, tag.decode()
+        return info.size, info.mtime_ns or 0, tag.decode()
 
     @contextmanager
     def at_hand(self) -> Iterator[Path]:
@@ -183,16 +183,16 @@ def find(text: str) -> FoundFiles:
     link that leads nowhere or to itself, a pipe, a socket, a device.
     """
     if "://" in text and "*" in text:
-        place, whole = _stored(text)
+        place, expression = _stored(text)
         entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
-        found = FoundFiles([Place(e.path, place.uri) for e in entries if e.is_file and whole.fullmatch(e.path)])
+        files = FoundFiles([Place(e.path, place.uri) for e in entries if e.is_file and expression.fullmatch(e.path)])
     elif "://" in text or Path(text).exists():
-        found = _inside(Place.of(text), text)
+        files = _inside(Place.of(text), text)
     else:
-        found = _expanded(text)
-    if not found.files:
+        files = _expanded(text)
+    if not files.files:
         raise click.UsageError(f"IN: {text} names no file")
-    return replace(found, files=sorted(set(found.files), key=lambda one: one.path))
+    return replace(files, files=sorted(set(files.files), key=lambda file: file.path))
 
 
 def _inside(place: Place, text: str) -> FoundFiles:
@@ -220,17 +220,17 @@ def _inside(place: Place, text: str) -> FoundFiles:
 
 def _expanded(pattern: str) -> FoundFiles:
     parts = Path(pattern).parts
-    plain = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    found, folders = list[Place](), list[str]()
+    plain = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    files, folders = list[Place](), list[str]()
     for path in _matches(Path(*parts[:plain]), parts[plain:]):
-        if (what := kind(path)) == FOLDER:
+        if (state := kind(path)) == FOLDER:
             folders.append(str(path))
-        elif what == FILE:
-            found.append(Place.of(str(path)))
+        elif state == FILE:
+            files.append(Place.of(str(path)))
         else:
-            raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {what}; remove it")
+            raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {state}; remove it")
     # A pattern with ** matches folders for the files in them.
-    return FoundFiles(found, None, () if "**" in parts else tuple(sorted(folders)))
+    return FoundFiles(files, None, () if "**" in parts else tuple(sorted(folders)))
 
 
 def would_match(pattern: str, folder: Place, name: str) -> bool:
@@ -240,23 +240,23 @@ def would_match(pattern: str, folder: Place, name: str) -> bool:
         return not folder.uri and _fits(Path(os.path.abspath(pattern)).parts, Path(path).parts)  # noqa: PTH100
     if "*" not in pattern:
         return False
-    place, whole = _stored(pattern)
-    return place.system == folder.system and whole.fullmatch(path) is not None
+    place, expression = _stored(pattern)
+    return place.system == folder.system and expression.fullmatch(path) is not None
 
 
 def _fits(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
     if not parts:
         return not names
     if parts[0] == "**":
-        return any(_fits(parts[1:], names[at:]) for at in range(len(names) + 1))
+        return any(_fits(parts[1:], names[i:]) for i in range(len(names) + 1))
     return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _fits(parts[1:], names[1:])
 
 
 def _stored(text: str) -> tuple[Place, re.Pattern[str]]:
     """Return the folder with all matches of a pattern's URI, and the pattern as a regular expression of paths."""
     pattern, mark, options = text.partition("?")
-    base, _, rest = pattern.partition("*")
+    base, _, remainder = pattern.partition("*")
     base, _, begun = base.rpartition("/")
     place = Place.of(base + mark + options)
-    wanted = re.escape(begun + "*" + rest).replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
-    return place, re.compile(re.escape(place.path.rstrip("/") + "/") + wanted)
+    expression = re.escape(begun + "*" + remainder).replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+    return place, re.compile(re.escape(place.path.rstrip("/") + "/") + expression)

@@ -70,21 +70,21 @@ def check_parent(target: Path) -> None:
 
 def _check_kind(path: Path) -> None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
     except OSError as error:  # a name that is too long, a folder that must not be looked into
         raise click.UsageError(f"OUT: {path}: {error.strerror}") from error
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
         raise click.UsageError(f"OUT: {path} is {'a folder' if path.is_dir() else 'not a file'}")
-    if path.suffix == ".json" and found.st_size > _LARGEST_SIDECAR:
-        raise click.UsageError(f"OUT: {path} has {found.st_size} bytes and is no sidecar; move it away")
+    if path.suffix == ".json" and status.st_size > _LARGEST_SIDECAR:
+        raise click.UsageError(f"OUT: {path} has {status.st_size} bytes and is no sidecar; move it away")
 
 
 def _check_free(target: Path, force: bool) -> None:
-    taken = [path for path in (target, sidecar_path(target)) if os.path.lexists(path)]
-    if taken and not force and not (taken == [sidecar_path(target)] and _is_double(taken[0])):
-        raise click.UsageError(f"OUT: {taken[0]} exists; --force replaces it")
+    existing = [path for path in (target, sidecar_path(target)) if os.path.lexists(path)]
+    if existing and not force and not (existing == [sidecar_path(target)] and _is_double(existing[0])):
+        raise click.UsageError(f"OUT: {existing[0]} exists; --force replaces it")
 
 
 class ClaimedOutput(abc.ABC):
@@ -244,10 +244,10 @@ def own_sidecar(target: Path, text: str) -> str | None:
     if not text.startswith(_REPLACING):
         return text
     new = parse_json(text)
-    old, output = new.pop("replacing"), new.get("output")
-    if type(output) is not dict or "sha256" not in output or type(old) not in (str, type(None)):
+    replaced, output = new.pop("replacing"), new.get("output")
+    if type(output) is not dict or "sha256" not in output or type(replaced) not in (str, type(None)):
         raise ValueError("it begins as a sidecar that is being replaced, and is none")
-    return json.dumps(new) + "\n" if digest(target) == output["sha256"] else old
+    return json.dumps(new) + "\n" if digest(target) == output["sha256"] else replaced
 
 
 def digest(target: Path) -> str | None:
@@ -275,6 +275,6 @@ def _is_double(sidecar: Path) -> bool:
 def say_swept(swept: Sequence[Swept], target: Path) -> None:
     """Print the number and size of the files that a killed run had left."""
     for kind in ("file", "folder"):
-        if sizes := [one.size for one in swept if one.is_folder == (kind == "folder")]:
-            many = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
-            say(f"removed {many} that a killed run to {target} had left")
+        if sizes := [item.size for item in swept if item.is_folder == (kind == "folder")]:
+            amount = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
+            say(f"removed {amount} that a killed run to {target} had left")

@@ -101,13 +101,13 @@ def released(
         columns = _columns(spec, source, following, uses, row)
         while True:
             with independent_of_reports():
-                if (found := next(columns, None)) is None:
+                if (following_piece := next(columns, None)) is None:
                     break
-            piece, reports, whole = found
-            read, rows = read + len(piece), rows + (len(piece) if whole is None else int(whole.sum()))
+            piece, reports, is_whole = following_piece
+            read, rows = read + len(piece), rows + (len(piece) if is_whole is None else int(is_whole.sum()))
             if write is not None:
                 done = source.replaced(piece, reports)
-                done = done if whole is None else source.kept(done, whole)
+                done = done if is_whole is None else source.kept(done, is_whole)
                 if spec.row_options.shuffle:
                     held.append(done)
                     size += source.size(done)
@@ -134,8 +134,8 @@ def _use(column: Column, key: bytes | None, offset: int) -> Use:
     """Return a check, or noise of a key of the column's own: two columns never share noise."""
     if key is None:
         return lambda values, bounds, row: bounds.check(values, first=row)
-    own = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
-    engine = exact_engine(column.sampler, own)
+    column_key = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
+    engine = exact_engine(column.sampler, column_key)
     return lambda values, bounds, row: in_chunks(engine, bounds, values, start=row + offset, row=row)
 
 
@@ -145,14 +145,14 @@ def _columns(
     """Yield each piece with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
     bounds = [Bounds.of(column.sampler, spec.clip) for column in spec.columns]
     for piece in pieces:
-        found = {
-            column.name: _used(spec, source, column, own, piece, row, uses[column.name])
-            for column, own in zip(spec.columns, bounds, strict=True)
+        numbers = {
+            column.name: _used(spec, source, column, column_bounds, piece, row, uses[column.name])
+            for column, column_bounds in zip(spec.columns, bounds, strict=True)
         }
-        masks = [one.missing for one in found.values() if one.missing is not None]
+        masks = [column_numbers.missing for column_numbers in numbers.values() if column_numbers.missing is not None]
         # Also where no row of this piece is dropped: all pieces have the types of those that lack rows.
         is_whole = ~np.logical_or.reduce([np.zeros(len(piece), bool), *masks])
-        yield piece, found, is_whole if spec.row_options.missing == "drop" else None
+        yield piece, numbers, is_whole if spec.row_options.missing == "drop" else None
         row += len(piece)
 
 
@@ -165,11 +165,11 @@ def _used(
     """
     first = 0
     try:
-        found = source.numbers(piece, column.name, start)
-        if bounds.near and found.rounded is not None:
-            row = source.place(piece, start + int(np.argmax(found.rounded)), start)
+        numbers = source.numbers(piece, column.name, start)
+        if bounds.near and numbers.rounded is not None:
+            row = source.place(piece, start + int(np.argmax(numbers.rounded)), start)
             raise ValueError(f"{row} is a whole number that float64 rounds, which may move neighbours further apart")
-        values, missing = found.values, found.missing
+        values, missing = numbers.values, numbers.missing
         if missing is not None and spec.row_options.missing == "error":
             row = source.place(piece, start + int(np.argmax(missing)), start)
             raise ValueError(f"{row} is missing (empty, null, nan){_NOT_FINITE}")
@@ -229,9 +229,10 @@ class Request:
             raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
         perturbed, mechanisms = self._names(source), self.mechanism or [DEFAULT]
         check_count("mechanism", len(mechanisms), len(perturbed))
-        each = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
-        settings = zip(perturbed, each, options_by_column(each, self.options), strict=True)
-        columns = tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
+        spread = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
+        settings = zip(spread, options_by_column(spread, self.options), map(label, perturbed), strict=True)
+        samplers = [build_exact_sampler(*setting) for setting in settings]
+        columns = tuple(Column(name, *sampler) for name, sampler in zip(perturbed, samplers, strict=True))
         also = () if options.missing == "drop" or options.shuffle else source.also_copied
         copied = *(name for name in source.names if name not in perturbed), *also
         names, values = tuple(source.names), source.values_per_row
@@ -258,8 +259,8 @@ class Request:
         if not self.columns:
             raise click.UsageError(f"--column: missing; {source.path} has {columns_of(source)}")
         for name in self.columns:
-            if (found := list(source.names).count(name)) != 1:
-                problem = f"{found} columns of this name" if found else f"no such column; it has {columns_of(source)}"
+            if (count := list(source.names).count(name)) != 1:
+                problem = f"{count} columns of this name" if count else f"no such column; it has {columns_of(source)}"
                 raise click.UsageError(f"--column: {name!r}; {source.path} has {problem}")
             if self.columns.count(name) > 1:
                 raise click.UsageError(f"--column: {name!r} is given twice")
@@ -312,9 +313,9 @@ class Plan(abc.ABC):
             output.check_space(self.output_bytes())
             with charged(self.ledger_account, self.price, self.label, output) as ledger_charge:
                 done = self.write(output, progress)
-                self._check_rows(sum(one.read for one in done), ledger_charge)
-                release, written = self._release(done, ledger_charge), [one.written for one in done if one.written]
-                output.commit(to_json(release, written), [one.name for one in written])
+                self._check_rows(sum(file.read for file in done), ledger_charge)
+                release, written = self._release(done, ledger_charge), [file.written for file in done if file.written]
+                output.commit(to_json(release, written), [file.name for file in written])
         return release
 
     def _check_rows(self, read: int, ledger_charge: LedgerCharge | None) -> None:
@@ -326,7 +327,7 @@ class Plan(abc.ABC):
                 raise ValueError(f"IN: had {charged} rows when they were charged, and {rows} when they were read")
 
     def _release(self, done: Sequence[Done], ledger_charge: LedgerCharge | None = None) -> Release:
-        rows, not_kept = sum(one.rows for one in done), dict.fromkeys(note for one in done for note in one.not_kept)
+        rows, not_kept = sum(file.rows for file in done), dict.fromkeys(note for file in done for note in file.not_kept)
         return Release(self.spec, rows // self.spec.values_per_row, tuple(not_kept), ledger_charge)
 
 
@@ -365,20 +366,20 @@ class FilePlan(Plan):
     def write(self, output: Output | StandardOutput | None, progress: bool | None) -> list[Done]:
         source = self.source
         long = progress is None and source.path.stat().st_size >= _LONG_BYTES
-        made = None if output is None else (os.urandom(32), output.file)
+        destination = None if output is None else (os.urandom(32), output.file)
         with (
             bar(1.0, progress, long) as moved,
             naming(source.path if output is None else f"{source.path} to {output.place}"),
         ):
-            return [released(self.spec, source, made, lambda: moved(completed=source.fraction))]
+            return [released(self.spec, source, destination, lambda: moved(completed=source.fraction))]
 
 
 def plan(request: Request) -> FilePlan:
     """Check everything of a release of one file that can be checked before a value is read."""
     path, target = Path(request.source), Path(request.target)
     layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
-    if path != DASH and (what := kind(path)) != FILE:
-        raise click.UsageError(f"IN: {path} {what}; it must be a file, or - for standard input")
+    if path != DASH and (state := kind(path)) != FILE:
+        raise click.UsageError(f"IN: {path} {state}; it must be a file, or - for standard input")
     if path == DASH and SAME_PEOPLE in request.rows:
         raise click.UsageError(
             "--rows same-people: standard input cannot be read twice, and its rows are counted first"
@@ -387,15 +388,15 @@ def plan(request: Request) -> FilePlan:
         if place == DASH and stream is None:
             raise click.UsageError(f"{name}: - is closed; name a file, or leave the standard stream open")
     path = STANDARD_INPUT if path == DASH else path
-    given = request.sidecar
-    if target != DASH and given is not None:
+    sidecar_option = request.sidecar
+    if target != DASH and sidecar_option is not None:
         raise click.UsageError("--sidecar: is for standard output; the sidecar of a file is beside it")
-    if target == DASH and given is None:
+    if target == DASH and sidecar_option is None:
         raise click.UsageError("--sidecar: missing; standard output needs a file for its certificates")
-    if given is not None and given.suffix != ".json":
-        raise click.UsageError(f"--sidecar: {given} must end in .json")
-    check_target(path, given or target, request.force)
-    sidecar = given or sidecar_path(target)
+    if sidecar_option is not None and sidecar_option.suffix != ".json":
+        raise click.UsageError(f"--sidecar: {sidecar_option} must end in .json")
+    check_target(path, sidecar_option or target, request.force)
+    sidecar = sidecar_option or sidecar_path(target)
     ledger_account = request.account((path, target, sidecar))
     if request.shuffle_rows and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")

@@ -26,7 +26,7 @@ from dpkernels.cli.text import shown
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.estimation.released import confidence_interval
-from dpkernels.exact.bounded import PlacedCertificate, RowCertificate, WindowCertificate
+from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.registry import MixtureCertificate
@@ -64,28 +64,28 @@ def guarantee(certificate: Any) -> StatedGuarantee:
     if isinstance(certificate, NoiseCertificate):
         epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
         realised = certificate.realised_epsilon, delta, float_at_least(certificate.realised_delta)
-        stated = {"epsilon": epsilon, "delta": delta, "sensitivity": D}
+        claims = {"epsilon": epsilon, "delta": delta, "sensitivity": D}
         limits = "; additive noise takes values up to 2^34 sensitivities from 0"
-        return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", stated, limits)
-    if not isinstance(certificate, (WindowCertificate, PlacedCertificate, RowCertificate, MixtureCertificate)):
+        return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", claims, limits)
+    if not isinstance(certificate, (WindowCertificate, SquareWaveCertificate, RowCertificate, MixtureCertificate)):
         raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
     table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table
-    stated = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
+    claims = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
     ends = f"in [{shortest(table.lower)}, {shortest(table.upper)}]"
     near = f"any two {ends}"
     if isinstance(certificate, RowCertificate) and certificate.sensitivity is not None:
-        stated["sensitivity"] = certificate.sensitivity
+        claims["sensitivity"] = certificate.sensitivity
         near = f"at most {shortest(certificate.sensitivity)} apart, {ends}"
-    return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, stated)
+    return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, claims)
 
 
-def of_a_row(parts: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
+def of_a_row(columns: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
     """Return the guarantee of a row by basic composition over its values."""
-    epsilon, delta = map(float_at_least, exact_totals(parts, values_per_row))
-    realised_epsilon = _total([one.realised_epsilon for one in parts], values_per_row)
-    realised_delta = _total([one.realised_delta for one in parts], values_per_row)
+    epsilon, delta = map(float_at_least, exact_totals(columns, values_per_row))
+    realised_epsilon = _total([column.realised_epsilon for column in columns], values_per_row)
+    realised_delta = _total([column.realised_delta for column in columns], values_per_row)
     near = "any two values of a row (local DP, replace one row's values)"
-    if any("sensitivity" in one.stated for one in parts):
+    if any("sensitivity" in column.stated for column in columns):
         near = "rows whose perturbed values are neighbouring in every column"
     return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {})
 
@@ -94,9 +94,9 @@ def _total(amounts: Sequence[float], values_per_row: int) -> float:
     return float_at_least(values_per_row * sum(map(rational, amounts), Fraction(0)))
 
 
-def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> EpsilonDelta:
+def exact_totals(columns: Sequence[StatedGuarantee], values_per_row: int) -> EpsilonDelta:
     """Return the (epsilon, delta) of a row without rounding, each budget read as the decimal that it prints as."""
-    epsilon, delta = (sum(rational(getattr(one, name)) for one in parts) for name in ("epsilon", "delta"))
+    epsilon, delta = (sum(rational(getattr(column, name)) for column in columns) for name in ("epsilon", "delta"))
     return EpsilonDelta(Fraction(values_per_row * epsilon), Fraction(values_per_row * delta))
 
 
@@ -127,14 +127,14 @@ class Column:
 
     def to_dict(self, decimals: int | None) -> dict[str, Any]:
         """Return a JSON form with the certificate, and without anything secret."""
-        found = interval(self.sampler.certificate, decimals)
+        half_widths = interval(self.sampler.certificate, decimals)
         return {
             "column": self.name,
             "mechanism": self.mechanism,
             "options": dict(self.options),
             "parameters": parameters(self.sampler.mechanism),
             "neighbouring": self.guarantee.neighbouring,
-            **({} if found is None else {"interval": found}),
+            **({} if half_widths is None else {"interval": half_widths}),
             "certificate": self.sampler.certificate.to_dict(),
         }
 
@@ -253,7 +253,7 @@ class WrittenFile:
 
 def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
     """Return the text of the sidecar of a release of one file, or of several in the order of their rows."""
-    spec, files = release.spec, [one.to_dict() for one in written]
+    spec, files = release.spec, [file.to_dict() for file in written]
     form = {
         "format": FORMAT,
         **spec.guarantee.to_dict(),
@@ -274,7 +274,8 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that makes a release."""
-    return {one.__name__: one.__version__ for one in (dpkernels, jax, np)} | {"python": platform.python_version()}
+    packages = {package.__name__: package.__version__ for package in (dpkernels, jax, np)}
+    return packages | {"python": platform.python_version()}
 
 
 # The allowed values of a field, in words and as a check.
@@ -316,9 +317,9 @@ def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
     target = path.with_name(path.name.removesuffix(".json"))
     try:
         text = read_text(path)
-        own = own_sidecar(target, text)
-        if own is not None:
-            return parsed(own), own != text
+        own_text = own_sidecar(target, text)
+        if own_text is not None:
+            return parsed(own_text), own_text != text
     except ValueError as error:
         raise CertificateError(f"{path}: is not the sidecar of a release; {text_of(error)}") from error
     raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
@@ -339,8 +340,8 @@ def parsed(text: str) -> dict[str, Any]:
         raise ValueError("columns: an array must be the only column")
     output = form["output"]
     _check("output.", output, _PARTS if "parts" in output else _OUTPUT)
-    for number, part in enumerate(output.get("parts", ())):
-        _check(f"output.parts[{number}].", part, _PART)
+    for number, entry in enumerate(output.get("parts", ())):
+        _check(f"output.parts[{number}].", entry, _PART)
     return form
 
 

@@ -26,35 +26,35 @@ Places = tuple[Path | str, Path | str] | None  # of output and certificates; Non
 def summary_lines(release: Release, places: Places, left: str = "") -> list[str]:
     """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
     spec = release.spec
-    own, columns = spec.guarantee, spec.columns
+    total, columns = spec.guarantee, spec.columns
     cells = [["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]]
     for column in columns:
-        one = column.guarantee
-        numbers = one.epsilon, one.realised_epsilon, one.delta, one.realised_delta
-        cells.append([title(column.name), column.mechanism, one.neighbouring, *map(shortest, numbers)])
-    found = aligned(cells)
+        guarantee = column.guarantee
+        numbers = guarantee.epsilon, guarantee.realised_epsilon, guarantee.delta, guarantee.realised_delta
+        cells.append([title(column.name), column.mechanism, guarantee.neighbouring, *map(shortest, numbers)])
+    lines = aligned(cells)
     # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
-    found += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
-    budget, realised = shortest(own.epsilon), shortest(own.realised_epsilon)
-    if own.delta:
-        budget += f", delta {shortest(own.delta)}"
-        realised += f", delta {shortest(own.realised_delta)}"
-    found.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {own.neighbouring}")
-    if own.delta >= 1:
-        found.append("WARNING: a total delta of 1 or more guarantees nothing")
+    lines += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
+    budget, realised = shortest(total.epsilon), shortest(total.realised_epsilon)
+    if total.delta:
+        budget += f", delta {shortest(total.delta)}"
+        realised += f", delta {shortest(total.realised_delta)}"
+    lines.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {total.neighbouring}")
+    if total.delta >= 1:
+        lines.append("WARNING: a total delta of 1 or more guarantees nothing")
     if release.ledger_charge is not None:
-        found.append(str(release.ledger_charge))
-    found += advice(release)
+        lines.append(str(release.ledger_charge))
+    lines += advice(release)
     if spec.copied:
-        found.append(f"copied as they are, NOT protected: {listed(spec.copied)}")
-    found += spec.row_options.notices()
+        lines.append(f"copied as they are, NOT protected: {listed(spec.copied)}")
+    lines += spec.row_options.notices()
     if release.not_kept:
-        found.append(f"not kept of the file: {'; '.join(release.not_kept)}")
+        lines.append(f"not kept of the file: {'; '.join(release.not_kept)}")
     rows = f"{rounded(release.rows, 15)} rows"
     if places is not None:
-        return [*found, f"{rows}: {places[0]}, certificates: {places[1]}"]
-    return [*found, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
+        return [*lines, f"{rows}: {places[0]}, certificates: {places[1]}"]
+    return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
 
 
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def summary_dict(release: Release, places: Places) -> dict[str, Any]:
         "rows": release.rows,
         **spec.guarantee.to_dict(),
         "columns": [
-            {"column": one.name, "mechanism": one.mechanism, "parameters": parameters(one.sampler.mechanism)}
-            | one.guarantee.to_dict()
-            for one in spec.columns
+            {"column": column.name, "mechanism": column.mechanism, "parameters": parameters(column.sampler.mechanism)}
+            | column.guarantee.to_dict()
+            for column in spec.columns
         ],
         "copied": list(spec.copied),
         **spec.row_options.to_dict(),
@@ -84,8 +84,8 @@ def advice(release: Release) -> list[str]:
     lines, values = [], release.rows * release.spec.values_per_row
     for column in release.spec.columns:
         name = title(column.name)
-        if (found := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
-            inside = f"[released - {_rounded_up(found['below'])}, released + {_rounded_up(found['above'])}]"
+        if (half_widths := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
+            inside = f"[released - {_rounded_up(half_widths['below'])}, released + {_rounded_up(half_widths['above'])}]"
             lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
             # With a ledger, the user has said whom the rows are about, and the charge is printed.
             lines += [f"{name}: {_composition(column, values)}"] if values > 1 and release.spec.rows is None else []
@@ -101,14 +101,14 @@ def _rounded_up(margin: float) -> str:
 
 def _composition(column: Column, values: int) -> str:
     """Return the cost of all values of a column together, if they are about the same people."""
-    own = column.guarantee
-    epsilon, delta = (printed(Fraction(values) * rational(amount)) for amount in (own.epsilon, own.delta))
-    at = f"{max(_COMPOSED_DELTA, 10 * own.delta):g}".replace("e-0", "e-")
+    guarantee = column.guarantee
+    epsilon, delta = (printed(Fraction(values) * rational(amount)) for amount in (guarantee.epsilon, guarantee.delta))
+    delta_text = f"{max(_COMPOSED_DELTA, 10 * guarantee.delta):g}".replace("e-0", "e-")
     words = [column.mechanism]
     for name, value in column.options.items():
         numbers = value if isinstance(value, tuple) else [value]
         words += [flag(name), value if isinstance(value, str) else ",".join(map(shortest, numbers))]
-    line = shlex.join([*words, "--reports", str(values), "--at-delta", at])
+    line = shlex.join([*words, "--reports", str(values), "--at-delta", delta_text])
     return (
         f"if all {rounded(values, 15)} values are about the same people, they compose to epsilon {epsilon}, delta "
         f"{delta} at most; for a smaller epsilon: dpkernels account {line}"

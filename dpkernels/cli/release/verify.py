@@ -82,7 +82,7 @@ def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.n
 def _rounding_in_steps(certificate: Any, dtype: np.dtype, slack: float) -> float:
     """Return how far, in steps, rounding may move reports from a table's grid; by half a step, any number is one."""
     if isinstance(certificate, MixtureCertificate):
-        return max(_rounding_in_steps(part, dtype, slack) for part in (certificate.first, certificate.second))
+        return max(_rounding_in_steps(component, dtype, slack) for component in (certificate.first, certificate.second))
     if isinstance(certificate, NoiseCertificate):
         return slack / float(certificate.table.bin_width)
     lowest, highest, step = _grid(certificate)
@@ -100,13 +100,13 @@ class VerifiedColumn:
 
     form: dict[str, Any]
     certificate: Any
-    own: StatedGuarantee
+    guarantee: StatedGuarantee
     rebuilt: bool  # whether the mechanism, made again from its name and options, has this table
 
     def __str__(self) -> str:
-        delta = f", delta {shortest(self.own.delta)}" if self.own.delta else ""
+        delta = f", delta {shortest(self.guarantee.delta)}" if self.guarantee.delta else ""
         name = shown(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
-        claim = f"epsilon {shortest(self.own.epsilon)}{delta}; neighbouring: {self.own.neighbouring}"
+        claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbouring: {self.guarantee.neighbouring}"
         return f"ok: {title(self.form['column'])}, {name}, {claim}"
 
 
@@ -114,19 +114,20 @@ def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any
     written = form["output"]
     if "parts" not in written:
         return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
-    for name, count in Counter(part["name"] for part in written["parts"]).items():
+    for name, count in Counter(entry["name"] for entry in written["parts"]).items():
         if Path(name).name != name:
             raise CertificateError(f"output: {name!r} is not the name of a file beside the sidecar")
         if count > 1:
             raise CertificateError(f"output: {name!r} is named twice; every row is released once")
-    _check_same("rows", form["rows"], sum(integer("rows", part["rows"]) for part in written["parts"]), "its files have")
-    return [(path.with_name(part["name"]), {**part, "columns": written["columns"]}) for part in written["parts"]]
+    rows = sum(integer("rows", entry["rows"]) for entry in written["parts"])
+    _check_same("rows", form["rows"], rows, "its files have")
+    return [(path.with_name(entry["name"]), {**entry, "columns": written["columns"]}) for entry in written["parts"]]
 
 
-def _check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
-    if type(stated) is not type(found) or stated != found:
+def _check_same(word: str, stated: Any, actual: Any, where: str = "its columns") -> None:
+    if type(stated) is not type(actual) or stated != actual:
         texts = [
-            value if isinstance(value, str) and len(value) <= _LONGEST else brief(value) for value in (stated, found)
+            value if isinstance(value, str) and len(value) <= _LONGEST else brief(value) for value in (stated, actual)
         ]
         raise CertificateError(f"{word}: the file says {texts[0]}, {where} {texts[1]}")
 
@@ -143,11 +144,11 @@ def _verified_output(
     coarse = set[str]()
     problems = list[str]()
     if "parts" in form["output"]:
-        found, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
-        problems += [f"{path.with_name(name)}: is not there" for name in sorted(named - found)]
-        problems += [f"{one}: is not a file" for one, _ in files if one.name in found and not one.is_file()]
+        present, named = {file.name for file in path.parent.iterdir()}, {target.name for target, _ in files}
+        problems += [f"{path.with_name(name)}: is not there" for name in sorted(named - present)]
+        problems += [f"{file}: is not a file" for file, _ in files if file.name in present and not file.is_file()]
         strange = "is in the folder of the release, and its sidecar does not name it"
-        problems += [f"{path.with_name(name)}: {strange}" for name in sorted(found - named - {path.name})]
+        problems += [f"{path.with_name(name)}: {strange}" for name in sorted(present - named - {path.name})]
     for target, written in files:
         if not target.is_file():
             continue  # one of the problems
@@ -193,15 +194,15 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
     for piece in source.pieces([column.form["column"] for column in columns]):
         for column in columns:
             name = column.form["column"]
-            found = source.numbers(piece, name, start)
-            good = can_report(column.certificate, found.values, slack)
-            good &= row_options.rounded(found.values) == found.values
-            if found.missing is not None:
-                good = np.where(found.missing, form["missing"] == "keep", good)
+            numbers = source.numbers(piece, name, start)
+            good = can_report(column.certificate, numbers.values, slack)
+            good &= row_options.rounded(numbers.values) == numbers.values
+            if numbers.missing is not None:
+                good = np.where(numbers.missing, form["missing"] == "keep", good)
             if not good.all():
                 where = source.place(piece, start + int(good.argmin()), start)
                 raise CertificateError(f"column {title(name)}: {where} is no report of its table")
-            if _rounding_in_steps(column.certificate, found.values.dtype, slack) >= 0.5:
+            if _rounding_in_steps(column.certificate, numbers.values.dtype, slack) >= 0.5:
                 coarse.add(title(name))
         start += len(piece)
     return start // source.values_per_row, coarse
@@ -236,8 +237,8 @@ def verify(path: Path) -> tuple[list[str], str]:
         raise
     except ValueError as error:
         raise CertificateError(f"{path}: {text_of(error)}") from error
-    rest = [f"{shown(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
-    declared = [f"declared, not verified: {one}" for one in rest]
+    others = [f"{shown(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
+    declared = [f"declared, not verified: {line}" for line in others]
     lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
 
@@ -245,19 +246,19 @@ def verify(path: Path) -> tuple[list[str], str]:
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
     try:
         certificate = Certificate.from_dict(form["certificate"])
-        own = guarantee(certificate)
-        for word, found in own.stated.items():  # beside the certificate, in both parts of a mixture
+        claims = guarantee(certificate)
+        for word, claim in claims.stated.items():  # beside the certificate, in both parts of a mixture
             own_names = (word, f"first.{word}", f"second.{word}")
             claimed = {value for name, value in form["parameters"].items() if name in own_names}
-            if claimed != {found} or not all(type(value) is float for value in claimed):
-                raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {found}")
-        _check_same("neighbouring", form["neighbouring"], own.neighbouring)
+            if claimed != {claim} or not all(type(value) is float for value in claimed):
+                raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {claim}")
+        _check_same("neighbouring", form["neighbouring"], claims.neighbouring)
         if "interval" in form:
             _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
         differs = _difference(form, certificate)
         if differs and release["versions"] == versions():  # another version may make another table
             raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
-        return VerifiedColumn(form, certificate, own, not differs)
+        return VerifiedColumn(form, certificate, claims, not differs)
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
 
@@ -269,25 +270,25 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
         sampler = build_exact_sampler(form["mechanism"], options)[1]
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {text_of(error)}"
-    stated, again = form["parameters"], parameters(sampler.mechanism)
-    if stated.keys() != again.keys() or not all(_is_same(stated[name], again[name]) for name in again):
-        return f" has the parameters {again}, not {stated}"
+    recorded, remade = form["parameters"], parameters(sampler.mechanism)
+    if recorded.keys() != remade.keys() or not all(_is_same(recorded[name], remade[name]) for name in remade):
+        return f" has the parameters {remade}, not {recorded}"
     if not isinstance(sampler.certificate, type(certificate)):
         return " has another table"
     for fact in ("worst_variance", "lowest", "highest"):  # Noise without an end has no lowest and no highest value.
-        again, stated = getattr(sampler.certificate, fact), getattr(certificate, fact)
-        if (again is None) != (stated is None) or (again is not None and not _is_same(again, stated)):
+        remade, recorded = getattr(sampler.certificate, fact), getattr(certificate, fact)
+        if (remade is None) != (recorded is None) or (remade is not None and not _is_same(remade, recorded)):
             return " has another table"
     return ""
 
 
 def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     """Refuse totals, or a charge of them, that differ from those of the columns."""
-    found = of_a_row([column.own for column in columns], form["values_per_row"])
+    total = of_a_row([column.guarantee for column in columns], form["values_per_row"])
     for word in ("epsilon", "delta", "neighbouring"):
-        _check_same(word, form[word], getattr(found, word))
+        _check_same(word, form[word], getattr(total, word))
     for word in ("realised_epsilon", "realised_delta"):
-        realised = getattr(found, word)
+        realised = getattr(total, word)
         if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
             raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
     if "ledger" in form:
@@ -297,7 +298,7 @@ def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
 def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     """Refuse a charge that is not that of the rows which the sidecar says were charged together."""
     charge, values = form["ledger"], form["values_per_row"]
-    claims = exact_totals([column.own for column in columns], values)
+    claims = exact_totals([column.guarantee for column in columns], values)
     rows = charge.get("rows")
     if rows not in ROWS and (rows is not None or any(is_statistic(column.certificate) for column in columns)):
         raise CertificateError(
@@ -333,9 +334,9 @@ class MechanismCertificate:
     options: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        sampler, found = self.sampler, parameters(self.sampler.mechanism)
+        sampler, values = self.sampler, parameters(self.sampler.mechanism)
         cost, certificate = sampler.variance_cost, sampler.certificate.to_dict()
-        return {"mechanism": self.name, "parameters": found, "variance_cost": cost, "certificate": certificate}
+        return {"mechanism": self.name, "parameters": values, "variance_cost": cost, "certificate": certificate}
 
     def __str__(self) -> str:
         cost = f"{100 * self.sampler.variance_cost:+.4g} % in worst-case variance, against the ideal density"

@@ -77,14 +77,14 @@ class Optimal(Bounded):
         shape = np.shape(self.probabilities)
         if len(shape) != 2 or shape[0] < 3 or shape[0] % 2 == 0 or shape[1] != len(self.places):
             raise ValueError(f"probabilities: have shape {shape}; an odd number of rows, {len(self.places)} columns")
-        known = checks.concrete(self.probabilities)
-        if known is not None and not np.all(known > 0):
+        probabilities = checks.concrete(self.probabilities)
+        if probabilities is not None and not np.all(probabilities > 0):
             raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
         if isinstance(self.probabilities, np.ndarray):
-            kept = self.probabilities.copy()
+            frozen = self.probabilities.copy()
             # The sampled probabilities stay those that were checked.
-            kept.setflags(write=False)
-            object.__setattr__(self, "probabilities", kept)
+            frozen.setflags(write=False)
+            object.__setattr__(self, "probabilities", frozen)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Optimal) and self._content == other._content
@@ -172,12 +172,12 @@ class Optimal(Bounded):
     def mass(self, y: Real, x: Any) -> Any:
         """Return (1 - f) p_ij + f p_(i+1)j at the report y_j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        room = self._room(y)
-        column = self._columns_below(y - self.middle + room) - 1
+        allowance = self._room(y)
+        column = self._columns_below(y - self.middle + allowance) - 1
         xp = namespace(column, x, self.probabilities)
-        at = xp.asarray(self.outputs)[xp.maximum(column, 0)]
+        report = xp.asarray(self.outputs)[xp.maximum(column, 0)]
         p = self._between(self.probabilities, x, xp.maximum(column, 0))
-        return unless_nan(xp.where(abs(y - self.middle - at) <= room, p, 0.0), y, x)
+        return unless_nan(xp.where(abs(y - self.middle - report) <= allowance, p, 0.0), y, x)
 
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
@@ -212,10 +212,10 @@ class Optimal(Bounded):
     def worst_excess(self, rate: Real) -> Real:
         """Return the maximum over the cells between rows, in each of which the function is a parabola."""
         xp, half = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
-        second, at = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
+        second, inputs = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
         slope = xp.diff(second) / self.step
-        peak = xp.clip(xp.clip(slope / 2, at[:-1], at[1:]), -half, half)
-        return (second[:-1] + slope * (peak - at[:-1]) - peak**2).max()
+        peak = xp.clip(xp.clip(slope / 2, inputs[:-1], inputs[1:]), -half, half)
+        return (second[:-1] + slope * (peak - inputs[:-1]) - peak**2).max()
 
     def absolute_error(self, x: Real) -> Real:
         """Return 2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
@@ -229,8 +229,8 @@ class Optimal(Bounded):
         xp = namespace(row, self.probabilities)
         columns = xp.asarray(self.probabilities).T
         p = (1 - share) * columns[:, row] + share * columns[:, row + 1]
-        at = (self.middle + xp.asarray(self.outputs)).reshape((-1, *[1] * (p.ndim - 1)))
-        return at + 0 * p, p
+        places = (self.middle + xp.asarray(self.outputs)).reshape((-1, *[1] * (p.ndim - 1)))
+        return places + 0 * p, p
 
 
 @pytree
@@ -254,22 +254,22 @@ class _Tabulated:
         up = u < share
         left = m * jnp.where(up, u / jnp.where(up, share, 1.0), (u - share) / jnp.where(up, 1.0, 1 - share))
         column = jnp.clip(left.astype(jnp.int32), 0, m - 1)
-        at = (row.astype(jnp.int32) + up) * m + column
+        entry = (row.astype(jnp.int32) + up) * m + column
         thresholds, others = jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel()
 
-        def pairs(at: Any) -> tuple[Any, Any]:
-            taken = _taken(jnp.stack([thresholds, others], -1), at)
-            return taken[..., 0], taken[..., 1]
+        def pairs(entry: Any) -> tuple[Any, Any]:
+            pair = _taken(jnp.stack([thresholds, others], -1), entry)
+            return pair[..., 0], pair[..., 1]
 
         # One look-up of pairs is faster on GPUs, two look-ups are elsewhere.
         threshold, other = lax.platform_dependent(
-            at, cuda=pairs, default=lambda at: (_taken(thresholds, at), _taken(others, at))
+            entry, cuda=pairs, default=lambda entry: (_taken(thresholds, entry), _taken(others, entry))
         )
         return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
 
 
-def _taken(table: Any, at: Any) -> Any:
-    return table.at[at].get(mode="promise_in_bounds")
+def _taken(table: Any, index: Any) -> Any:
+    return table.at[index].get(mode="promise_in_bounds")
 
 
 def _alias_columns(p: list[float]) -> tuple[list[float], list[int]]:

@@ -3,7 +3,7 @@
 Unknowns are the probabilities p_ij of output y_j given input x_i and, for the worst case, a bound v:
 
     min v   subject to   sum_j p_ij = 1,   sum_j p_ij y_j = x_i,   S_i = sum_j p_ij (y_j - x_i)^2 <= v,
-                         p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
+                         p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= row_distance
 
 or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f with nonnegative
 weights w, which are the unknowns of the program that is solved. For each pair of adjacent rows it has the difference of
@@ -17,9 +17,9 @@ generated: the program is solved with some profiles, and those with a favourable
 profile can lower the variance. The first profiles are near those of a program on coarser grids.
 
 A profile is 1 on some adjacent rows. It falls by a factor e^-eps at each of its steps to the right, at rows
-r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``cells`` rows apart, so
-neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities that
-fall and rise again, which are not such sums, improve the variance by less than 2e-4.
+r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``row_distance`` rows apart,
+so neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities
+that fall and rise again, which are not such sums, improve the variance by less than 2e-4.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ _ZERO = 1e-9  # A column whose probabilities are all below this is a solver's ze
 # 64-bit integers can represent within the slack.
 LEAST = 2.0**-40
 # Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
-_FEW_ROWS, _FEW_OUTPUTS = 21, 81
-# Profiles are added until they lower the variance by less than this share; the second value is for coarser grids.
-_GAIN, _COARSE_GAIN = 1e-4, 1e-2
+_FEW_ROWS = 21
+_FEW_OUTPUTS = 81
+# Profiles are added until they lower the variance by less than this share.
+_GAIN = 1e-4
+# The same for coarser grids.
+_COARSE_GAIN = 1e-2
 _PROMISE = 1e-7  # Smaller relative reduced costs are rounding errors.
 _ROUNDS = 40  # The last solution is then returned, whose variance may be above the minimum.
 _MISSING = 1e4  # The cost of a residual of a sum or a mean, in variances. If some remain, there is no solution.
@@ -53,20 +56,20 @@ class ProgramError(RuntimeError):
 
 
 def least_variance(
-    epsilon: float, inputs: np.ndarray, outputs: np.ndarray, cells: int, weights: np.ndarray | None = None
+    epsilon: float, inputs: np.ndarray, outputs: np.ndarray, row_distance: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
     """Return probabilities of outputs given inputs, of least worst-case variance or of least average variance.
 
     Inputs are equally spaced, outputs reach beyond them on both sides, and both are symmetric about 0. Ratios of rows
-    at most ``cells`` apart are below e^eps. Rows sum to 1 and have their input as the mean, up to rounding. Columns of
-    zeros are unused outputs. ``weights`` are the a_i of the average, or None for the worst case; the table is symmetric
-    (x -> -x, y -> -y) if they are.
+    at most ``row_distance`` apart are below e^eps. Rows sum to 1 and have their input as the mean, up to rounding.
+    Columns of zeros are unused outputs. ``weights`` are the a_i of the average, or None for the worst case; the table
+    is symmetric (x -> -x, y -> -y) if they are.
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))
     for slack in SLACKS:
         unused = slack * min(1.0, epsilon)
         ratio = math.exp(epsilon) * (1 - unused)
-        p = _table(Grids(ratio, inputs, outputs, min(cells, len(inputs) - 1), weights, symmetric))
+        p = _table(Grids(ratio, inputs, outputs, min(row_distance, len(inputs) - 1), weights, symmetric))
         change = _balance(p, inputs, outputs)
         if np.abs(change).max() <= unused / 4:
             return p * (1 + change)
@@ -102,20 +105,20 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
     """Return the profiles, their weights, the objective, and the residuals of the sums and means."""
     rows, outputs = len(grids.inputs), len(grids.outputs)
     if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
-        # All reports and rows l_1 <= r_1, with steps ``cells`` rows apart.
+        # All reports and rows l_1 <= r_1, with steps ``row_distance`` rows apart.
         left, right = np.triu_indices(rows)
         j, none = np.repeat(np.arange(outputs), len(left)), np.zeros(len(grids.falls), int)
         right, left = (np.tile(side, outputs)[:, None] + none for side in (right, left))
         return _generate(grids, grids.narrowest(j, right, left), float(grids.outputs[-1]), gain)
     # Half the rows and half the outputs over the same ranges; all of them if they are few.
-    x, y, cells = grids.inputs, grids.outputs, grids.cells
+    x, y, row_distance = grids.inputs, grids.outputs, grids.row_distance
     if rows > _FEW_ROWS:
         x = np.linspace(x[0], x[-1], rows // 4 * 2 + 1)
-        cells = -(-cells * (len(x) - 1) // (rows - 1))
+        row_distance = -(-row_distance * (len(x) - 1) // (rows - 1))
     if outputs > _FEW_OUTPUTS // 2:
         y = np.linspace(y[0], y[-1], outputs // 4 * 2 + 1)
     weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
-    coarse = Grids(grids.ratio, x, y, cells, weights, grids.symmetric)
+    coarse = Grids(grids.ratio, x, y, row_distance, weights, grids.symmetric)
     profiles, _, objective, _ = _solve(coarse, _COARSE_GAIN)
     return _generate(grids, grids.near(coarse, profiles), math.sqrt(max(objective, grids.gap**2)), gain)
 
@@ -127,14 +130,14 @@ def _generate(
     profiles, before = grids.unique(profiles), math.inf
     for _ in range(_ROUNDS):
         w, objective, missing, prices = _master(grids, profiles, unit)
-        used = profiles[w > 0], w[w > 0], objective * unit**2, missing
-        asked, value = grids.best(*prices)
+        solution = profiles[w > 0], w[w > 0], objective * unit**2, missing
+        candidates, value = grids.best(*prices)
         gained = missing <= _ZERO and before - objective < gain * objective
         if gained or value.max() * w.sum() <= _PROMISE * objective:
             break
         before = objective if missing <= _ZERO else math.inf
-        profiles = grids.unique(np.concatenate([profiles, asked[value > 1e-3 * value.max()]]))
-    return used
+        profiles = grids.unique(np.concatenate([profiles, candidates[value > 1e-3 * value.max()]]))
+    return solution
 
 
 def _master(
@@ -146,23 +149,23 @@ def _master(
     count, first = len(grids.centres), 1 if grids.symmetric else 0
     sums, means, squares = _equations(grids, profiles, unit)
     # For symmetric profiles the middle row has the mean 0.
-    equal, wanted = sparse.vstack([sums, means[first:]], "csr"), np.zeros((2, count))
-    wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
-    equal_to = np.append(wanted[0], wanted[1, first:])
+    equal, right_sides = sparse.vstack([sums, means[first:]], "csr"), np.zeros((2, count))
+    right_sides[0, 0], right_sides[1, 1:] = 1.0, grids.gap / unit
+    equal_to = np.append(right_sides[0], right_sides[1, first:])
     missing = sparse.hstack([sparse.identity(len(equal_to)), -sparse.identity(len(equal_to))])
     steps = sparse.diags([1.0, -1.0], [0, -1], (count, count))
     if grids.weights is None:
         # S_i = v - t_i, with a slack t_i of at least 0.
         bound = sparse.csr_matrix(([1.0], ([0], [0])), (count, 1))
-        own, cost = sparse.hstack([steps, -bound]), np.append(np.zeros(count), 1.0)
+        to_objective, cost = sparse.hstack([steps, -bound]), np.append(np.zeros(count), 1.0)
     else:
-        own, cost = -steps, grids.weights[grids.base :] * np.where(np.arange(count) >= first, 1 + first, 1)
-    matrix = sparse.bmat([[equal, None, missing], [squares, own, None]], "csc")
+        to_objective, cost = -steps, grids.weights[grids.base :] * np.where(np.arange(count) >= first, 1 + first, 1)
+    matrix = sparse.bmat([[equal, None, missing], [squares, to_objective, None]], "csc")
     cost = np.concatenate([np.zeros(len(profiles)), cost, np.full(missing.shape[1], _MISSING)])
-    found, prices = _optimum(cost, matrix, np.concatenate([equal_to, np.zeros(count)]))
-    without = found[-missing.shape[1] :].sum()
+    solution, prices = _optimum(cost, matrix, np.concatenate([equal_to, np.zeros(count)]))
+    without = solution[-missing.shape[1] :].sum()
     prices = np.insert(prices, count, 0.0) if first else prices
-    return found[: len(profiles)], cost @ found - _MISSING * without, without, _values(grids, prices, unit)
+    return solution[: len(profiles)], cost @ solution - _MISSING * without, without, _values(grids, prices, unit)
 
 
 def _optimum(cost: np.ndarray, matrix: Any, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -179,16 +182,16 @@ def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[Any]:
     """Return each profile's part of the base row's sum, mean and variance, and of their differences above it."""
     from scipy import sparse
 
-    count, made = len(profiles), []
-    each = np.arange(count)
-    for shown in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
-        j, right, left = grids.parts(shown)
-        made.append((np.full(count, grids.base), each, j, grids.values(shown, np.array([grids.base]))[:, 0]))
+    count, entries = len(profiles), []
+    numbers = np.arange(count)
+    for side in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
+        j, right, left = grids.parts(side)
+        entries.append((np.full(count, grids.base), numbers, j, grids.values(side, np.array([grids.base]))[:, 0]))
         for fall, last, first in zip(grids.falls, right.T, left.T, strict=True):
             for i, change in ((last + 1, -fall), (first, fall)):
-                at = (i > grids.base) & (i < grids.rows)
-                made.append((i[at], each[at], j[at], np.full(at.sum(), change)))
-    i, column, j, change = (np.concatenate(part) for part in zip(*made, strict=True))
+                inside = (i > grids.base) & (i < grids.rows)
+                entries.append((i[inside], numbers[inside], j[inside], np.full(inside.sum(), change)))
+    i, column, j, change = (np.concatenate(columns) for columns in zip(*entries, strict=True))
     row = i - grids.base
     z = (grids.outputs[j] - grids.centres[row]) / unit
     shape = len(grids.centres), count
@@ -215,7 +218,7 @@ class Grids:
     ratio: float  # e^eps
     inputs: np.ndarray  # x_i, equally spaced
     outputs: np.ndarray  # y_j
-    cells: int  # The largest distance of neighbouring rows.
+    row_distance: int  # The largest distance of neighbouring rows.
     weights: np.ndarray | None  # The rows' weights in the average variance; None for the worst case.
     symmetric: bool  # A profile stands for its mirror image (x -> -x, y -> -y) too, and lower rows are omitted.
 
@@ -242,7 +245,7 @@ class Grids:
     @cached_property
     def falls(self) -> np.ndarray:
         """Return the amounts by which a profile falls at its first step, its second, and so on."""
-        steps = min(-(-(self.rows - 1) // self.cells), math.ceil(_BITS * math.log(2) / math.log(self.ratio)))
+        steps = min(-(-(self.rows - 1) // self.row_distance), math.ceil(_BITS * math.log(2) / math.log(self.ratio)))
         return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
 
     def mirrored(self, profiles: np.ndarray) -> np.ndarray:
@@ -258,14 +261,14 @@ class Grids:
         """Return the distinct profiles; of two mirror images, one."""
         if self.symmetric:
             other = self.mirrored(profiles)
-            at = (profiles != other).argmax(axis=1)[:, None]
-            later = np.take_along_axis(profiles, at, 1) > np.take_along_axis(other, at, 1)
+            first_difference = (profiles != other).argmax(axis=1)[:, None]
+            later = np.take_along_axis(profiles, first_difference, 1) > np.take_along_axis(other, first_difference, 1)
             profiles = np.where(later, other, profiles)
         return np.unique(profiles, axis=0)
 
     def narrowest(self, j: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
         """Return the profiles with the nearest allowed steps to the given ones; only those with r_1 >= l_1 are kept."""
-        apart = self.cells * np.arange(len(self.falls))
+        apart = self.row_distance * np.arange(len(self.falls))
         last = self.rows - 1
         right = np.maximum.accumulate(np.maximum(right, 0) - apart, axis=1) + apart
         left = np.minimum.accumulate(np.minimum(left, last) + apart, axis=1) - apart
@@ -283,16 +286,16 @@ class Grids:
         j, *sides = other.parts(profiles)
         steps = len(self.falls)
         place = np.rint(np.interp(other.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
-        at = np.rint(np.interp(other.inputs, self.inputs, np.arange(self.rows))).astype(int)
+        rows = np.rint(np.interp(other.inputs, self.inputs, np.arange(self.rows))).astype(int)
         right, left = (
-            np.pad(at[side], ((0, 0), (0, max(0, steps - side.shape[1]))), "edge")[:, :steps] for side in sides
+            np.pad(rows[side], ((0, 0), (0, max(0, steps - side.shape[1]))), "edge")[:, :steps] for side in sides
         )
         moved = [
             self.narrowest(place + a, right + b, left + c) for a in (-1, 0, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)
         ]
-        made = np.concatenate(moved)
-        j, right, left = self.parts(made)
-        return made[(j >= 0) & (j < len(self.outputs)) & (left[:, 0] <= right[:, 0])]
+        candidates = np.concatenate(moved)
+        j, right, left = self.parts(candidates)
+        return candidates[(j >= 0) & (j < len(self.outputs)) & (left[:, 0] <= right[:, 0])]
 
     def best(self, at_base: np.ndarray, at_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the profiles of most value for every report and every row r_1, and their values.
@@ -304,7 +307,7 @@ class Grids:
         right = np.concatenate([-at_steps, none]) - at_base * (i < self.base)
         left = np.concatenate([none, at_steps]) + at_base * (i <= self.base)
         to_right, next_right = self._best_steps(right)
-        to_left, next_left = (part[::-1] for part in self._best_steps(left[::-1]))
+        to_left, next_left = (side[::-1] for side in self._best_steps(left[::-1]))
         best = np.maximum.accumulate(to_left, axis=0)
         new = np.ones(to_left.shape, bool)
         new[1:] = to_left[1:] > best[:-1]
@@ -321,14 +324,14 @@ class Grids:
     def _best_steps(self, gain: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the value of the best steps from a first one on, and the second's row; a fall by 1 gains ``gain``.
 
-        V_i = (1 - 1/ratio) gain_i + max_(k >= i + cells) V_k/ratio;  past the last row there are no steps.
+        V_i = (1 - 1/ratio) gain_i + max_(k >= i + row_distance) V_k/ratio;  past the last row there are no steps.
         """
         q, last = 1 / self.ratio, self.rows - 1
         value, second = gain.copy(), np.full(gain.shape, last)
-        best, at = gain.copy(), np.full(gain.shape, last)
+        best, best_row = gain.copy(), np.full(gain.shape, last)
         for i in range(last - 1, -1, -1):
-            k = min(i + self.cells, last)
-            value[i], second[i] = (1 - q) * gain[i] + q * best[k], at[k]
-            better = value[i] >= best[i + 1]
-            best[i], at[i] = np.where(better, value[i], best[i + 1]), np.where(better, i, at[i + 1])
+            k = min(i + self.row_distance, last)
+            value[i], second[i] = (1 - q) * gain[i] + q * best[k], best_row[k]
+            is_better = value[i] >= best[i + 1]
+            best[i], best_row[i] = np.where(is_better, value[i], best[i + 1]), np.where(is_better, i, best_row[i + 1])
         return value, second

@@ -102,9 +102,9 @@ class _Problem:
     def table(self, rows: InputGrid, apart: float, half: int) -> np.ndarray:
         weights = None
         if self.histogram is not None:
-            edges, masses = (np.array(part) for part in self.histogram)
+            edges, masses = (np.array(numbers) for numbers in self.histogram)
             weights = row_weights(edges, masses, rows)
-        return least_variance(self.epsilon, rows.inputs, apart * np.arange(-half, half + 1), rows.cells, weights)
+        return least_variance(self.epsilon, rows.inputs, apart * np.arange(-half, half + 1), rows.row_distance, weights)
 
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
@@ -126,8 +126,8 @@ def _problem(
         checks.not_traced("lower, upper", _DISCRETE, lower, upper)
     ratio, histogram = 1.0, None
     if sensitivity is not None:
-        most = most_ratio(epsilon) if points is None else MOST_RATIO
-        ratio = _interval_ratio(lower, upper, sensitivity, most)
+        largest_ratio = most_ratio(epsilon) if points is None else MOST_RATIO
+        ratio = _interval_ratio(lower, upper, sensitivity, largest_ratio)
     if isinstance(objective, str):
         checks.one_of("objective", objective, ("worst",))
     else:
@@ -137,14 +137,14 @@ def _problem(
     return _Problem(epsilon, ratio, rows, outputs_for(rows, outputs), histogram)
 
 
-def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float) -> float:
+def _interval_ratio(lower: float, upper: float, sensitivity: float, largest: float) -> float:
     """Return the interval's width over the sensitivity, each number read as its shortest decimal; at least 1."""
     checks.sensitivity(sensitivity)
     low, high, D = (Fraction(repr(checks.number("sensitivity", value))) for value in (lower, upper, sensitivity))
-    if (ratio := (high - low) / D) > most:
+    if (ratio := (high - low) / D) > largest:
         raise ValueError(
             f"sensitivity: {sensitivity} is 1/{float(ratio):.6g} of the interval; at this budget, below "
-            f"1/{most:.4g}, take central_piecewise, or additive noise, such as laplace, which is unbounded"
+            f"1/{largest:.4g}, take central_piecewise, or additive noise, such as laplace, which is unbounded"
         )
     return max(1.0, float(ratio))
 
@@ -162,14 +162,14 @@ def _mechanism(problem: _Problem, lower: float, upper: float, sensitivity: float
 def _solution(problem: _Problem) -> Arrays:
     """Return the table in half widths of the interval, kept or solved: probabilities, places, spacing."""
     path = _path(problem)
-    kept = None if path is None else _read(path, repr(problem))
-    if path is not None and kept is not None and _is_sound(kept, problem):
-        FILES[digest(kept["probabilities"])] = path
-        return kept
+    stored = None if path is None else _read(path, repr(problem))
+    if path is not None and stored is not None and _is_sound(stored, problem):
+        FILES[digest(stored["probabilities"])] = path
+        return stored
     apart = output_spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
     p = problem.table(problem.rows, apart, problem.half)
-    used = np.flatnonzero(p.max(axis=0) > 0)
-    solution = {"probabilities": p[:, used], "places": used - problem.half, "spacing": np.array(apart)}
+    is_used = np.flatnonzero(p.max(axis=0) > 0)
+    solution = {"probabilities": p[:, is_used], "places": is_used - problem.half, "spacing": np.array(apart)}
     if path is not None:
         _write(path, repr(problem), solution)
     return solution
@@ -177,17 +177,17 @@ def _solution(problem: _Problem) -> Arrays:
 
 def _output_range(problem: _Problem) -> float:
     """Return the range one step beyond the outermost report that a coarse program uses; widen it while it is filled."""
-    rows, wanted = coarse(problem.rows, problem.ratio), first_range(problem.epsilon, problem.ratio)
+    rows, output_range = coarse(problem.rows, problem.ratio), first_range(problem.epsilon, problem.ratio)
     for _ in range(8):
-        apart = output_spacing(problem.epsilon, problem.ratio, wanted, _COARSE)
+        apart = output_spacing(problem.epsilon, problem.ratio, output_range, _COARSE)
         try:
-            used = np.flatnonzero(problem.table(rows, apart, _COARSE).max(axis=0) > 0)
+            columns = np.flatnonzero(problem.table(rows, apart, _COARSE).max(axis=0) > 0)
         except ProgramError:
-            used = np.zeros(1, int)
-        if (outermost := int(np.abs(used - _COARSE).max())) < _COARSE:
+            columns = np.zeros(1, int)
+        if (outermost := int(np.abs(columns - _COARSE).max())) < _COARSE:
             return (outermost + 1) * apart
-        wanted *= 1.5
-    raise ProgramError(f"no output range up to {wanted:.3g} half widths of the interval is wide enough")
+        output_range *= 1.5
+    raise ProgramError(f"no output range up to {output_range:.3g} half widths of the interval is wide enough")
 
 
 # Files
@@ -229,20 +229,20 @@ def _write(path: Path, key: str, arrays: Arrays) -> None:
             new.place(path)
 
 
-def _is_sound(kept: Arrays, problem: _Problem) -> bool:
+def _is_sound(stored: Arrays, problem: _Problem) -> bool:
     """Return whether arrays that were read have all that a release's integers need of a solution; see ``program``."""
     try:
-        p, places, apart = kept["probabilities"], kept["places"], float(kept["spacing"])
+        p, places, apart = stored["probabilities"], stored["places"], float(stored["spacing"])
         if p.dtype != np.float64 or p.shape != (problem.rows.points, *places.shape) or places.dtype.kind != "i":
             return False
         if np.abs(places).max() > problem.half or not (np.all(np.diff(places) > 0) and 0 < apart < math.inf):
             return False
         # Corrections of its rows leave a solution half of the unused share of e^eps, and of the least probability.
-        most = math.exp(problem.epsilon) * (1 - 0.4 * SLACKS[0] * min(1.0, problem.epsilon))
+        largest = math.exp(problem.epsilon) * (1 - 0.4 * SLACKS[0] * min(1.0, problem.epsilon))
         if not (np.all(np.isfinite(p)) and np.all(p > LEAST / 2)):
             return False
         off = max(np.abs(p.sum(axis=1) - 1).max(), np.abs(p @ (apart * places) - problem.rows.inputs).max())
-        return bool(off < _ROUNDING and largest_ratio(p, problem.rows.cells) <= most)
+        return bool(off < _ROUNDING and largest_ratio(p, problem.rows.row_distance) <= largest)
     except (KeyError, ValueError, TypeError):
         return False
 
@@ -250,11 +250,15 @@ def _is_sound(kept: Arrays, problem: _Problem) -> bool:
 # Grids: inputs, distance of neighbours in rows, outputs, expected inputs. Lengths are in half widths of the input
 # interval, from its middle: inputs are in [-1, 1].
 
-MOST_EPSILON, MOST_RATIO = 12.0, 16.0  # Of the width over the sensitivity. Larger ones exceed the limits below.
-_MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049  # Probabilities, rows and outputs of a table.
+MOST_EPSILON = 12.0  # Programs of larger budgets exceed the limits below.
+MOST_RATIO = 16.0  # Of the width over the sensitivity; programs of larger ratios exceed the limits below.
+_MOST_WEIGHTS = 1 << 21  # Probabilities of a table.
+_MOST_POINTS = 1401  # Rows of a table.
+_MOST_OUTPUTS = 2049  # Outputs of a table.
 _MOST_NEEDED = 1000  # Rows that a budget may require by default.
 _ROUNDING_COST = 0.008  # The share of the variance that rounding inputs to rows may add.
-_FEWEST_LOCAL, _FEWEST_CELLS = 33, 4  # Rows for local DP, and steps per sensitivity for central DP.
+_FEWEST_LOCAL = 33  # Rows for local DP.
+_FEWEST_STEPS = 4  # Steps between rows per sensitivity for central DP.
 _MARGIN = 2.0**-15  # Of a row, for rounding inputs to 2^16 steps a row.
 
 
@@ -263,7 +267,7 @@ class InputGrid:
     """The rows of the program."""
 
     points: int  # n, odd.
-    cells: int  # The largest distance of neighbours, in rows.
+    row_distance: int  # The largest distance of neighbours, in rows.
     reach: float  # The outermost rows' inputs are at -reach and reach; at least 1.
 
     @property
@@ -279,25 +283,25 @@ def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
     if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
     if points is not None:
-        steps, cells = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
+        steps, row_distance = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
     elif ratio <= 1:
-        steps = cells = max(_FEWEST_LOCAL - 1, 2 * math.ceil(_cells_for(epsilon, ratio) / 2))
+        steps = row_distance = max(_FEWEST_LOCAL - 1, 2 * math.ceil(_sensitivity_steps(epsilon, ratio) / 2))
     else:
-        steps, cells = _rows_for(epsilon, ratio)
-    return InputGrid(steps + 1, steps, 1.0) if cells >= steps else _near_grid(ratio, steps, cells)
+        steps, row_distance = _rows_for(epsilon, ratio)
+    return InputGrid(steps + 1, steps, 1.0) if row_distance >= steps else _near_grid(ratio, steps, row_distance)
 
 
-def _cells_for(epsilon: float, ratio: float) -> float:
+def _sensitivity_steps(epsilon: float, ratio: float) -> float:
     """Return the steps per sensitivity D with which rounding adds at most ``_ROUNDING_COST`` of the variance."""
     # The least variance is above D^2 times this.
-    least = min(0.5, 0.15 * (1 + ratio)) * math.exp(-2 * epsilon / 3) * (1 + 1.4 / epsilon)
-    return 1 / math.sqrt(4 * _ROUNDING_COST * least)
+    least_variance = min(0.5, 0.15 * (1 + ratio)) * math.exp(-2 * epsilon / 3) * (1 + 1.4 / epsilon)
+    return 1 / math.sqrt(4 * _ROUNDING_COST * least_variance)
 
 
 def most_ratio(epsilon: float) -> float:
     """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget."""
     # Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
-    return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _cells_for(epsilon, MOST_RATIO))
+    return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _sensitivity_steps(epsilon, MOST_RATIO))
 
 
 def covers(epsilon: float, ratio: float = 1.0) -> bool:
@@ -307,33 +311,33 @@ def covers(epsilon: float, ratio: float = 1.0) -> bool:
 
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit."""
-    least = max(_FEWEST_CELLS, math.ceil(_cells_for(epsilon, ratio)), math.ceil(16 / ratio))
+    fewest = max(_FEWEST_STEPS, math.ceil(_sensitivity_steps(epsilon, ratio)), math.ceil(16 / ratio))
 
     def waste(fit: tuple[int, int]) -> float:
         # Rows that reach beyond the interval, or neighbours further apart than necessary, cost more.
         excess = fit[0] / (ratio * fit[1])
-        return (excess - 1 if excess >= 1 else 2 * (1 / excess - 1)) + 1e-3 * fit[1] / least
+        return (excess - 1 if excess >= 1 else 2 * (1 / excess - 1)) + 1e-3 * fit[1] / fewest
 
     fits = [
-        (2 * half, cells)
-        for cells in range(least, least + 4)
-        for half in {math.floor(ratio * cells / 2), math.ceil(ratio * cells / 2 * (1 - 1e-9))}
+        (2 * half, row_distance)
+        for row_distance in range(fewest, fewest + 4)
+        for half in {math.floor(ratio * row_distance / 2), math.ceil(ratio * row_distance / 2 * (1 - 1e-9))}
     ]
     return min(fits, key=waste)
 
 
-def _near_grid(ratio: float, steps: int, cells: int) -> InputGrid:
-    """Return rows spaced such that a sensitivity is ``cells`` of them, less the margin."""
-    reach = max(1.0, steps / (ratio * (cells - _MARGIN)))
-    return InputGrid(steps + 1, cells, reach * (1 + 1e-12))
+def _near_grid(ratio: float, steps: int, row_distance: int) -> InputGrid:
+    """Return rows spaced such that a sensitivity is ``row_distance`` of them, less the margin."""
+    reach = max(1.0, steps / (ratio * (row_distance - _MARGIN)))
+    return InputGrid(steps + 1, row_distance, reach * (1 + 1e-12))
 
 
 def coarse(fine: InputGrid, ratio: float) -> InputGrid:
     """Return a smaller program that has about the same outputs."""
     if ratio <= 1:
         return InputGrid(17, 16, 1.0)
-    cells = min(fine.cells, 4 if ratio <= 4 else 2)
-    return _near_grid(ratio, max(4, 2 * math.ceil(ratio * cells / 2)), cells)
+    row_distance = min(fine.row_distance, 4 if ratio <= 4 else 2)
+    return _near_grid(ratio, max(4, 2 * math.ceil(ratio * row_distance / 2)), row_distance)
 
 
 def first_range(epsilon: float, ratio: float) -> float:
@@ -342,18 +346,18 @@ def first_range(epsilon: float, ratio: float) -> float:
     return 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
 
 
-def output_spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
+def output_spacing(epsilon: float, ratio: float, output_range: float, half: int) -> float:
     """Return the distance of 2 half + 1 outputs that reach about ``wanted``; Duchi's reports are among them."""
     if ratio > 1:
-        return wanted / half
+        return output_range / half
     duchi = 1 / math.tanh(epsilon * (1 - 2e-6) / 2)
-    return duchi / max(1, math.floor(half * duchi / wanted))
+    return duchi / max(1, math.floor(half * duchi / output_range))
 
 
 def outputs_for(rows: InputGrid, outputs: int | None) -> int:
     """Return (m - 1)/2 for m outputs, m odd; by default m is near the number of rows, and at least 121."""
     if outputs is None:
-        fewest = 60 if rows.points > 40 and rows.cells < rows.points - 1 else 80
+        fewest = 60 if rows.points > 40 and rows.row_distance < rows.points - 1 else 80
         return max(fewest, math.ceil(0.54 * (rows.points - 1)))
     if checks.whole("outputs", outputs, 9, _MOST_OUTPUTS) % 2 == 0:
         raise ValueError(f"outputs: {outputs} is even; the middle is one of them, so an odd number is needed")
@@ -364,11 +368,11 @@ def outputs_for(rows: InputGrid, outputs: int | None) -> int:
 
 def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses)."""
-    given = objective if isinstance(objective, tuple) else (None, objective)
-    if len(given) != 2:
-        raise ValueError(f"objective: a tuple of {len(given)}; (edges, weights) is one of 2")
-    masses = _vector("weights", given[1])
-    edges = np.linspace(lower, upper, len(masses) + 1) if given[0] is None else _vector("edges", given[0])
+    histogram = objective if isinstance(objective, tuple) else (None, objective)
+    if len(histogram) != 2:
+        raise ValueError(f"objective: a tuple of {len(histogram)}; (edges, weights) is one of 2")
+    masses = _vector("weights", histogram[1])
+    edges = np.linspace(lower, upper, len(masses) + 1) if histogram[0] is None else _vector("edges", histogram[0])
     if len(edges) != len(masses) + 1 or np.any(np.diff(edges) <= 0) or edges[0] < lower or edges[-1] > upper:
         raise ValueError(f"objective: {len(masses)} weights need {len(masses) + 1} rising edges in [{lower}, {upper}]")
     if np.any(masses < 0) or not masses.max() > 0:
@@ -377,10 +381,11 @@ def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndar
     return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
 
 
-def _vector(what: str, values: Any) -> np.ndarray:
+def _vector(name: str, values: Any) -> np.ndarray:
+    """Return the weights or the edges of an objective as floats."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuf" or not np.all(np.isfinite(array)):
-        raise ValueError(f"objective: {what} must be a 1-D array of finite numbers, or the objective is 'worst'")
+        raise ValueError(f"objective: {name} must be a 1-D array of finite numbers, or the objective is 'worst'")
     return array.astype(np.float64)
 
 
@@ -392,7 +397,8 @@ def row_weights(edges: np.ndarray, masses: np.ndarray, rows: InputGrid) -> np.nd
     return (masses / np.diff(edges)) @ np.diff(until, axis=0)
 
 
-def largest_ratio(probabilities: np.ndarray, cells: int) -> float:
-    """Return the largest ratio of a column's entries at most ``cells`` rows apart."""
-    runs = np.lib.stride_tricks.sliding_window_view(probabilities, min(cells, len(probabilities) - 1) + 1, axis=0)
+def largest_ratio(probabilities: np.ndarray, row_distance: int) -> float:
+    """Return the largest ratio of a column's entries at most ``row_distance`` rows apart."""
+    length = min(row_distance, len(probabilities) - 1) + 1
+    runs = np.lib.stride_tricks.sliding_window_view(probabilities, length, axis=0)
     return float((runs.max(axis=-1) / runs.min(axis=-1)).max())

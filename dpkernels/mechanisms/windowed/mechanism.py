@@ -191,8 +191,8 @@ class Windowed(Parabolic):
         """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the far end (Zhang 2024)."""
         c = self._scaled(x)
         far = namespace(c).where(c > 0, -1.0, 1.0)
-        at, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
-        return (first - at) / (second - at)
+        at_input, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
+        return (first - at_input) / (second - at_input)
 
     def envelope(self, v: Real) -> tuple[np.ndarray, np.ndarray]:
         """Return the supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""

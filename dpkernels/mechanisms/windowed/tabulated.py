@@ -141,9 +141,9 @@ class _Tabulated:
         xp = namespace(u, tables.heights)
         i = xp.clip(xp.searchsorted(like(tables.masses, u), u, side="right") - 1, 0, n - 1)
         _, low, high, before, _ = xp.moveaxis(like(tables.segments, u)[i], -1, 0)
-        rest = xp.maximum(u - before, 0.0) * n * tables.area
-        root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
-        s = 2 * rest / xp.where(root > 0, root, 1.0)
+        remaining = xp.maximum(u - before, 0.0) * n * tables.area
+        root = low + root_or_zero(low**2 + 2 * (high - low) * remaining)
+        s = 2 * remaining / xp.where(root > 0, root, 1.0)
         return self._length * ((i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n) + self.ends[0]
 
     def _segment(self, z: Any) -> tuple[Any, ...]:
@@ -153,8 +153,8 @@ class _Tabulated:
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
         # One look-up gives the number too, since XLA may compute i at a knot twice and round it differently.
-        number, *rest = xp.moveaxis(like(segments, z)[i], -1, 0)
-        return position - number, *rest
+        number, *heights_and_mass = xp.moveaxis(like(segments, z)[i], -1, 0)
+        return position - number, *heights_and_mass
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.n
         shape = jax.vmap(shape)(jnp.asarray(knots))
     if isinstance(shape, jax.core.Tracer):
         return _TracedPiecewiseLinear((shape + shape[::-1]) / 2 / shape.max())
-    values = np.asarray([shape(float(at)) for at in knots] if callable(shape) else shape, np.float64)
+    values = np.asarray([shape(float(knot)) for knot in knots] if callable(shape) else shape, np.float64)
     if values.ndim != 1 or len(values) < 3 or len(values) % 2 == 0:
         raise ValueError(f"{name}: shape {values.shape}; a table needs an odd number of at least 3 values")
     if not np.all(np.isfinite(values)) or np.any(values < 0):
@@ -233,7 +233,7 @@ def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.n
         raise ValueError(f"{name}: is 0 everywhere; it must be positive somewhere")
     opposite = values[::-1]
     if np.max(np.abs(values - opposite)) > 1e-9 * peak:
-        at = int(np.argmax(np.abs(values - opposite)))
-        here, there = shortest(values[at]), shortest(opposite[at])
-        raise ValueError(f"{name}: not symmetric, {here} at knot {at} but {there} opposite")
+        knot = int(np.argmax(np.abs(values - opposite)))
+        here, there = shortest(values[knot]), shortest(opposite[knot])
+        raise ValueError(f"{name}: not symmetric, {here} at knot {knot} but {there} opposite")
     return PiecewiseLinear(tuple(((values + opposite) / 2 / peak).tolist()))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from dpkernels.budgets.filters import BudgetExceeded, Filter, Odometer, amount, asked
+from dpkernels.budgets.filters import BudgetExceeded, Filter, Odometer, amount, parse_charge
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.options import NumberList
 
@@ -102,11 +102,11 @@ def test_a_vector_costs_the_sum_of_its_coordinates(sampled: int) -> None:
     """The product of floats may be below it: 3 times 0.7 is 2.0999999999999996."""
     coordinate = dpk.duchi(epsilon=0.7, lower=-1.0, upper=1.0)
     vector = dpk.Multivariate(coordinate, 0.0, 1.0, 9, sampled)
-    assert asked(vector).epsilon == sampled * Fraction("0.7")
-    assert asked(dpk.exact_sampler(vector).certificate) == asked(vector)
+    assert parse_charge(vector).epsilon == sampled * Fraction("0.7")
+    assert parse_charge(dpk.exact_sampler(vector).certificate) == parse_charge(vector)
 
 
 @pytest.mark.parametrize("epsilon", [0.7, np.float32(0.7), np.float32(0.3), np.longdouble("0.7"), jnp.float32(0.3)])
 def test_a_mechanism_costs_at_least_what_its_release_is_certified_for(epsilon: Any) -> None:
     mechanism = dpk.duchi(epsilon=epsilon, lower=0.0, upper=1.0)
-    assert asked(mechanism) >= asked(dpk.exact_sampler(mechanism).certificate)
+    assert parse_charge(mechanism) >= parse_charge(dpk.exact_sampler(mechanism).certificate)

@@ -27,8 +27,8 @@ from dpkernels.budgets.filters import (
     Odometer,
     Rho,
     amount,
-    asked,
-    budgeted,
+    parse_budget,
+    parse_charge,
     printed,
 )
 
@@ -90,13 +90,13 @@ def test_claims_are_taken_from_certificates_and_mechanisms() -> None:
         calibrate.gaussian(epsilon=0.7, delta=1e-6, sensitivity=1.0),
     )
     for one in (pure, dpk.exact_sampler(pure).certificate):
-        assert asked(one) == (Fraction("0.3"), 0)
+        assert parse_charge(one) == (Fraction("0.3"), 0)
     for one in (gaussian, dpk.exact_sampler(gaussian).certificate):
-        assert asked(one) == (Fraction("0.7"), Fraction("1e-6"))
+        assert parse_charge(one) == (Fraction("0.7"), Fraction("1e-6"))
     with pytest.raises(TypeError, match=r"delta: .* is given beside that of"):
-        asked(gaussian, 1e-6)
+        parse_charge(gaussian, 1e-6)
     with pytest.raises(TypeError, match="epsilon: None is not a number"):
-        asked(dpk.gaussian(sigma=1.0))
+        parse_charge(dpk.gaussian(sigma=1.0))
 
 
 # Filters
@@ -158,7 +158,7 @@ def test_wrong_charges_charge_nothing(price: tuple[float, ...]) -> None:
     [((0.0,), "epsilon: "), ((-1,), "epsilon: "), ((1, 1.0), "delta: "), ((1, -0.1), "delta: "), ((math.nan,), "eps")],
 )
 def test_wrong_budgets(budget: tuple[float, ...], words: str) -> None:
-    for make in (Filter, budgeted):
+    for make in (Filter, parse_budget):
         with pytest.raises(ValueError, match=words):
             make(*budget)
 

@@ -628,7 +628,7 @@ def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
     pq.write_table(released(Path("out")), "one.parquet")
     found = estimates.read("out", "age", "plan", None, LocalEngine()).groups
     alone = estimate.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
-    wanted = estimate.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, keep=False, clip=False)
+    wanted = estimate.Selection("age", "plan", "hybrid", 1.0, found["b"].channel, keep=False, clip=False)
     parts = [estimate.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
     groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
     assert list(found) == list(alone) == list(estimate.Read.of(wanted, parts, "out").groups) == groups
@@ -651,7 +651,7 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
     """Additive noise has a large channel: it goes to the parts once, and none of them sends it back."""
     mechanism = dpk.laplace(epsilon=1.0, sensitivity=1.0)
     channel = dpk.Counts(mechanism, bounds=(0.0, 120.0)).channel
-    wanted = estimate.Wanted("age", None, "laplace", 1.0, channel, keep=False, clip=False)
+    wanted = estimate.Selection("age", None, "laplace", 1.0, channel, keep=False, clip=False)
     ones, alive = np.ones(len(channel.written), np.int64), list[weakref.ref[Any]]()
 
     def parts() -> Any:

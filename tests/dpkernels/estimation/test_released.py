@@ -243,7 +243,7 @@ def test_quantiles_of_histograms_are_covered():
 
 
 def test_a_combination_whose_input_rounding_is_forgotten_is_caught(monkeypatch):
-    monkeypatch.setattr(module._Release, "input_room", property(lambda self: 0.0))
+    monkeypatch.setattr(module._Release, "input_rounding", property(lambda self: 0.0))
     failed = 0
     for name in COMBINATIONS:
         for level in (0.6, 0.95):
@@ -279,8 +279,8 @@ def test_a_coarser_grid_keeps_every_value_within_its_room():
     assert coarse.p.sum() == pytest.approx(1)
     for t in np.linspace(-30, 30, 13):
         exact = CombinedNoise.of([noise]).tail(t)
-        assert CombinedNoise.of([coarse]).tail(t - coarse.room) >= exact * (1 - 1e-9)
-        assert CombinedNoise.of([coarse]).tail(t + coarse.room) <= exact * (1 + 1e-8)
+        assert CombinedNoise.of([coarse]).tail(t - coarse.rounding) >= exact * (1 - 1e-9)
+        assert CombinedNoise.of([coarse]).tail(t + coarse.rounding) <= exact * (1 + 1e-8)
 
 
 @pytest.mark.lengthy

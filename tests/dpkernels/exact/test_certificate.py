@@ -16,7 +16,7 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import sampler
-from dpkernels.exact.bounded import PlacedCertificate, WindowCertificate, WindowTable, windowed_table
+from dpkernels.exact.bounded import SquareWaveCertificate, WindowCertificate, WindowTable, windowed_table
 from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
 from dpkernels.exact.registry import Certificate, MixtureCertificate
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
@@ -66,7 +66,7 @@ def test_a_budget_one_float_below_the_realised_one_is_refused(name):
 
 
 @pytest.mark.parametrize("sensitivity", [0.1, math.nan])
-@pytest.mark.parametrize("kind", [WindowCertificate, PlacedCertificate])
+@pytest.mark.parametrize("kind", [WindowCertificate, SquareWaveCertificate])
 def test_a_window_table_is_certified_for_any_two_inputs_only(kind, sensitivity):
     table = small_table("piecewise", 0.5, codes=32)
     with pytest.raises(ValueError, match=f"sensitivity: {sensitivity}; this table is certified for any two inputs"):

@@ -14,7 +14,7 @@ from noise_registry import LAWS, REFERENCE, ends, quadrature
 
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
-from dpkernels.budgets.filters import asked
+from dpkernels.budgets.filters import parse_charge
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named
@@ -257,4 +257,4 @@ def test_errors_name_the_argument(make, name):
 @pytest.mark.lengthy
 def test_a_vector_is_charged_with_its_delta():
     vector = dpk.on_vectors(dpk.laplace(epsilon=0.5), dimensions=3, norm="l1")
-    assert asked(vector) == asked(dpk.exact_sampler(vector).certificate) == asked(0.5, 0)
+    assert parse_charge(vector) == parse_charge(dpk.exact_sampler(vector).certificate) == parse_charge(0.5, 0)

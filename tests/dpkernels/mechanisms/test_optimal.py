@@ -185,9 +185,9 @@ def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
     """With inputs and outputs half as far apart; of the finer table what rounding of inputs adds to its rows."""
     m = dpk.optimal(**claimed(epsilon, ratio))
     rows = grid(epsilon, ratio, None)
-    fine = InputGrid(2 * rows.points - 1, 2 * rows.cells, rows.reach)
+    fine = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach)
     half = outputs_for(rows, None)
-    p = least_variance(epsilon, fine.inputs, m.spacing / 2 * np.arange(-2 * half, 2 * half + 1), fine.cells)
+    p = least_variance(epsilon, fine.inputs, m.spacing / 2 * np.arange(-2 * half, 2 * half + 1), fine.row_distance)
     y = m.spacing / 2 * np.arange(-2 * half, 2 * half + 1)
     finer = (p @ y**2 - fine.inputs**2).max() + (m.step / 4) ** 2
     assert 0.99 * m.worst_variance < finer
@@ -218,7 +218,7 @@ def test_grids_hold_the_interval_and_the_sensitivity(ratio, epsilon, points):
     step = 2 * rows.reach / (rows.points - 1)
     assert rows.points % 2 == 1
     assert rows.reach >= 1
-    assert rows.cells == rows.points - 1 or 2 / ratio <= step * (rows.cells - 2.0**-16)
+    assert rows.row_distance == rows.points - 1 or 2 / ratio <= step * (rows.row_distance - 2.0**-16)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 1.6, 4.0, 8.0, 10.0, 12.0])

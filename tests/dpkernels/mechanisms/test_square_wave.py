@@ -21,7 +21,7 @@ from scipy import integrate, stats
 
 import accountants
 import dpkernels as dpk
-from dpkernels.exact.bounded import PlacedCertificate, WindowCertificate, WindowTable, placed_table
+from dpkernels.exact.bounded import SquareWaveCertificate, WindowCertificate, WindowTable, placed_table
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
 from dpkernels.mechanisms.windowed.mechanism import published_half_width
@@ -163,7 +163,7 @@ def small(epsilon: float, half_width: float | None) -> tuple[Any, WindowTable]:
 def test_every_word_of_every_row_counts(epsilon: float, half_width: float | None) -> None:
     """All 2^16 words: counts are the weights; and every pair of them is within the rational bound of e^eps."""
     made, table = small(epsilon, half_width)
-    certificate = PlacedCertificate.of(table, epsilon)
+    certificate = SquareWaveCertificate.of(table, epsilon)
     codes, words = table.kernel(), np.arange(1 << 16, dtype=np.uint16)
     rows = np.arange(table.shifts + 1)
     counts = np.array([np.bincount(codes(words, np.int32(row)), minlength=table.codes) for row in rows])
@@ -229,7 +229,7 @@ def test_reports_are_of_the_table() -> None:
 
 
 def certificate() -> Any:
-    return PlacedCertificate.of(small(1.0, None)[1], 1.0)
+    return SquareWaveCertificate.of(small(1.0, None)[1], 1.0)
 
 
 def test_no_mean_is_claimed() -> None:
@@ -245,9 +245,9 @@ def test_no_mean_is_claimed() -> None:
 
 def test_a_table_is_placed_before_it_is_certified() -> None:
     placed = small(1.0, None)[1]
-    made = PlacedCertificate.of(dataclasses.replace(placed, is_placed=False), 1.0)
+    made = SquareWaveCertificate.of(dataclasses.replace(placed, is_placed=False), 1.0)
     assert made.to_dict() == certificate().to_dict()
-    assert PlacedCertificate.from_dict(made.to_dict()).slope == placed.slope < 1
+    assert SquareWaveCertificate.from_dict(made.to_dict()).slope == placed.slope < 1
 
 
 def tampered(table: WindowTable, name: str, at: int, by: int) -> WindowTable:
@@ -259,18 +259,18 @@ def tampered(table: WindowTable, name: str, at: int, by: int) -> WindowTable:
 def test_planted_faults_are_refused() -> None:
     table = small(1.0, None)[1]
     with pytest.raises(CertificateError, match="total"):
-        PlacedCertificate.of(tampered(table, "base", 3, 1), 1.0)
+        SquareWaveCertificate.of(tampered(table, "base", 3, 1), 1.0)
     moved = tampered(tampered(table, "base", 3, -1), "base", 4, 1)
     with pytest.raises(CertificateError, match=r"mean|epsilon"):
-        PlacedCertificate.of(moved, 2.0)
+        SquareWaveCertificate.of(moved, 2.0)
     with pytest.raises(CertificateError, match="epsilon: a ratio is"):
-        PlacedCertificate.of(table, 0.99)
+        SquareWaveCertificate.of(table, 0.99)
     leaning = tampered(tampered(table, "window", 0, -9), "window", 7, 9)
     with pytest.raises(CertificateError, match="mean: a row is off"):
-        PlacedCertificate.of(leaning, 2.0)
+        SquareWaveCertificate.of(leaning, 2.0)
     impossible = dataclasses.replace(table, base=np.zeros_like(table.base), bits=16)
     with pytest.raises(CertificateError, match=r"total|support"):
-        PlacedCertificate.of(impossible, 1.0)
+        SquareWaveCertificate.of(impossible, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -306,9 +306,9 @@ def test_biased_parts_are_refused() -> None:
         dpk.Mixture(made, plain, 0.5)
     with pytest.raises(ValueError, match="coordinate: SquareWave is biased"):
         dpk.Multivariate(made, -1.0, 1.0, 3, 1)
-    with pytest.raises(CertificateError, match="mixture: PlacedCertificate"):
+    with pytest.raises(CertificateError, match="mixture: SquareWaveCertificate"):
         MixtureCertificate(certificate(), certificate(), 1 << 31)
-    with pytest.raises(CertificateError, match="coordinate: PlacedCertificate"):
+    with pytest.raises(CertificateError, match="coordinate: SquareWaveCertificate"):
         MultivariateCertificate(certificate(), 3, 1)
 
 

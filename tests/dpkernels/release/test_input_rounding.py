@@ -84,7 +84,7 @@ def worst_ratio(form, x, y):
 def check_scale(form, exponent, dtype):
     """Whether this type may be released at this scale, and if so, that neighbours are private."""
     at, D = scaled(form, exponent), 2.0**exponent
-    if at.negligible < np.finfo(dtype).smallest_normal:
+    if at.subnormal_safe_radius < np.finfo(dtype).smallest_normal:
         with pytest.raises(ValueError, match="use float64"):
             Bounds.of(at, clip=False).check(np.zeros(1, dtype), 0)
         return False

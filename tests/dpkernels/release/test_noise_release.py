@@ -342,7 +342,7 @@ def test_subnormal_inputs_are_next_to_0():
     """Processors may read them as 0: half a grain is more."""
     made = dpk.laplace(epsilon=1.0, sensitivity=2.0**-103)
     form = dpk.exact_sampler(made)
-    assert form.negligible == 2.0**-126 == np.finfo(np.float32).smallest_normal
+    assert form.subnormal_safe_radius == 2.0**-126 == np.finfo(np.float32).smallest_normal
     for x in (np.float32([1e-45, 1.1e-38, -1.1e-38, 0.0]), np.float64([5e-324, -2e-308, 1e-310, 0.0])):
         Bounds.of(form, clip=False).check(x, 0)
         for r in (0, 2**32 - 1):
