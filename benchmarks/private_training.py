@@ -18,7 +18,7 @@ import optax
 
 import dpkernels as dpk
 from benchmarks.shown import machine
-from dpkernels.interop.optax import private_aggregate
+from dpkernels.training import private_aggregate
 
 
 def model(width: int) -> dict[str, jax.Array]:

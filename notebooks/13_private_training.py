@@ -35,8 +35,14 @@ from sklearn.datasets import load_digits
 import accountants
 import dpkernels as dpk
 from accountants.interop.dp_accounting import Accountant
-from accountants.interop.optax import TrainingRun, noise_multiplier_for
-from dpkernels.interop.optax import poisson_batch, poisson_capacity, poisson_overflow, private_aggregate
+from dpkernels.training import (
+    TrainingRun,
+    noise_multiplier_for,
+    poisson_batch,
+    poisson_capacity,
+    poisson_overflow,
+    private_aggregate,
+)
 
 digits = load_digits()
 order = jax.random.permutation(jax.random.key(0), len(digits.target))

@@ -1,1 +1,1 @@
-"""Accounting for other libraries: dp_accounting events, OpenDP measurements, and training runs with optax."""
+"""Accounting for other libraries: dp_accounting events and OpenDP measurements."""

@@ -12,7 +12,7 @@ import pytest
 
 from dpkernels.cli.commands import dpkernels as command
 
-# Written before the files were moved to their rooms; only ever added to.
+# Written before the files were moved to their packages; only ever added to.
 LISTED = json.loads((Path(__file__).parents[1] / "support" / "public_names.json").read_text())
 
 
@@ -45,7 +45,7 @@ def public():
     """All that there is now."""
     names = {}
     modules = "dpkernels", "accountants", "accountants.tune", "accountants.calibrate", "accountants.closed_forms"
-    for module in (*modules, "accountants.recycling", "accountants.published.recycling"):
+    for module in (*modules, "accountants.recycling", "accountants.published.recycling", "dpkernels.training"):
         found = importlib.import_module(module)
         own = [name for name, item in vars(found).items() if getattr(item, "__module__", "") == module]
         for name in getattr(found, "__all__", None) or [name for name in own if not name.startswith("_")]:

@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import dpkernels as dpk
-from dpkernels.interop import optax as interop
+from dpkernels import training
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))
 SPAN = {"epsilon": 1.0, "lower": -1.0, "upper": 2.0}
@@ -66,7 +66,7 @@ def mapped_rows(program):
 
 def aggregated(axis_name=None):
     """A step of private training; its values are the gradients."""
-    aggregate = interop.private_aggregate(1.0, 1.5, KEY, axis_name=axis_name)
+    aggregate = training.private_aggregate(1.0, 1.5, KEY, axis_name=axis_name)
     state = aggregate.init({"w": jnp.zeros(64)})
     return lambda key, x: aggregate.update({"w": x}, state, mask=True)[0]["w"][None]
 
@@ -93,7 +93,7 @@ def programs():
     for check in (True, False):
         yield f"training {check}", on_devices(aggregated(), ("a",), check_vma=check), rows
         yield f"training, half named {check}", on_devices(aggregated("a"), ("a", "b"), check_vma=check), rows
-        batch = lambda key, x: interop.poisson_batch(key, 64, 0.5, 64).mask[None] + 0 * x.astype(int)  # noqa: E731
+        batch = lambda key, x: training.poisson_batch(key, 64, 0.5, 64).mask[None] + 0 * x.astype(int)  # noqa: E731
         yield f"poisson_batch {check}", on_devices(batch, ("a",), check_vma=check), rows
     yield "training, pmap", lambda key, x: jax.pmap(aggregated(), in_axes=(None, 0))(key, x[:, None]), rows
     named = on_devices(aggregated("a"), ("a",), out_axes=PartitionSpec())
@@ -162,8 +162,8 @@ def test_devices_with_the_same_values_make_the_same_reports():
 
 def test_every_public_function_with_a_key_is_among_the_programs():
     """A new one needs a program here; ``perturb`` takes no traced values, and so no values of a device."""
-    names = [name for name in (*dpk.__all__, *vars(interop)) if not name.startswith("_")]
-    functions = {name: getattr(dpk, name, None) or getattr(interop, name) for name in names}
+    names = [name for name in (*dpk.__all__, *vars(training)) if not name.startswith("_")]
+    functions = {name: getattr(dpk, name, None) or getattr(training, name) for name in names}
     keyed = {
         name
         for name, function in functions.items()

@@ -1,4 +1,4 @@
-"""The privacy of a training run with ``dpkernels.interop.optax.private_aggregate``.
+"""The privacy of a training run with ``private_aggregate``.
 
     run = noise_multiplier_for(TrainingRun(1.0, 0.01, 1000, slack=overflow), epsilon=2.0, delta=1e-5, dimensions=2410)
     run.noise_multiplier, run.epsilon(1e-5), run.bracket(delta=1e-5)
@@ -21,7 +21,7 @@ from typing import Any
 import accountants
 import dpkernels as dpk
 from dpkernels import checks
-from dpkernels.interop.optax import MULTIPLIERS, PrivateNoise
+from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 
 # The distance of the answer above a solution of the equation for epsilon.
 _ABOVE = 1e-9
@@ -95,9 +95,9 @@ class TrainingRun:
         if delta is None:
             low, high = self.guarantee.bracket(epsilon=epsilon)
             return low, min(1.0, high + self._slack(float(epsilon or 0.0)))
-        made = self.guarantee
-        low, high = made.bracket(epsilon=epsilon, delta=delta)
-        return low, self._solved(made.epsilon, delta) if self.slack else high
+        guarantee = self.guarantee
+        low, high = guarantee.bracket(epsilon=epsilon, delta=delta)
+        return low, self._solved(guarantee.epsilon, delta) if self.slack else high
 
     def _with_slack(self, delta_at: Callable[[float], float], epsilon: float) -> float:
         return min(1.0, float(delta_at(epsilon)) + self._slack(epsilon))
@@ -155,9 +155,9 @@ def _calibrated(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:
     """Return ``noise_multiplier_for`` the run's own slack."""
 
     def private(multiplier: float) -> bool:
-        made = replace(run, noise_multiplier=multiplier)
+        candidate = replace(run, noise_multiplier=multiplier)
         # The estimate rules most candidates out in less time.
-        return made.estimate_epsilon(delta) <= epsilon and made.epsilon(delta) <= epsilon
+        return candidate.estimate_epsilon(delta) <= epsilon and candidate.epsilon(delta) <= epsilon
 
     low = high = run.noise_multiplier
     while not private(high):

@@ -11,8 +11,7 @@ import pytest
 from scipy.stats import norm
 
 import dpkernels as dpk
-from accountants.interop.optax import TrainingRun, noise_multiplier_for
-from dpkernels.interop.optax import private_aggregate
+from dpkernels.training import TrainingRun, noise_multiplier_for, private_aggregate
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 MULTIPLIER, CLIP, SIZE = 1.5, 2.0, 1208

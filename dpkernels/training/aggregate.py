@@ -44,85 +44,30 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from scipy.special import ndtr
-from scipy.stats import binom
 
-import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.random.chacha import varying_like
-from dpkernels.random.keys import check_release_key, release_key_bytes
+from dpkernels.random.keys import release_key_bytes
 from dpkernels.release.traced import device_axes, release_replicated, varying_axes
+from dpkernels.training.noise import MULTIPLIERS, PrivateNoise, exact_noise
 
-# Standard deviations of the noise in units: the first at which rounding costs at most _CHEAP is taken.
-_SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-4, 0.25
-# The noise multipliers that tables can have.
-MULTIPLIERS = (0.25, 1000.0)
-_MARGIN, _LARGEST_NORM = 1 - 2.0**-20, 1e30
-# Above the rounding error of the Gaussian profile in floats.
-_PROFILE_ERROR = 1e-15
-# Of states; one of another format is refused.
+# The factor by which norms stay below the sensitivity, for rounding errors.
+_MARGIN = 1 - 2.0**-20
+# An example with a larger norm contributes 0.
+_LARGEST_NORM = 1e30
+# The format of states; one of another format is refused.
 _FORMAT = 2
 _HASH = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
-
-
-@dataclass(frozen=True)
-class PrivateNoise:
-    """The noise of every step, with its certificate and its cost."""
-
-    l2_norm_clip: float  #: C, the norm that gradients are clipped to
-    noise_multiplier: float  #: the standard deviation over the sensitivity, both in units
-    dimensions: int  #: d, the number of parameters
-    sensitivity: float  #: K, in units
-    certificate: Any = field(compare=False, repr=False)  #: of the table, for vectors of integers at most K apart
-
-    @classmethod
-    def certified(cls, l2_norm_clip: float, noise_multiplier: float, dimensions: int) -> PrivateNoise:
-        """Return the noise for gradients of so many parameters; its certificate takes some seconds the first time.
-
-        Raises:
-            ValueError: an argument is out of range, or there are too many parameters for the noise multiplier.
-        """
-        checks.within("l2_norm_clip", l2_norm_clip, 1e-20, 1e20)
-        checks.within("noise_multiplier", noise_multiplier, *MULTIPLIERS)
-        sampler, sensitivity = _exact_noise(noise_multiplier, dimensions)
-        return cls(l2_norm_clip, noise_multiplier, dimensions, sensitivity, sampler.certificate)
-
-    @property
-    def unit(self) -> float:
-        """Return u, the unit of which rounded gradients are multiples."""
-        return self.l2_norm_clip / (self.sensitivity - math.sqrt(self.dimensions) / 2)
-
-    @property
-    def rounding_cost(self) -> float:
-        """Return the share by which the noise is wider than for real numbers."""
-        return self.unit * self.sensitivity / self.l2_norm_clip - 1
-
-    @property
-    def standard_deviation(self) -> float:
-        """Return the standard deviation of the noise of a sum, in the gradients' unit."""
-        return self.unit * math.sqrt(float(self.certificate.worst_variance))
-
-    @property
-    def total_variation(self) -> float:
-        """Return a bound on the total variation distance of one step's noise to Gaussian noise rounded to integers.
-
-        For a run of T steps, add T (1 + e^eps) times this distance to the delta of Gaussian noise of the noise
-        multiplier. The certificate's delta is that of Gaussian noise plus (1 + e^eps) times this distance.
-        """
-        made = self.certificate
-        epsilon, sigma = made.epsilon, made.claim.sigma  # The table's own, which may be wider than was asked for.
-        beyond = float(made.realised_delta) - _gaussian_delta(float(made.shift) / sigma, epsilon)
-        return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
 
 
 @partial(
@@ -186,7 +131,7 @@ def private_aggregate(
 
     Example:
         >>> import jax.numpy as jnp, dpkernels as dpk
-        >>> from dpkernels.interop.optax import private_aggregate
+        >>> from dpkernels.training import private_aggregate
         >>> aggregate = private_aggregate(1.0, 1.1, dpk.os_key())
         >>> state = aggregate.init({"w": jnp.zeros(3)})
         >>> update, state = aggregate.update({"w": jnp.ones((8, 3))}, state, mask=True)
@@ -240,7 +185,7 @@ def private_aggregate(
             )
         sums = _clipped_sums(updates, counted, noise)
         if axis_name is not None:
-            _check_parts(sums)
+            _check_split(sums)
             sums = jax.lax.psum(sums, axis_name)
         types = [leaf.dtype for leaf in leaves]
         divided_by = rows if expected_batch_size is None else expected_batch_size
@@ -281,7 +226,7 @@ def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
         )
 
 
-def _check_parts(sums: Any) -> None:
+def _check_split(sums: Any) -> None:
     """Refuse sums that are known to be the same along an axis of devices, whose sum has every example several times."""
     axes = device_axes()
     for leaf in jax.tree.leaves(sums) if axes else ():
@@ -315,8 +260,8 @@ def _is_own(
     expected = {"key": _HASH, "owner": _HASH, "settings": _HASH, "step": _NUMBER, "micro_step": _NUMBER}
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.int32), summed)
     for name, form in (*expected.items(), ("sums", sums)):
-        if (found := jax.tree.map(_form, getattr(state, name))) != jax.tree.map(_form, form):
-            raise TypeError(f"state: {name} has the form {found}; it must be {jax.tree.map(_form, form)}")
+        if (stated := jax.tree.map(_form, getattr(state, name))) != jax.tree.map(_form, form):
+            raise TypeError(f"state: {name} has the form {stated}; it must be {jax.tree.map(_form, form)}")
     is_owner, has_settings = (state.owner == owner).all(), (state.settings == settings).all()
     if not isinstance(is_owner, jax.core.Tracer) and not is_owner:
         raise ValueError("state: belongs to a transformation with another key; renew_key gives it the key of this one")
@@ -327,26 +272,6 @@ def _is_own(
 
 def _form(leaf: Any) -> str:
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
-
-
-def _gaussian_delta(mu: float, epsilon: float) -> float:
-    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
-
-
-@lru_cache(maxsize=16)
-def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
-    """Return the certified noise for vectors of integers and their sensitivity K, in units."""
-    checks.whole("params: their number of values", size, 1, 1 << 31)
-    half = math.sqrt(size) / 2
-    sigma = next((s for s in _SIGMAS if half * multiplier / s <= _CHEAP), _SIGMAS[-1])
-    sensitivity = sigma / multiplier
-    if half > _DEAREST * sensitivity:
-        most = int((2 * _DEAREST * _SIGMAS[-1] / multiplier) ** 2)
-        raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {most}")
-    delta = _gaussian_delta(1 / multiplier, 1.0)
-    claimed = delta + min(1e-3, (1 - delta) / 2)
-    noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=1.0, delta=claimed)
-    return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
 
 
 def _shape(leaves: list[Any], noise: PrivateNoise) -> tuple[int, int]:
@@ -390,10 +315,10 @@ def _clipped_sums(updates: optax.Updates, counted: Array, noise: PrivateNoise) -
             rows = [leaf[i] for leaf in leaves]
             norm = jnp.sqrt(sum(jnp.square(row.reshape(-1).astype(jnp.float64)).sum() for row in rows))
             scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2)).astype(jnp.float32)
-            kept = counted[i] & (norm < _LARGEST_NORM)
+            is_used = counted[i] & (norm < _LARGEST_NORM)
             scaled = [jnp.round(row.astype(jnp.float32) * scale) for row in rows]
-            parts = [jnp.where(kept, row, 0.0).astype(jnp.int32) for row in scaled]
-            return [total + part for total, part in zip(sums, parts, strict=True)]
+            rounded = [jnp.where(is_used, row, 0.0).astype(jnp.int32) for row in scaled]
+            return [total + part for total, part in zip(sums, rounded, strict=True)]
 
         zeros = [varying_like(jnp.zeros(leaf.shape[1:], jnp.int32), counted, *leaves) for leaf in leaves]
         sums = jax.lax.fori_loop(0, count, add, zeros)
@@ -402,69 +327,19 @@ def _clipped_sums(updates: optax.Updates, counted: Array, noise: PrivateNoise) -
 
 def _release(kind: Any, noise: PrivateNoise, factor: float, types: list[Any], words: Array, sums: Any) -> Any:
     """Return the noisy sums times a factor, and the words of the key of the next release."""
-    form, _ = _exact_noise(noise.noise_multiplier, noise.dimensions)
+    sampler, _ = exact_noise(noise.noise_multiplier, noise.dimensions)
     now, following = jax.random.split(jax.random.wrap_key_data(words, impl=kind))
     leaves, tree = jax.tree.flatten(sums)
     with jax.enable_x64(True):
-        noisy = release_replicated(now, form, jnp.concatenate([leaf.reshape(-1) for leaf in leaves])) * factor
-        made, at = [], 0
-        for leaf, kept in zip(leaves, types, strict=True):
-            made.append(noisy[at : at + leaf.size].reshape(leaf.shape).astype(kept))
-            at += leaf.size
-    return jax.tree.unflatten(tree, made), jax.random.key_data(following)
+        noisy = release_replicated(now, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves])) * factor
+        pieces, offset = [], 0
+        for leaf, dtype in zip(leaves, types, strict=True):
+            pieces.append(noisy[offset : offset + leaf.size].reshape(leaf.shape).astype(dtype))
+            offset += leaf.size
+    return jax.tree.unflatten(tree, pieces), jax.random.key_data(following)
 
 
 def _nothing(types: list[Any], words: Array, sums: Any) -> Any:
     leaves, tree = jax.tree.flatten(sums)
-    zeros = [jnp.zeros(leaf.shape, kept) for leaf, kept in zip(leaves, types, strict=True)]
+    zeros = [jnp.zeros(leaf.shape, dtype) for leaf, dtype in zip(leaves, types, strict=True)]
     return jax.tree.unflatten(tree, zeros), words
-
-
-class PoissonBatch(NamedTuple):
-    """A Poisson sample with a static shape: its rows, then row 0 up to the capacity; ``mask`` says which count."""
-
-    indices: Array
-    mask: Array
-
-
-def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> PoissonBatch:
-    """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
-
-    Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
-    the capacity, the batch is empty. ``poisson_overflow`` bounds the probability of that; account for it. The key is a
-    ChaCha20 key of this step alone, different from the key of the noise. ``poisson_capacity`` proposes a capacity.
-
-    Raises:
-        TypeError: key is not a ChaCha20 key.
-        ValueError: an argument is out of range, or several devices run the program, in ``shard_map`` or ``pmap``. All
-            would draw the same rows. Draw the batch outside, and split it over the devices.
-    """
-    check_release_key(key)
-    checks.within("rate", rate, 2.0**-32, 1.0)
-    checks.whole("capacity", capacity, 1, 1 << 31)
-    if axes := device_axes():
-        raise ValueError(
-            f"key: all devices along {axes[0]!r} would draw the same rows; draw the batch outside shard_map"
-        )
-    below = int(rate * 2.0**32)
-    hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
-    count = hits.sum()
-    (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
-    return PoissonBatch(indices, (jnp.arange(capacity) < count) & (count <= capacity))
-
-
-def poisson_overflow(examples: int, rate: float, capacity: int) -> float:
-    """Return a bound on the probability that a Poisson sample has more rows than the capacity.
-
-    It holds for a data set of ``examples`` rows and for its neighbours, which may have one row more.
-    """
-    return float(binom.sf(capacity, examples + 1, rate)) * (1 + 1e-6)
-
-
-def poisson_capacity(examples: int, rate: float, overflow: float = 1e-15) -> int:
-    """Return the smallest capacity whose ``poisson_overflow`` is at most ``overflow``: at most ``examples + 1``."""
-    checks.within("overflow", overflow, 0.0, 1.0)
-    at = max(1, int(binom.isf(overflow, examples + 1, rate)))
-    while poisson_overflow(examples, rate, at) > overflow:
-        at += 1
-    return at

@@ -19,16 +19,20 @@ import pytest
 from scipy import stats
 
 import dpkernels as dpk
-from accountants.interop.optax import TrainingRun, best_training_run, noise_multiplier_for
 from dpkernels.exact.noise import FIXED_BITS, cell_masses
-from dpkernels.interop import optax as interop
-from dpkernels.interop.optax import (
+from dpkernels.training import (
+    PrivateNoise,
+    TrainingRun,
+    aggregate,
+    best_training_run,
+    noise_multiplier_for,
     poisson_batch,
     poisson_capacity,
     poisson_overflow,
     private_aggregate,
     renew_key,
 )
+from dpkernels.training.noise import exact_noise
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 PARAMS = {"w": jnp.zeros((30, 40)), "b": (jnp.zeros(()), jnp.zeros(7))}
@@ -49,7 +53,7 @@ def flat(tree):
 
 def sums_of(updates, noise, mask=None):
     counted = jnp.ones(len(updates["w"]), bool) if mask is None else mask
-    return flat(interop._clipped_sums(updates, counted, noise))
+    return flat(aggregate._clipped_sums(updates, counted, noise))
 
 
 def every_row(aggregate):
@@ -162,7 +166,7 @@ def correlated(drawn):
 
 @pytest.mark.lengthy
 def test_integers_on_a_lattice_are_released_inside_a_program_as_outside():
-    form, _ = interop._exact_noise(1.5, SIZE)
+    form, _ = exact_noise(1.5, SIZE)
     x = np.random.default_rng(1).integers(-(1 << 20), 1 << 20, SIZE).astype(np.int32)
     with jax.enable_x64(True):
         traced = jax.jit(lambda key, x: dpk.perturb_traced(key, form, x))(KEY, x)
@@ -363,7 +367,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import jax, numpy as np
 from functools import partial
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from test_interop_optax import KEY, PARAMS, every_row, flat, gradients, private_aggregate
+from test_aggregate import KEY, PARAMS, every_row, flat, gradients, private_aggregate
 assert jax.device_count() == 4
 mesh, batch = Mesh(jax.devices(), ("batch",)), gradients(8)
 aggregate = private_aggregate(1.0, 1.5, KEY)
@@ -565,7 +569,7 @@ def test_a_calibrated_run_costs_no_more_than_its_budget_with_all_of_its_slack(ep
     overflow, delta = poisson_overflow(1500, 0.1, 240), 1e-5
     run = TrainingRun(1.0, 0.1, steps, slack=overflow)
     run = noise_multiplier_for(run, epsilon=epsilon, delta=delta, dimensions=dimensions)
-    noise = interop.PrivateNoise.certified(1.0, run.noise_multiplier, dimensions)
+    noise = PrivateNoise.certified(1.0, run.noise_multiplier, dimensions)
     assert run.slack >= overflow + noise.total_variation
     whole = dataclasses.replace(run, slack=overflow + noise.total_variation)
     for made in (run, whole):

@@ -1,1 +1,0 @@
-"""Certified noise in other libraries: private gradient aggregation for optax."""

@@ -1,0 +1,64 @@
+"""Poisson samples of a data set with a static shape, for use inside ``jit``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from scipy.stats import binom
+
+from dpkernels import checks
+from dpkernels.random.keys import check_release_key
+from dpkernels.release.traced import device_axes
+
+
+class PoissonBatch(NamedTuple):
+    """A Poisson sample with a static shape: its rows, then row 0 up to the capacity; ``mask`` says which count."""
+
+    indices: Array
+    mask: Array
+
+
+def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> PoissonBatch:
+    """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
+
+    Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
+    the capacity, the batch is empty. ``poisson_overflow`` bounds the probability of that; account for it. The key is a
+    ChaCha20 key of this step alone, different from the key of the noise. ``poisson_capacity`` proposes a capacity.
+
+    Raises:
+        TypeError: key is not a ChaCha20 key.
+        ValueError: an argument is out of range, or several devices run the program, in ``shard_map`` or ``pmap``. All
+            would draw the same rows. Draw the batch outside, and split it over the devices.
+    """
+    check_release_key(key)
+    checks.within("rate", rate, 2.0**-32, 1.0)
+    checks.whole("capacity", capacity, 1, 1 << 31)
+    if axes := device_axes():
+        raise ValueError(
+            f"key: all devices along {axes[0]!r} would draw the same rows; draw the batch outside shard_map"
+        )
+    below = int(rate * 2.0**32)
+    hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
+    count = hits.sum()
+    (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
+    return PoissonBatch(indices, (jnp.arange(capacity) < count) & (count <= capacity))
+
+
+def poisson_overflow(examples: int, rate: float, capacity: int) -> float:
+    """Return a bound on the probability that a Poisson sample has more rows than the capacity.
+
+    It holds for a data set of ``examples`` rows and for its neighbours, which may have one row more.
+    """
+    return float(binom.sf(capacity, examples + 1, rate)) * (1 + 1e-6)
+
+
+def poisson_capacity(examples: int, rate: float, overflow: float = 1e-15) -> int:
+    """Return the smallest capacity whose ``poisson_overflow`` is at most ``overflow``: at most ``examples + 1``."""
+    checks.within("overflow", overflow, 0.0, 1.0)
+    capacity = max(1, int(binom.isf(overflow, examples + 1, rate)))
+    while poisson_overflow(examples, rate, capacity) > overflow:
+        capacity += 1
+    return capacity

@@ -1,0 +1,95 @@
+"""The noise of private training: one certified table of Gaussian integers for all steps, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from scipy.special import ndtr
+
+import dpkernels as dpk
+from dpkernels import checks
+
+# The noise multipliers that tables can have.
+MULTIPLIERS = (0.25, 1000.0)
+# Standard deviations of the noise in units that are tried.
+_SIGMAS = (2.0**12, 2.0**13, 2.0**14, 2.0**15)
+# The first of them at which rounding widens the noise by at most this share is taken.
+_CHEAP = 2.0**-4
+# The share of the sensitivity that rounding may take.
+_DEAREST = 0.25
+# Above the rounding error of the Gaussian profile in floats.
+_PROFILE_ERROR = 1e-15
+
+
+@dataclass(frozen=True)
+class PrivateNoise:
+    """The noise of every step, with its certificate and its cost."""
+
+    l2_norm_clip: float  #: C, the norm that gradients are clipped to
+    noise_multiplier: float  #: the standard deviation over the sensitivity, both in units
+    dimensions: int  #: d, the number of parameters
+    sensitivity: float  #: K, in units
+    certificate: Any = field(compare=False, repr=False)  #: of the table, for vectors of integers at most K apart
+
+    @classmethod
+    def certified(cls, l2_norm_clip: float, noise_multiplier: float, dimensions: int) -> PrivateNoise:
+        """Return the noise for gradients of so many parameters; its certificate takes some seconds the first time.
+
+        Raises:
+            ValueError: an argument is out of range, or there are too many parameters for the noise multiplier.
+        """
+        checks.within("l2_norm_clip", l2_norm_clip, 1e-20, 1e20)
+        checks.within("noise_multiplier", noise_multiplier, *MULTIPLIERS)
+        sampler, sensitivity = exact_noise(noise_multiplier, dimensions)
+        return cls(l2_norm_clip, noise_multiplier, dimensions, sensitivity, sampler.certificate)
+
+    @property
+    def unit(self) -> float:
+        """Return u, the unit of which rounded gradients are multiples."""
+        return self.l2_norm_clip / (self.sensitivity - math.sqrt(self.dimensions) / 2)
+
+    @property
+    def rounding_cost(self) -> float:
+        """Return the share by which the noise is wider than for real numbers."""
+        return self.unit * self.sensitivity / self.l2_norm_clip - 1
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the standard deviation of the noise of a sum, in the gradients' unit."""
+        return self.unit * math.sqrt(float(self.certificate.worst_variance))
+
+    @property
+    def total_variation(self) -> float:
+        """Return a bound on the total variation distance of one step's noise to Gaussian noise rounded to integers.
+
+        For a run of T steps, add T (1 + e^eps) times this distance to the delta of Gaussian noise of the noise
+        multiplier. The certificate's delta is that of Gaussian noise plus (1 + e^eps) times this distance.
+        """
+        certificate = self.certificate
+        # Those of the table, which may be wider than the noise that was asked for.
+        epsilon, sigma = certificate.epsilon, certificate.claim.sigma
+        beyond = float(certificate.realised_delta) - _gaussian_delta(float(certificate.shift) / sigma, epsilon)
+        return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+
+@lru_cache(maxsize=16)
+def exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
+    """Return the certified noise for vectors of integers and their sensitivity K, in units."""
+    checks.whole("params: their number of values", size, 1, 1 << 31)
+    half = math.sqrt(size) / 2
+    sigma = next((s for s in _SIGMAS if half * multiplier / s <= _CHEAP), _SIGMAS[-1])
+    sensitivity = sigma / multiplier
+    if half > _DEAREST * sensitivity:
+        largest = int((2 * _DEAREST * _SIGMAS[-1] / multiplier) ** 2)
+        raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {largest}")
+    delta = _gaussian_delta(1 / multiplier, 1.0)
+    claimed = delta + min(1e-3, (1 - delta) / 2)
+    noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=1.0, delta=claimed)
+    return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
