@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
@@ -38,7 +38,7 @@ Engine: TypeAlias = "DeviceRelease | Callable[[np.ndarray, int, np.ndarray, Boun
 
 
 class DeviceRelease:
-    """An engine for accelerators, or several CPU devices: ChaCha20 and kernel in one sharded computation."""
+    """An engine for JAX devices of any kind and number: ChaCha20 and kernel in one sharded computation."""
 
     def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[Any, ...]) -> None:
         for device in devices:
@@ -116,13 +116,12 @@ def check_words(device: Any) -> None:
         raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL, so it is not used for releases")
 
 
-def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
-    """Return the engine for values in host memory: this machine's accelerators if JAX has any, else its CPU."""
+def exact_engine(
+    sampler: ExactSampler, key: bytes, devices: Sequence[Any] | None = None
+) -> HostRelease | DeviceRelease:
+    """Return the engine for values in host memory: the CPU, or the JAX devices that are asked for."""
     check_process()
-    devices = tuple(jax.local_devices())
-    if len(devices) == 1 and devices[0].platform == "cpu":
-        return HostRelease(sampler, key)
-    return DeviceRelease(sampler, key, devices)
+    return HostRelease(sampler, key) if devices is None else DeviceRelease(sampler, key, tuple(devices))
 
 
 def in_chunks(

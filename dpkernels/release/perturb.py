@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -51,6 +51,7 @@ def perturb(
     ledger: Chargeable | None = None,
     rows: str | None = None,
     label: str = "",
+    devices: Sequence[Any] | None = None,
 ) -> Any:
     """Perturb every value of ``x`` with noise of its own, and return the reports.
 
@@ -97,6 +98,9 @@ def perturb(
             same people. By default each row of a local mechanism is a person. All values of a row are charged, and
             missing ones too.
         label: a description of the release in the ledger, visible to all its readers.
+        devices: the JAX devices that make the reports of values in host memory, such as ``jax.devices("gpu")``. By
+            default the CPU makes them, also where there is a GPU. A JAX array is perturbed on the devices that hold it.
+            The reports are the same bits everywhere.
 
     Returns:
         Reports of the same kind and shape as x, a scalar for a scalar: float32 for float32, else float64 (JAX arrays
@@ -126,7 +130,10 @@ def perturb(
         if start and key is None:
             raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
     checks.one_of("missing", missing, ("refuse", "keep", "drop"))
+    if devices is not None and (not exact or not len(devices) or isinstance(x, jax.Array)):
+        raise ValueError(f"devices: {devices}; they are one or more, for a release of values in host memory")
     options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+    options["devices"] = devices
     if ledger is not None:
         return _charged(x, mechanism, ledger, rows, label, missing=missing, **options)
     for name, value in (("rows", rows), ("label", label)):
@@ -135,7 +142,7 @@ def perturb(
     if type(x) is not np.ndarray:
         containers.check_kind(x)
         if containers.is_ray_dataset(x):
-            return _perturb_ray_dataset(x, mechanism, key, exact, clip, start, missing)
+            return _perturb_ray_dataset(x, mechanism, missing, **options)
         if containers.is_table(x):
             return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
@@ -183,7 +190,15 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
 
 
 def _perturb_column(
-    x: Any, mechanism: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None, start: int
+    x: Any,
+    mechanism: Any,
+    *,
+    key: Array | None,
+    exact: bool,
+    clip: bool,
+    progress: bool | None,
+    start: int,
+    devices: Sequence[Any] | None,
 ) -> Any:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
@@ -199,9 +214,9 @@ def _perturb_column(
         checks.whole("start: the index of the last value", start + array.size, 0, _MOST_VALUES)
     try:
         if array.size < _LONG_WORK and not progress:
-            return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start))
+            return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start, devices))
         with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
-            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start))
+            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start, devices))
     except InputError as error:
         if array.ndim < 2 or error.coordinate is not None:
             raise
@@ -237,24 +252,28 @@ def _secret(key: Array | None, exact: bool) -> Any:
 
 
 @singledispatch
-def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     """Return reports of a NumPy or JAX array, whose first value is value ``first`` of the release."""
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
 
 @_reports.register
-def _(sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
+def _(
+    sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int, devices: Any
+) -> Any:
     bounds = sampler.derived[Bounds.of, clip]
     if isinstance(x, jax.Array):
-        devices = tuple(sorted(x.devices(), key=lambda device: device.id))
-        reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), first)
+        holders = tuple(sorted(x.devices(), key=lambda device: device.id))
+        reports = DeviceRelease(sampler, secret, holders).on_device(bounds.check_on_device(x).reshape(-1), first)
         advance(x.size)
         return reports.reshape(x.shape)
-    return in_chunks(exact_engine(sampler, secret), bounds, x, start=first, row=0, advance=advance)
+    return in_chunks(exact_engine(sampler, secret, devices), bounds, x, start=first, row=0, advance=advance)
 
 
 @_reports.register
-def _(sampler: ExactMultivariate, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
+def _(
+    sampler: ExactMultivariate, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int, devices: Any
+) -> Any:
     """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
     check_shape(mechanism, x.shape)
@@ -262,7 +281,7 @@ def _(sampler: ExactMultivariate, secret: bytes, x: RealArray, clip: bool, advan
     bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
     middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
     half = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
-    engine = exact_engine(sampler.coordinate, secret)
+    engine = exact_engine(sampler.coordinate, secret, devices)
     out = np.empty(rows.shape, report_type(x.dtype))
     out[:] = middle
     for row in range(0, len(rows), _ROWS):
@@ -288,7 +307,7 @@ def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray
 
 @_reports.register(Mechanism)
 @_reports.register(AdditiveVector)
-def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
     if isinstance(x, jax.Array):
         return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
@@ -304,7 +323,7 @@ def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: 
 
 
 @_reports.register
-def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     check_shape(sampler, x.shape)
     values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
     with own_settings(x64=values.dtype == np.float64):
@@ -313,14 +332,15 @@ def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance
     return reports
 
 
-def _perturb_ray_dataset(
-    x: Any, mechanisms: Any, key: Array | None, exact: bool, clip: bool, start: int, missing: str
-) -> Any:
+def _perturb_ray_dataset(x: Any, mechanisms: Any, missing: str, clip: bool, progress: Any, **options: Any) -> Any:
     if missing != "refuse":
         raise ValueError(f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets")
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a ray.data.Dataset needs a dict from column name to mechanism")
-    for name, is_given in (("key", key is not None), ("start", start), ("exact=False", not exact)):
+    if options["devices"] is not None:
+        raise ValueError("devices: the blocks of a ray.data.Dataset are perturbed by CPUs, where Ray holds them")
+    given = {"key": options["key"] is not None, "start": options["start"], "exact=False": not options["exact"]}
+    for name, is_given in given.items():
         if is_given:
             raise ValueError(f"{name}: the rows of a ray.data.Dataset have no order that a second run would repeat")
     return perturb_dataset(x, mechanisms, clip)

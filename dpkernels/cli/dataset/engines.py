@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import jax
@@ -39,6 +39,7 @@ class LocalEngine:
     """Threads, each of which reads, perturbs and writes a part."""
 
     threads: int = min(CORES, _MOST_THREADS)
+    gpus: ClassVar[int] = 0  # of a part
 
     def ready(self) -> AbstractContextManager[None]:
         return nullcontext()

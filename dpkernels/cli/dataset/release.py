@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
+import jax
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
 from dpkernels.cli.errors import text_of
@@ -182,6 +183,7 @@ class Job:
     parts: int
     folder: Folder
     versions: dict[str, str] = field(default_factory=versions)
+    on_accelerators: bool = False  # whether a task makes reports on the accelerators that it was given
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,8 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
         with independent_of_reports():
             source = held.enter_context(part.opened(job.spec.layout))
         output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
-        done = released(job.spec, source, output, name=name, row=part.row, first=part.first)
+        devices = jax.local_devices() if job.on_accelerators else None
+        done = released(job.spec, source, output, name=name, row=part.row, first=part.first, devices=devices)
         part.check_whole(done.read)
     return done
 
@@ -268,7 +271,7 @@ class DatasetPlan(Plan):
     def write(self, output: Folder | None, progress: bool | None) -> list[Done]:
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         secret = None if output is None else Secret(os.urandom(32))
-        job = Job(self.spec, len(self.parts), self.folder)
+        job = Job(self.spec, len(self.parts), self.folder, on_accelerators=self.engine.gpus > 0)
         with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as outcomes:
             done = sorted(outcomes, key=lambda file: file.written.name if file.written else "")
         del secret

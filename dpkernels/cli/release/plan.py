@@ -82,16 +82,18 @@ def released(
     name: str = "",
     row: int = 0,
     first: int = 0,
+    devices: Sequence[Any] | None = None,
 ) -> Done:
     """Perturb the rows of a file or a part, or without an output check them.
 
     ``output`` is the release's key of 32 bytes and a new file; what has no key has no file. ``row`` is the first
     piece's row in the file, and ``first`` in the whole release, whose noise it gets. ``show`` is called after every
     piece. ``name`` is the new file's in a dataset, a part of which may have no row left; else that is a ValueError.
+    ``devices`` are those of JAX that make the reports, by default the CPU.
     """
     key, file = output or (None, None)
     held, read, rows, size = list[Any](), 0, 0, 0
-    uses = {column.name: _use(column, key, first - row) for column in spec.columns}
+    uses = {column.name: _use(column, key, first - row, devices) for column in spec.columns}
     pieces = source.pieces(list(uses))
     with (
         nullcontext() if file is None else source.sink(path_of(file)) as write,
@@ -130,12 +132,12 @@ def released(
     return Done(read, rows, written, tuple(source.not_kept(path_of(file))))
 
 
-def _use(column: Column, key: bytes | None, offset: int) -> Use:
+def _use(column: Column, key: bytes | None, offset: int, devices: Sequence[Any] | None) -> Use:
     """Return a check, or noise of a key of the column's own: two columns never share noise."""
     if key is None:
         return lambda values, bounds, row: bounds.check(values, first=row)
     column_key = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
-    engine = exact_engine(column.sampler, column_key)
+    engine = exact_engine(column.sampler, column_key, devices)
     return lambda values, bounds, row: in_chunks(engine, bounds, values, start=row + offset, row=row)
 
 

@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import dpkernels as dpk
+from dpkernels.release.engines import HostRelease, exact_engine
 
 KEY_BYTES = bytes(range(3, 35))
 SPAN = {"epsilon": 1.0, "lower": -1.0, "upper": 2.0}
@@ -46,6 +47,7 @@ def placed(values, *axes, devices=None, kind=AxisType.Auto):
 
 def cases():
     """Inputs by name: NumPy arrays whose lengths are no multiples, JAX arrays split and placed in many ways."""
+    yield "host float32", "piecewise", LINE[:4001]
     for name in ("piecewise", "sine", "hybrid"):
         yield f"numpy {name}", name, np.linspace(-1, 2, 20_011)
         yield f"split {name}", name, placed(LINE, "values")
@@ -75,10 +77,11 @@ def cases():
     yield "row 1000 is 7, outside", "piecewise", placed(np.where(late, 7, LINE), "values")
 
 
-def digest(x, made):
-    """Of the reports' bits; or what went wrong."""
+def digest(case, x, made):
+    """Of the reports' bits; or what went wrong. All devices make those of arrays in host memory, but of one case."""
+    asked = {} if isinstance(x, jax.Array) or case.startswith("host") else {"devices": jax.devices()}
     try:
-        reports = dpk.perturb(x, made, key=dpk.key_from_bytes(KEY_BYTES))
+        reports = dpk.perturb(x, made, key=dpk.key_from_bytes(KEY_BYTES), **asked)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(';')[0]}"
     dtype = "float32" if isinstance(x, jax.Array) else x.dtype
@@ -94,7 +97,7 @@ def released(devices=None):
     """Digests by case, of this process or of one with so many devices."""
     if devices is None:
         made = mechanisms()
-        return {case: digest(x, made[name]) for case, name, x in cases()}
+        return {case: digest(case, x, made[name]) for case, name, x in cases()}
     flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, __file__, str(devices)]
     return json.loads(subprocess.run(command, env=os.environ | flags, stdout=-1, check=True).stdout)
@@ -112,13 +115,28 @@ def test_releases_of_the_same_values_are_the_same_wherever_they_are():
     """And no others are: a digest that never changes would prove nothing."""
     digests = {case: result for case, result in released().items() if not case.startswith("row")}
     assert {len(result) for result in digests.values()} == {64}
-    assert digests["uneven"] == digests["numpy float32"]
+    assert digests["uneven"] == digests["numpy float32"] == digests["host float32"]
     assert digests["uneven noise"] == digests["noise of numpy float32"]
     moved = ("split piecewise", "replicated", "split rows", "split columns", "devices in reverse", "last device")
     moved += ("explicit axis", "explicit columns")
     assert len({digests[case] for case in moved}) == 1
     assert digests["explicit counts"] == digests["split counts"]
-    assert len(set(digests.values())) == len(digests) - 10
+    assert len(set(digests.values())) == len(digests) - 11
+
+
+def test_a_device_makes_the_reports_of_host_values_only_where_it_is_asked_for(monkeypatch):
+    """Whatever devices JAX has: the engine of a release of host values is chosen by its caller."""
+    sampler, device = dpk.exact_sampler(dpk.piecewise(**SPAN)), jax.devices()[0]
+    monkeypatch.setattr(jax, "local_devices", lambda *_, **__: [device, device])
+    assert isinstance(exact_engine(sampler, KEY_BYTES), HostRelease)
+    assert exact_engine(sampler, KEY_BYTES, [device]).devices == (device,)
+
+
+@pytest.mark.parametrize("given", [{"exact": False}, {"devices": []}, {"x": jnp.zeros(3)}])
+def test_devices_are_for_a_release_of_host_values(given):
+    arguments = {"x": np.zeros(3), "mechanism": dpk.piecewise(**SPAN), "devices": jax.devices(), **given}
+    with pytest.raises(ValueError, match=r"^devices: "):
+        dpk.perturb(**arguments)
 
 
 def test_bad_rows_are_named():

@@ -505,7 +505,7 @@ def test_progress_counts_every_value_once(monkeypatch, made, shape):
     told = []
     secret = perturbation._secret(KEY, True)
     x = np.broadcast_to(np.asarray(made.upper, float), shape)
-    perturbation._reports(dpk.exact_sampler(made), secret, x, False, told.append, 0)
+    perturbation._reports(dpk.exact_sampler(made), secret, x, False, told.append, 0, None)
     assert sum(told) == x.size
     assert len(told) > 1
 
