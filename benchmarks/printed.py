@@ -54,7 +54,7 @@ def _searched(quantity: Callable[[Any], float], eps: float) -> list[float]:
 
 REPRODUCTIONS: dict[str, Reproduction] = {
     "Zhang 2024, Table II, H1": Reproduction(
-        lambda eps: _searched(lambda m: float(m.h1_rate()), eps),
+        lambda eps: _searched(composite.h1_rate, eps),
         "Constant base: the source's own search gives A1B1 at eps 0.2, A2B1 and A3B1 at 0.4 and all three at 0.5 to "
         "the digit, the rest within 7 %. Quartic base: up to 25 % above the optimum's, whose parameters it has not.",
     ),

@@ -115,7 +115,7 @@ def as_printed(quantity):
 by_shape = two.set_index(["shape", "eps"])
 by_shape["H1, printed"], by_shape["H2, printed"] = as_printed("H1"), as_printed("H2")
 by_shape["H1, source's search"] = [
-    float(literature.searched(shape, eps).mechanism.h1_rate()) for shape, eps in by_shape.index
+    literature.h1_rate(literature.searched(shape, eps).mechanism) for shape, eps in by_shape.index
 ]
 by_shape[["H1", "H1, source's search", "H1, printed", "H2, middle", "H2, end", "H2 of the base", "H2, printed"]]
 
@@ -144,7 +144,7 @@ figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
 axis.plot(
     widths, [m.central_variance for m in family], color="tab:blue", label="variance at the middle (squared width)"
 )
-axis.plot(widths, [m.h1_rate() for m in family], "--", color="tab:orange", label="H1 (no unit)")
+axis.plot(widths, [literature.h1_rate(m) for m in family], "--", color="tab:orange", label="H1 (no unit)")
 axis.axvline(literature.optimum("A1B1", 1.0, "sup_inf").width, color="black", linewidth=0.8, label="least variance")
 axis.set(ylim=(0, 5), xlabel="width of the window m (output interval [-1, 1])", ylabel="variance, H1")
 axis.set_title("A1B1 at eps = 1: H1 does not find the best width")

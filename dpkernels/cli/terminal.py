@@ -47,8 +47,6 @@ def _settled(text: str, *, withheld: bool) -> str:
 
 def printable(text: str) -> str:
     """Return one line in which every character that could disturb a terminal is escaped as in Python."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

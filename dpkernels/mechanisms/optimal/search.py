@@ -177,7 +177,9 @@ def _solution(problem: _Problem) -> Arrays:
 
 def _output_range(problem: _Problem) -> float:
     """Return the range one step beyond the outermost report that a coarse program uses; widen it while it is filled."""
-    rows, output_range = coarse(problem.rows, problem.ratio), first_range(problem.epsilon, problem.ratio)
+    rows, ratio, duchi = coarse(problem.rows, problem.ratio), problem.ratio, 1 / math.tanh(problem.epsilon / 2)
+    # Duchi's range for one sensitivity, and room beyond.
+    output_range = 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
     for _ in range(8):
         apart = output_spacing(problem.epsilon, problem.ratio, output_range, _COARSE)
         try:
@@ -340,14 +342,8 @@ def coarse(fine: InputGrid, ratio: float) -> InputGrid:
     return _near_grid(ratio, max(4, 2 * math.ceil(ratio * row_distance / 2)), row_distance)
 
 
-def first_range(epsilon: float, ratio: float) -> float:
-    """Return an initial output range: Duchi's for one sensitivity, and room beyond."""
-    duchi = 1 / math.tanh(epsilon / 2)
-    return 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
-
-
 def output_spacing(epsilon: float, ratio: float, output_range: float, half: int) -> float:
-    """Return the distance of 2 half + 1 outputs that reach about ``wanted``; Duchi's reports are among them."""
+    """Return the distance of 2 half + 1 outputs that reach about ``output_range``; Duchi's reports are among them."""
     if ratio > 1:
         return output_range / half
     duchi = 1 / math.tanh(epsilon * (1 - 2e-6) / 2)

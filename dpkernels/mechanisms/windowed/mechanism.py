@@ -183,17 +183,6 @@ class Windowed(Parabolic):
         integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * below_window
         return 2 * integral / self.scale
 
-    def h1_rate(self) -> Any:
-        """Return S2 / S1, the odds of the base against the window (Zhang 2024)."""
-        return self.base_mass / self.window_mass
-
-    def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
-        """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the far end (Zhang 2024)."""
-        c = self._scaled(x)
-        far = namespace(c).where(c > 0, -1.0, 1.0)
-        at_input, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
-        return (first - at_input) / (second - at_input)
-
     def envelope(self, v: Real) -> tuple[np.ndarray, np.ndarray]:
         """Return the supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
         (near, far), base = distances(v, self.width), self.level * self.base.density(v)
