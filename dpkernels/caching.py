@@ -51,7 +51,7 @@ class BoundedCache:
         self._clock = entry.used = self._clock + 1
         return entry.value
 
-    def kept(self, *arguments: Any) -> Any:
+    def get(self, *arguments: Any) -> Any:
         """Return the value that is kept for arguments, or None if there is none, or they have no hash."""
         try:
             entry = self._entries[arguments]

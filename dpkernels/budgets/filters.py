@@ -33,7 +33,7 @@ class EpsilonDelta(NamedTuple):
     delta: Fraction = Fraction(0)
 
     def __str__(self) -> str:
-        return f"epsilon {printed(self.epsilon)}, delta {printed(self.delta)}"
+        return f"epsilon {format_amount(self.epsilon)}, delta {format_amount(self.delta)}"
 
 
 class Rho(NamedTuple):
@@ -42,7 +42,7 @@ class Rho(NamedTuple):
     rho: Fraction = Fraction(0)
 
     def __str__(self) -> str:
-        return f"rho {printed(self.rho)}"
+        return f"rho {format_amount(self.rho)}"
 
 
 Amounts = TypeVar("Amounts", EpsilonDelta, Rho)
@@ -111,7 +111,7 @@ def minus(amounts: Amounts, other: Amounts) -> Amounts:
     return type(amounts)(*map(sub, amounts, other))
 
 
-def printed(amount: Fraction) -> str:
+def format_amount(amount: Fraction) -> str:
     """Return an amount in decimals, exactly, or with "about" where its decimals do not end."""
     near = float(min(amount, _LARGEST))
     if rational(near) == amount:

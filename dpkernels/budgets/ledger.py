@@ -38,7 +38,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpkernels.budgets.filters import EpsilonDelta, check, minus, parse_budget, parse_charge, plus, printed
+from dpkernels.budgets.filters import EpsilonDelta, check, format_amount, minus, parse_budget, parse_charge, plus
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
@@ -112,11 +112,11 @@ class LedgerState:
         """Return the hash of the whole chain of entries."""
         if self.entries:
             return self.entries[-1].hash
-        return _hash("", _HASHED, self.ledger, self.created, *map(printed, self.budget))
+        return _hash("", _HASHED, self.ledger, self.created, *map(format_amount, self.budget))
 
     def next(self, time: str, label: str, amounts: EpsilonDelta, voids: int = 0) -> Entry:
         number = len(self.entries) + 1
-        hashed = _hash(self.head, number, time, label, *map(printed, amounts), *_voiding(voids))
+        hashed = _hash(self.head, number, time, label, *map(format_amount, amounts), *_voiding(voids))
         return Entry(number, time, label, amounts, hashed, voids)
 
     def next_void(self, time: str, label: str, charge: int) -> Entry:
@@ -140,7 +140,7 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
         raise UnsoundError(f"has voided charge {charge} already")
 
 
-def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> LedgerState:
+def verify_rows(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> LedgerState:
     """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
     ``budgets`` are rows of (ledger, created, epsilon, delta, head), of which there must be one. ``charges`` are rows of
@@ -189,7 +189,7 @@ def _texts(row: Sequence[Any], name: str) -> list[str]:
 
 def parse_amount(text: str) -> Fraction:
     """Return an amount as the file has it: a decimal of at least 0, in the form that ``printed`` gives it."""
-    if not _DECIMAL.fullmatch(text) or printed(amount := Fraction(text)) != text:
+    if not _DECIMAL.fullmatch(text) or format_amount(amount := Fraction(text)) != text:
         raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
     return amount
 
@@ -198,7 +198,7 @@ def storable(amounts: EpsilonDelta) -> EpsilonDelta:
     """Return the amounts, or refuse those whose text ``verified`` would not read as the same amounts."""
     for amount in amounts:
         try:
-            parse_amount(printed(amount))
+            parse_amount(format_amount(amount))
         except UnsoundError:
             raise ValueError(f"{amount} has no short decimal; a ledger keeps amounts as decimals, exactly") from None
     return amounts
@@ -381,7 +381,7 @@ def _fill(connection: sqlite3.Connection, new: LedgerState) -> None:
     connection.execute(f"PRAGMA user_version = {_VERSION}")
     for table in _TABLES.values():
         connection.execute(table)
-    row = (new.ledger, new.created, *map(printed, new.budget), new.head)
+    row = (new.ledger, new.created, *map(format_amount, new.budget), new.head)
     connection.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?)", row)
 
 
@@ -453,11 +453,11 @@ def _read(connection: sqlite3.Connection) -> LedgerState:
         raise UnsoundError(f"is damaged: {problem}")
     budgets = connection.execute("SELECT ledger, created, epsilon, delta, head FROM budget")
     charges = connection.execute("SELECT id, time, label, epsilon, delta, voids, hash FROM charges ORDER BY id")
-    return verified(budgets.fetchall(), charges.fetchall())
+    return verify_rows(budgets.fetchall(), charges.fetchall())
 
 
 def _write(connection: sqlite3.Connection, entry: Entry) -> None:
-    row = (entry.id, entry.time, entry.label, *map(printed, entry.amounts), entry.hash, str(entry.voids or ""))
+    row = (entry.id, entry.time, entry.label, *map(format_amount, entry.amounts), entry.hash, str(entry.voids or ""))
     connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     connection.execute("UPDATE budget SET head = ?", (entry.hash,))
 

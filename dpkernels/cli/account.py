@@ -24,7 +24,7 @@ from dpkernels.cli.options import single, usage_errors
 from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import shown as rounded
+from dpkernels.estimation.intervals import format_number
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
@@ -154,7 +154,7 @@ class Account:
             "mechanism": self.description,
             "neighbouring": self.neighbours,
             "pure level": f"epsilon {shortest(self.pure)}" if math.isfinite(self.pure) else "none: delta is never 0",
-            **{name: rounded(value, 9) for name, value in self.errors.items()},
+            **{name: format_number(value, 9) for name, value in self.errors.items()},
             **({"certified": self.certified} if self.certified else {}),
             "covers": _COVERS,
         }
@@ -251,7 +251,7 @@ class SeveralReports:
             _plot_shuffled(target, self)
 
 
-def accounted(
+def account_for(
     name: str,
     at_epsilon: Sequence[float],
     at_delta: Sequence[float],

@@ -141,7 +141,7 @@ def account(mechanism: str, plot: Path | None, as_json: bool, **options: tuple[A
     with importing():
         from dpkernels.cli import account as accounting
 
-    _print(accounting.accounted(mechanism, **options), as_json, plot)
+    _print(accounting.account_for(mechanism, **options), as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_TUNE)
@@ -158,7 +158,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     with importing():
         from dpkernels.cli import tune as tuning
 
-    _print(tuning.tuned(objective, opts.single(options)), as_json, plot)
+    _print(tuning.tune_families(objective, opts.single(options)), as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_ESTIMATE)
@@ -413,7 +413,7 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
         page.write(output)
         show([str(output)])
         return
-    place, is_open = page.kept().as_uri(), only_print
+    place, is_open = page.cached_page().as_uri(), only_print
     with suppress(webbrowser.Error):
         is_open = is_open or webbrowser.open(place)
     if not is_open:

@@ -15,7 +15,7 @@ from dpkernels.cli.options import usage_errors
 from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import shown as rounded
+from dpkernels.estimation.intervals import format_number
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.search import covers, is_solved
@@ -59,10 +59,11 @@ class Comparison:
             title += f"\nneighbours at most the sensitivity apart: noise, {', '.join(CENTRAL)}; else any two inputs"
         cells = [["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]]
         for row in self.rows:
-            numbers = [rounded(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
+            numbers = [format_number(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
             above = row["percent_above_optimum"]
-            reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(rounded, row["reports"]))
-            cells.append([row["mechanism"], *numbers, "none" if above is None else f"{rounded(above, 4)} %", reports])
+            reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(format_number, row["reports"]))
+            percent = "none" if above is None else f"{format_number(above, 4)} %"
+            cells.append([row["mechanism"], *numbers, percent, reports])
         return "\n".join([title, *aligned(cells)])
 
     def plot(self, target: Path) -> None:

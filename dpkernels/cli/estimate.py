@@ -28,12 +28,12 @@ from dpkernels.cli.options import usage_errors
 from dpkernels.cli.release.output import digest, sidecar_path
 from dpkernels.cli.release.sidecar import label, read_sidecar, title
 from dpkernels.cli.terminal import private, public
-from dpkernels.cli.text import aligned, shown
+from dpkernels.cli.text import aligned, display_name
 from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel, channel_of
 from dpkernels.estimation.counts import Counts, ReportError, codes
 from dpkernels.estimation.estimate import MOST_PANELS, Estimate, estimate, save_plots
-from dpkernels.estimation.intervals import shown as number_text
+from dpkernels.estimation.intervals import format_number
 from dpkernels.exact.certificate import CertificateError
 
 
@@ -185,7 +185,7 @@ def read(
             written = Layout(format_, "\t" if format_ == "tsv" else ",", multiline=text, unpack=packed, pack=packed)
     source = open_source(path, written)
     selection = Selection.of(form, source.names, path, column, by, bounds)
-    return Read.of(selection, [tallied(source, selection)], path)
+    return Read.of(selection, [tally(source, selection)], path)
 
 
 def _column(form: Mapping[str, Any], columns: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ def _column(form: Mapping[str, Any], columns: Sequence[str], where: Any, column:
     return forms[column]
 
 
-def tallied(source: Source, selection: Selection, row: int = 0) -> Tallied:
+def tally(source: Source, selection: Selection, row: int = 0) -> Tallied:
     """Count one source, which begins with that row of its file."""
     name, by, channel = selection.column, selection.by, selection.channel
     groups: dict[str | None, np.ndarray] = {}
@@ -318,14 +318,14 @@ class Estimates:
         selection, forms = self.counted.selection, [row.form for row in self.rows]
         ends = f"[{shortest(selection.channel.lower)}, {shortest(selection.channel.upper)}]"
         count = f"{sum(form['reports'] for form in forms):,}"
-        summary = f"{count} reports of {shown(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
+        summary = f"{count} reports of {display_name(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
         clipped = "; values outside were clipped" if selection.clip else ""
         lines = [f"{title(selection.column)}: {summary}, values in {ends}{clipped}"]
         lines += [f"{self.counted.missing:,} rows without a report"] if self.counted.missing else []
         if selection.by is None and forms[0]["distribution"] is not None:
             lines.append(f"Distribution: {forms[0]['distribution']}.")
         lines += [self.assumption] if self.assumption else []
-        group_heading = [] if selection.by is None else [shown(selection.by)]
+        group_heading = [] if selection.by is None else [display_name(selection.by)]
         interval = f"{100 * self.options.confidence:.6g} % interval"
         numbers, histograms = [[*group_heading, "reports", "", "estimate", interval]], list[str]()
         for form in forms:
@@ -341,26 +341,26 @@ class Estimates:
                         lower, upper, share, low, high, number, low_count, high_count = bin_.values()
                         shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
                         counts = [f"{number:,.0f}", f"{low_count:,.0f} to {high_count:,.0f}"]
-                        cells.append([*group, number_text(lower), number_text(upper), *shares, *counts])
+                        cells.append([*group, format_number(lower), format_number(upper), *shares, *counts])
                     histograms += ["", *aligned(cells)]
         return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
     def plot(self, target: Path) -> None:
         selection = self.counted.selection
-        prefix = "" if selection.by is None else f"{shown(selection.by)} "
-        rows = [row for row in self.rows if row.estimate is not None]
-        drawn = {prefix and prefix + _group_title(row.form["group"]): row.estimate for row in rows}
+        prefix = "" if selection.by is None else f"{display_name(selection.by)} "
+        titles = [prefix and prefix + _group_title(row.form["group"]) for row in self.rows]
+        drawn = {name: row.estimate for name, row in zip(titles, self.rows, strict=True) if row.estimate is not None}
         save_plots(drawn, target, self.options.confidence, bins=self.options.histogram, label=title(selection.column))
 
 
 def _cells(value: float | None, interval: Sequence[float] = (), why: str = "") -> list[str]:
     if value is None:
         return ["-", why.partition(",")[0].partition(": ")[0]]
-    return [number_text(value), " to ".join(map(number_text, interval))]
+    return [format_number(value), " to ".join(map(format_number, interval))]
 
 
 def _group_title(group: str | None) -> str:
-    return "(null)" if group is None else shown(group)
+    return "(null)" if group is None else display_name(group)
 
 
 def check_panels(counted: Read) -> None:

@@ -62,14 +62,15 @@ def interruptible(requests: Requests, last: bool = False) -> Iterator[None]:
     # A signal that the caller has set to be ignored (nohup) stays ignored.
     usual = (signal.SIG_DFL, signal.default_int_handler)
     try:
-        with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}, last), _heard():
+        handlers = {request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}
+        with _handled(handlers, last), _raising_lost_requests():
             yield
     finally:
         _state = Requests()
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
+def _raising_lost_requests() -> Iterator[None]:
     """Raise an exception again that a callback, such as JAX's at a garbage collection, has printed and lost."""
     before, soon = sys.unraisablehook, list[threading.Timer]()
 

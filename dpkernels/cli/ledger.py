@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import click
 
-from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, minus, parse_budget, printed
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, format_amount, minus, parse_budget
 from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, LedgerState, check_makeable
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.options import usage_errors
-from dpkernels.cli.text import aligned, shown
+from dpkernels.cli.text import aligned, display_name
 
 _LEAST_DELTA = -9  # the power of ten of the least delta that is advised
 _VOID_LABEL = "the run failed before its output was in place"
@@ -104,7 +104,7 @@ class LedgerAccount:
             power = max(_LEAST_DELTA, math.ceil(math.log10(charge.delta)) + 1)
             if charge.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
                 raise
-            epsilon, delta = printed(error.budget.epsilon), printed(charge.delta)
+            epsilon, delta = format_amount(error.budget.epsilon), format_amount(charge.delta)
             where = "--budget" if self.budget else f"--ledger: the budget of {self.path}"
             raise click.UsageError(
                 f"{where}: has delta 0, but this release costs delta {delta}; use --budget {epsilon},1e{power}"
@@ -159,7 +159,7 @@ class LedgerCharge:
 
 
 @contextmanager
-def charged(
+def charging(
     ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: Any
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
@@ -207,14 +207,15 @@ class Report:
 
     def __str__(self) -> str:
         state = self.statement
-        lines = [f"ledger  {shown(str(self.path))}, {shown(state.ledger)}, made {shown(state.created)}"]
+        path, ledger, created = map(display_name, (str(self.path), state.ledger, state.created))
+        lines = [f"ledger  {path}, {ledger}, made {created}"]
         lines += [f"{name:<7} {getattr(state, name)}" for name in ("budget", "spent", "left")]
         rows = [["charge", "time", "epsilon", "delta", "label"]]
         for entry in state.entries:
             notes = [f"voids charge {entry.voids}"] if entry.voids else []
             notes += [f"voided by {state.voided[entry.id]}"] if entry.id in state.voided else []
-            label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
-            rows.append([str(entry.id), shown(entry.time), *_signed(entry).values(), label])
+            label = ": ".join([*notes, *([display_name(entry.label)] if entry.label else [])])
+            rows.append([str(entry.id), display_name(entry.time), *_signed(entry).values(), label])
         return "\n".join(lines + (["", *aligned(rows)] if state.entries else []))
 
 
@@ -225,4 +226,4 @@ def _signed(entry: Entry) -> dict[str, str]:
 
 
 def _exact(prefix: str, amounts: Any) -> dict[str, str]:
-    return {prefix + name: printed(amount) for name, amount in zip(amounts._fields, amounts, strict=True)}
+    return {prefix + name: format_amount(amount) for name, amount in zip(amounts._fields, amounts, strict=True)}

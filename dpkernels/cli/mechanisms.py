@@ -51,7 +51,7 @@ DEFAULT = "balanced"
 ROOM = 1.1
 
 
-def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def select_mechanism(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the mechanism that a choice selects; another name selects itself.
 
     The objective ``variance`` selects the lowest worst-case variance. Up to eps = 0.61 that is Duchi's, whose two
@@ -101,7 +101,8 @@ def _eta_for_distribution(**options: float) -> float:
 
 
 def _choice(name: str, /, *, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
-    selected, options = chosen(name, {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
+    options = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
+    selected, options = select_mechanism(name, options)
     return MECHANISMS[selected](**options)
 
 
@@ -276,7 +277,7 @@ def build_exact_sampler(
     """Return the name of the mechanism, which a choice selects, with its exact sampler and its options."""
     built: Any = mechanism(name, options, where)
     try:
-        selected, arguments = chosen(name, options)
+        selected, arguments = select_mechanism(name, options)
         return selected, exact_sampler(built), arguments
     except CertificateError as error:
         instead = ""
@@ -296,10 +297,11 @@ def options_by_column(names: Sequence[str], options: Mapping[str, Sequence[Any]]
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for these
     in their order.
     """
-    chosen = [named(name) for name in names]
-    columns: list[dict[str, Any]] = [{} for _ in chosen]
+    constructors = [named(name) for name in names]
+    columns: list[dict[str, Any]] = [{} for _ in constructors]
     for option, values in options.items():
-        having = [column for column, constructor in zip(columns, chosen, strict=True) if option in constructor.options]
+        pairs = zip(columns, constructors, strict=True)
+        having = [column for column, constructor in pairs if option in constructor.options]
         if not having:
             different = list(dict.fromkeys(names))
             if len(different) == 1:

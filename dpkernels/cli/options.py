@@ -25,14 +25,16 @@ def is_dataset(text: str) -> bool:
 class _PathArgument(click.Path):
     """A file or folder. Some names are refused, each with a reason; URIs and datasets are kept as they were given."""
 
-    def __init__(self, refused: dict[str, str], kept: Callable[[str], bool] = lambda _: False, **settings: Any) -> None:
+    def __init__(
+        self, refused: dict[str, str], is_kept: Callable[[str], bool] = lambda _: False, **settings: Any
+    ) -> None:
         super().__init__(path_type=Path, **settings)
-        self.refused, self.kept = refused, kept
+        self.refused, self.is_kept = refused, is_kept
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if (text := str(value)) in self.refused:
             self.fail(self.refused[text], param, ctx)
-        return value if self.kept(text) else super().convert(value, param, ctx)
+        return value if self.is_kept(text) else super().convert(value, param, ctx)
 
 
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -11,7 +11,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     """Return a column's name, quoted if it would disturb a terminal."""
     return name if name.isprintable() and name else repr(name)
 
@@ -19,4 +19,4 @@ def shown(name: str) -> str:
 def listed(names: Sequence[str], most: int = 12) -> str:
     """Return the first few names, and how many more there are."""
     unlisted = len(names) - most
-    return ", ".join(map(shown, names[:most])) + (f" and {unlisted} more" if unlisted > 0 else "")
+    return ", ".join(map(display_name, names[:most])) + (f" and {unlisted} more" if unlisted > 0 else "")

@@ -20,7 +20,7 @@ from dpkernels.cli.options import flag, flags, usage_errors
 from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import shown as rounded
+from dpkernels.estimation.intervals import format_number
 from dpkernels.staging import write_png
 
 _BOUNDED = ("epsilon", "lower", "upper")
@@ -78,7 +78,7 @@ class Tuned:
         rows = [["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]]
         for result in self.results:
             chosen = ", ".join(f"{name} {_shown(value)}" for name, value in result.parameters.items())
-            rows.append([result.family, rounded(result.value, 6), chosen or "-", f"{result.delta:.4g}"])
+            rows.append([result.family, format_number(result.value, 6), chosen or "-", f"{result.delta:.4g}"])
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
         covers = ["", f"epsilon and delta: {self.covers}"] if self.covers else []
         best = self.results[0]
@@ -113,7 +113,7 @@ def _shown(value: Any) -> str:
     return ",".join(f"{number:.6g}" for number in value) if isinstance(value, tuple) else f"{value:.6g}"
 
 
-def tuned(objective: str, options: Mapping[str, float]) -> Tuned:
+def tune_families(objective: str, options: Mapping[str, float]) -> Tuned:
     """Tune every family that the options allow; an error if none is feasible."""
     if objective not in OBJECTIVES:
         raise click.UsageError(f"--objective: {objective!r} is not one of {', '.join(OBJECTIVES)}")

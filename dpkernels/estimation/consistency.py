@@ -13,7 +13,7 @@ from scipy import linalg, stats
 from scipy.optimize import nnls
 
 from dpkernels import checks
-from dpkernels.estimation.intervals import shown
+from dpkernels.estimation.intervals import format_number
 from dpkernels.estimation.released import bounds_of, rounding_of, table_of
 from dpkernels.exact.noise import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
@@ -45,7 +45,7 @@ class ConsistentCounts:
     _noise: NoiseTable
 
     def __repr__(self) -> str:
-        return f"ConsistentCounts({shown(self.values)})"
+        return f"ConsistentCounts({format_number(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Return bounds, of the shape of ``values``, that hold for all true counts and sums at once.

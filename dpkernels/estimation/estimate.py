@@ -22,11 +22,11 @@ from dpkernels.estimation.intervals import (
     TooFewReportsError,
     bernstein_half,
     clopper_pearson,
+    format_number,
     plain,
     pooled_mean,
     pooled_quantile,
     pooled_variance,
-    shown,
 )
 from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
@@ -265,7 +265,7 @@ class Estimate:
         """Return one sentence that says what the intervals assume about the values; see ``assume`` of ``estimate``."""
         if self._assume == "smooth":
             places = self._models.places[self._models.named | self._weights.point_masses]
-            named = ", ".join(shown(place) for place in places[:_NAMED]) + ", ..." * (len(places) > _NAMED)
+            named = ", ".join(format_number(place) for place in places[:_NAMED]) + ", ..." * (len(places) > _NAMED)
             atoms = f"point masses only at {named}" if len(places) else "no point masses"
             return f"Intervals assume that the values have a smooth density and {atoms}."
         if self._grid is not None:
@@ -396,8 +396,8 @@ class Estimate:
         except TooFewReportsError as error:
             return f"Estimate({error.reason.removeprefix('reports: ')})"
         low, high = mean.interval()
-        interval = f"95 % interval from {shown(low)} to {shown(high)}"
-        return f"Estimate({self.count:,} reports, mean {shown(mean.value)}, {interval})"
+        interval = f"95 % interval from {format_number(low)} to {format_number(high)}"
+        return f"Estimate({self.count:,} reports, mean {format_number(mean.value)}, {interval})"
 
     @cached_property
     def _models(self) -> ReportModels:

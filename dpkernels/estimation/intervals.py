@@ -45,17 +45,17 @@ class TooFewReportsError(ValueError):
 
     def __init__(self, reason: str, needed: float) -> None:
         self.reason, self.needed = reason, needed
-        super().__init__(f"{reason}; about {shown(needed, 2)} are needed")
+        super().__init__(f"{reason}; about {format_number(needed, 2)} are needed")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reason, self.needed)
 
 
-def shown(value: Any, digits: int = 5) -> str:
+def format_number(value: Any, digits: int = 5) -> str:
     """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
     array = np.asarray(value)
     if array.ndim:
-        ends = f", {shown(array.min())} to {shown(array.max())}" if array.size else ""
+        ends = f", {format_number(array.min())} to {format_number(array.max())}" if array.size else ""
         return f"array of shape {array.shape}{ends}"
     number = float(array)
     if not math.isfinite(number) or number == 0 or not 1e-4 <= abs(number) < 1e15:
@@ -74,7 +74,8 @@ def plain(array: Real) -> Real:
 def with_interval(estimate: Any) -> str:
     """Return the text of an object with ``value`` and ``interval``: the value and its 95 % interval."""
     low, high = estimate.interval()
-    return f"{type(estimate).__name__}({shown(estimate.value)}, 95 % interval from {shown(low)} to {shown(high)})"
+    interval = f"95 % interval from {format_number(low)} to {format_number(high)}"
+    return f"{type(estimate).__name__}({format_number(estimate.value)}, {interval})"
 
 
 def bernstein_half(n: int, variance: Real, largest: Real, log_odds: float) -> Real:
@@ -225,8 +226,8 @@ class Histogram:
     counts: Functional  #: of inputs
 
     def __repr__(self) -> str:
-        ends = f"{shown(self.edges[0])} to {shown(self.edges[-1])}"
-        return f"Histogram({len(self.edges) - 1} bins from {ends}, shares {shown(self.shares.value)})"
+        ends = f"{format_number(self.edges[0])} to {format_number(self.edges[-1])}"
+        return f"Histogram({len(self.edges) - 1} bins from {ends}, shares {format_number(self.shares.value)})"
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,13 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
         target[columns] = _newton(A[:, columns] / q[:, None], p)
         theta, is_better = _ascended(A, p, theta, target - theta)
         steps += 1
-    fit = judged(B, counts, theta, steps)
+    fit = evaluate_fit(B, counts, theta, steps)
     if not fit.gap <= LARGEST_GAP:
         raise RuntimeError(f"likelihood: the gap is {fit.gap:.3g} a report after {fit.steps} steps, not {LARGEST_GAP}")
     return fit
 
 
-def judged(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0) -> Fit:
+def evaluate_fit(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0) -> Fit:
     """Return the shares with their log-likelihood and duality gap."""
     p, shares = _shares(B, counts), shares / shares.sum()
     q = B @ shares

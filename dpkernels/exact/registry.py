@@ -206,7 +206,7 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
-    if (sampler := _cached.kept(mechanism)) is not None:  # First, so that a release of few values is fast.
+    if (sampler := _cached.get(mechanism)) is not None:  # First, so that a release of few values is fast.
         return sampler
     if isinstance(mechanism, ExactSampler | ExactMultivariate):
         return mechanism

@@ -59,12 +59,12 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
     # The tasks unpickle the samplers of the columns, and whether values are clipped to the interval.
     secrets, described = fresh_secrets(), ray.put(pickle.dumps((samplers, clip)))
     blocks = dataset.to_arrow_refs()
-    number = ray.remote(numbered).options(max_retries=10)
+    number = ray.remote(number_rows).options(max_retries=10)
     row_counts_and_hashes = ray.get([number.remote(block, described, secrets) for block in blocks])
     firsts = list(accumulate((rows for rows, _ in row_counts_and_hashes), initial=0))
     if not firsts[-1]:
         raise ValueError("x: is empty; at least one value is needed")
-    perturb = ray.remote(perturbed_block).options(num_returns=2, max_retries=10)
+    perturb = ray.remote(perturb_block).options(num_returns=2, max_retries=10)
     numbered_blocks = zip(blocks, firsts, row_counts_and_hashes, strict=False)
     released = [perturb.remote(block, described, secrets, first, *numbers) for block, first, numbers in numbered_blocks]
     for problem in ray.get([problem for _, problem in released]):
@@ -78,12 +78,12 @@ def fresh_secrets() -> BlockSecrets:
     return BlockSecrets(os.urandom(32), os.urandom(32))
 
 
-def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
+def number_rows(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
     """Return the number of rows of a block and the hash of its values. Invalid values are reported later."""
-    return len(block), _hash(block, understood(described)[0], secrets)
+    return len(block), _hash(block, unpickle(described)[0], secrets)
 
 
-def perturbed_block(
+def perturb_block(
     block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known_hash: bytes
 ) -> tuple[Any, str | None]:
     """Return the reports of a block whose first row has this number, or the errors in its values.
@@ -91,7 +91,7 @@ def perturbed_block(
     Errors are returned, because Ray writes exceptions to logs. A RuntimeError says, without a value, that the block has
     other rows or another hash than when rows were numbered.
     """
-    samplers, clip = understood(described)
+    samplers, clip = unpickle(described)
     if len(block) != rows or _hash(block, samplers, secrets) != known_hash:
         raise RuntimeError(
             "a block was computed again, with other values: the pipeline behind it is not deterministic, and noise is "
@@ -124,7 +124,7 @@ def _hash(block: Any, names: Iterable[str], secrets: BlockSecrets) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def understood(described: bytes) -> Any:
+def unpickle(described: bytes) -> Any:
     """Return an unpickled object, read once in a process so that its sampler is compiled once."""
     import ray.cloudpickle as pickle
 

@@ -29,7 +29,7 @@ from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.release import Part, Secret, Task, TaskError, run_task
 from dpkernels.cli.errors import text_of
 from dpkernels.release.engines import CORES
-from dpkernels.release.ray_data import understood
+from dpkernels.release.ray_data import unpickle
 
 _MOST_THREADS = 16  # each holds about 100 MB
 
@@ -167,7 +167,7 @@ def _restore(handler: Any) -> None:
 
 
 def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
-    task, job = understood(described)
+    task, job = unpickle(described)
     if not gpus:  # a machine's accelerators are for those who asked for them
         jax.config.update("jax_platforms", "cpu")
     try:

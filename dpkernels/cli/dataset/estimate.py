@@ -9,12 +9,12 @@ from typing import Any
 
 from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
-from dpkernels.cli.dataset.release import Part, Secret, planned, results
+from dpkernels.cli.dataset.release import Part, Secret, plan_parts, results
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.estimate import Read, Selection, Tallied, tallied
+from dpkernels.cli.estimate import Read, Selection, Tallied, tally
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
-from dpkernels.cli.release.sidecar import parsed, versions
+from dpkernels.cli.release.sidecar import parse_sidecar, versions
 from dpkernels.exact.certificate import CertificateError
 
 
@@ -30,7 +30,7 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     hashes = {place.child(entry["name"]): entry["sha256"] for entry in form["output"]["parts"] if entry["rows"]}
     if not hashes:
         raise CertificateError(f"{place}: its files have no row, the release {form['rows']}")
-    parts = planned(list(hashes), layout)
+    parts = plan_parts(list(hashes), layout)
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise CertificateError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
@@ -52,7 +52,7 @@ class Count:
 def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
     """Count one part; for the first part of a file, check that the file is the released one."""
     with part.opened(job.layout) as source:
-        tally = tallied(source, job.selection, part.row)
+        tallied = tally(source, job.selection, part.row)
     if part.row == 0:
         sha256 = hashlib.sha256()
         with part.file.read() as file:
@@ -62,14 +62,14 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
         if sha256.hexdigest() != job.hashes[part.file]:
             raise CertificateError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()
-    return tally
+    return tallied
 
 
 def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
     sidecar = place.child(SIDECAR)
     try:
         with sidecar.read() as file:
-            form = parsed(file.read().decode())
+            form = parse_sidecar(file.read().decode())
         if "parts" not in form["output"]:
             raise ValueError("output.parts: is missing")
         return form, Layout.from_dict(form["layout"])

@@ -28,10 +28,10 @@ from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
-from dpkernels.cli.release.plan import Done, Plan, Request, released
+from dpkernels.cli.release.plan import Done, Plan, Request, release_file
 from dpkernels.cli.release.sidecar import ReleaseSpec, versions
 from dpkernels.cli.terminal import private, say
-from dpkernels.cli.text import listed, shown
+from dpkernels.cli.text import display_name, listed
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.progress import bar
 from dpkernels.staging import naming
@@ -138,7 +138,7 @@ def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | Non
     return next(iter(layouts))
 
 
-def planned(files: Sequence[Place], layout: Layout, columns: Sequence[str | None] = ()) -> tuple[Part, ...]:
+def plan_parts(files: Sequence[Place], layout: Layout, columns: Sequence[str | None] = ()) -> tuple[Part, ...]:
     """Return the parts of a dataset, in the order of its rows, in which these columns will be replaced.
 
     Only delimited files are read, to count their rows.
@@ -227,7 +227,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
             source = held.enter_context(part.opened(job.spec.layout))
         output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
-        done = released(job.spec, source, output, name=name, row=part.row, first=part.first, devices=devices)
+        done = release_file(job.spec, source, output, name=name, row=part.row, first=part.first, devices=devices)
         part.check_whole(done.read)
     return done
 
@@ -314,10 +314,10 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     folders = [place_.local for place_ in (place, dataset.folder) if place_ is not None and place_.local is not None]
     ledger_account = request.account([file.local for file in dataset.files if file.local], folders)
     layout = common_layout(dataset.files, request.kind, request.delimiter, request.multiline)
-    parts = planned(dataset.files, layout, request.columns or [None])
+    parts = plan_parts(dataset.files, layout, request.columns or [None])
     with parts[0].opened(layout) as first:
         spec = request.spec(first, layout, shuffleable=False)
-    name = f"perturb {shown(parts[0].file.name)} and on to {shown(target)}"
+    name = f"perturb {display_name(parts[0].file.name)} and on to {display_name(target)}"
     return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
 
 

@@ -50,7 +50,7 @@ def write(target: Path) -> None:
         file.write(page().encode())
 
 
-def kept() -> Path:
+def cached_page() -> Path:
     """Write the page to the user's cache, or to a temporary folder where there is no cache, and return its path."""
     try:
         if (place := folder()) is not None:

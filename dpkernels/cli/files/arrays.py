@@ -67,7 +67,7 @@ class ArrayFile(Source):
         values, missing = reports[None].values, reports[None].missing
         return values if missing is None else np.where(missing, values.dtype.type(np.nan), values)
 
-    def kept(self, replaced: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def select(self, replaced: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return replaced[rows]
 
     def reordered(self, pieces: Sequence[np.ndarray], order: np.ndarray) -> Iterator[np.ndarray]:

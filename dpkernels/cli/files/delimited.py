@@ -362,7 +362,7 @@ class DelimitedFile(Source):
         moved = (buffers.offsets(new_texts) - buffers.offsets(old_texts))[:: 2 * len(names)]
         return Lines(buffers.text(new_texts), piece.first + moved[: len(piece)], piece.last + moved[1 : len(piece) + 1])
 
-    def kept(self, replaced: Lines, rows: np.ndarray) -> Lines:
+    def select(self, replaced: Lines, rows: np.ndarray) -> Lines:
         return replaced.only(rows)
 
     def reordered(self, pieces: Sequence[Lines], order: np.ndarray) -> Iterator[Lines]:

@@ -63,7 +63,7 @@ class Source(abc.ABC):
         """Return the piece with these columns replaced and all others as they are; missing values stay."""
 
     @abc.abstractmethod
-    def kept(self, replaced: Any, rows: np.ndarray) -> Any:
+    def select(self, replaced: Any, rows: np.ndarray) -> Any:
         """Return a replaced piece without the rows whose mask is false; of a file that is ``droppable``."""
 
     @abc.abstractmethod

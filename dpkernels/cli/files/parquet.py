@@ -163,7 +163,7 @@ class ParquetFile(Source):
             table = table.set_column(number, field, column)
         return replace(piece, table=table)
 
-    def kept(self, replaced: GroupPart, rows: np.ndarray) -> GroupPart:
+    def select(self, replaced: GroupPart, rows: np.ndarray) -> GroupPart:
         return GroupPart(self._decoded(replaced.table).filter(buffers.array(rows)), replaced.last)
 
     def reordered(self, pieces: Sequence[GroupPart], order: np.ndarray) -> Iterator[GroupPart]:

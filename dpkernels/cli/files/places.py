@@ -24,7 +24,7 @@ import click
 from pyarrow import fs
 
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.text import shown
+from dpkernels.cli.text import display_name
 
 FILE, FOLDER, GONE = "is a file", "is a folder", "is gone"
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFIFO: "is a pipe", stat.S_IFSOCK: "is a socket"}
@@ -57,7 +57,7 @@ def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], .
     if part == "**":
         identity = path.stat().st_dev, path.stat().st_ino
         if identity in above:
-            raise click.UsageError(f"IN: {shown(str(path))} leads into itself, so a pattern with ** never ends")
+            raise click.UsageError(f"IN: {display_name(str(path))} leads into itself, so a pattern with ** never ends")
         if below_parts:
             yield from _matches(path, below_parts, (*above, identity))
         for below in sorted(path.iterdir()):
@@ -78,7 +78,8 @@ def _is_folder(path: Path) -> bool:
     """Return whether a name on the way is a folder; refuse it where that cannot be known."""
     state = kind(path)
     if state not in (FOLDER, GONE, *_KINDS.values()):
-        raise click.UsageError(f"IN: {shown(str(path))} {state}; remove it, because the pattern may match files in it")
+        problem = f"{state}; remove it, because the pattern may match files in it"
+        raise click.UsageError(f"IN: {display_name(str(path))} {problem}")
     return state == FOLDER
 
 
@@ -211,10 +212,10 @@ def _inside(place: Place, text: str) -> FoundFiles:
     for name in data:
         if names[name] == FOLDER:
             raise click.UsageError(
-                f"IN: {text} contains the folder {shown(name)}; use a pattern to name files in folders"
+                f"IN: {text} contains the folder {display_name(name)}; use a pattern to name files in folders"
             )
         if names[name] != FILE:
-            raise click.UsageError(f"IN: {text} contains {shown(name)}, which {names[name]}; remove it")
+            raise click.UsageError(f"IN: {text} contains {display_name(name)}, which {names[name]}; remove it")
     return FoundFiles([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
 
 
@@ -228,7 +229,7 @@ def _expanded(pattern: str) -> FoundFiles:
         elif state == FILE:
             files.append(Place.of(str(path)))
         else:
-            raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {state}; remove it")
+            raise click.UsageError(f"IN: {pattern} matches {display_name(str(path))}, which {state}; remove it")
     # A pattern with ** matches folders for the files in them.
     return FoundFiles(files, None, () if "**" in parts else tuple(sorted(folders)))
 

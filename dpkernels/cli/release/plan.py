@@ -23,13 +23,13 @@ from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
-from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charged
+from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import single
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, label, to_json
 from dpkernels.cli.terminal import private, say
-from dpkernels.cli.text import listed, shown
+from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.progress import bar
 from dpkernels.random import host
@@ -73,7 +73,7 @@ class Done:
     not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
 
 
-def released(
+def release_file(
     spec: ReleaseSpec,
     source: Source,
     output: tuple[bytes, BufferedIOBase] | None,
@@ -109,7 +109,7 @@ def released(
             read, rows = read + len(piece), rows + (len(piece) if is_whole is None else int(is_whole.sum()))
             if write is not None:
                 done = source.replaced(piece, reports)
-                done = done if is_whole is None else source.kept(done, is_whole)
+                done = done if is_whole is None else source.select(done, is_whole)
                 if spec.row_options.shuffle:
                     held.append(done)
                     size += source.size(done)
@@ -313,7 +313,7 @@ class Plan(abc.ABC):
             if check_first:
                 self.write(None, progress)
             output.check_space(self.output_bytes())
-            with charged(self.ledger_account, self.price, self.label, output) as ledger_charge:
+            with charging(self.ledger_account, self.price, self.label, output) as ledger_charge:
                 done = self.write(output, progress)
                 self._check_rows(sum(file.read for file in done), ledger_charge)
                 release, written = self._release(done, ledger_charge), [file.written for file in done if file.written]
@@ -360,8 +360,8 @@ class FilePlan(Plan):
         release = super().release(progress, check_first)
         if is_second:
             say(
-                f"warning: {shown(str(self.target))} was a release before. If it is about the same people, the privacy "
-                "losses of both releases add up, even though the first one is replaced; --ledger keeps the sum"
+                f"warning: {display_name(str(self.target))} was a release before. If it is about the same people, the "
+                "privacy losses of both releases add up, even though the first one is replaced; --ledger keeps the sum"
             )
         return release
 
@@ -373,7 +373,7 @@ class FilePlan(Plan):
             bar(1.0, progress, long) as moved,
             naming(source.path if output is None else f"{source.path} to {output.place}"),
         ):
-            return [released(self.spec, source, destination, lambda: moved(completed=source.fraction))]
+            return [release_file(self.spec, source, destination, lambda: moved(completed=source.fraction))]
 
 
 def plan(request: Request) -> FilePlan:
@@ -404,5 +404,5 @@ def plan(request: Request) -> FilePlan:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
     source = open_source(path, layout)
     spec = request.spec(source, layout)
-    name = f"perturb {shown(path.name)} to {shown(target.name)}"
+    name = f"perturb {display_name(path.name)} to {display_name(target.name)}"
     return FilePlan(spec, ledger_account, name, sidecar, source, target, request.force)

@@ -22,9 +22,9 @@ from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Price
 from dpkernels.cli.release.output import own_sidecar
-from dpkernels.cli.text import shown
+from dpkernels.cli.text import display_name
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.estimation.intervals import shown as rounded
+from dpkernels.estimation.intervals import format_number
 from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import CertificateError
@@ -215,7 +215,7 @@ class Release:
 
 def title(name: str | None) -> str:
     """Return a column's name for a terminal; an array has none."""
-    return "(array)" if name is None else shown(name)
+    return "(array)" if name is None else display_name(name)
 
 
 def label(name: str | None) -> str:
@@ -233,7 +233,7 @@ def parameters(mechanism: Mechanism) -> dict[str, float]:
 def noise_of(mechanism: Mechanism) -> str:
     """Return the parameters of additive noise, or an empty string for other mechanisms."""
     named = {name.removeprefix("noise."): value for name, value in parameters(mechanism).items() if "noise." in name}
-    return ", ".join(f"{name} {rounded(value, 9)}" for name, value in named.items())
+    return ", ".join(f"{name} {format_number(value, 9)}" for name, value in named.items())
 
 
 @dataclass(frozen=True)
@@ -319,13 +319,13 @@ def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
         text = read_text(path)
         own_text = own_sidecar(target, text)
         if own_text is not None:
-            return parsed(own_text), own_text != text
+            return parse_sidecar(own_text), own_text != text
     except ValueError as error:
         raise CertificateError(f"{path}: is not the sidecar of a release; {text_of(error)}") from error
     raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_sidecar(text: str) -> dict[str, Any]:
     """Return the JSON of a sidecar; ValueError if it is not shaped as one."""
     form = parse_json(text)
     if type(form) is dict and type(form.get("format")) is int and form["format"] != FORMAT:

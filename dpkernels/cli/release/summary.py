@@ -8,13 +8,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpkernels.budgets.filters import printed
+from dpkernels.budgets.filters import format_amount
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
 from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, interval, noise_of, parameters, title
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
-from dpkernels.estimation.intervals import shown as rounded
+from dpkernels.estimation.intervals import format_number
 from dpkernels.mechanisms.two_point import TwoPoint
 
 # The least delta at which composed values are accounted.
@@ -51,7 +51,7 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     lines += spec.row_options.notices()
     if release.not_kept:
         lines.append(f"not kept of the file: {'; '.join(release.not_kept)}")
-    rows = f"{rounded(release.rows, 15)} rows"
+    rows = f"{format_number(release.rows, 15)} rows"
     if places is not None:
         return [*lines, f"{rows}: {places[0]}, certificates: {places[1]}"]
     return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
@@ -96,13 +96,14 @@ def advice(release: Release) -> list[str]:
 
 def _rounded_up(margin: float) -> str:
     """Return four digits, rounded up, so that the interval has at least its probability."""
-    return rounded(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
+    return format_number(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
 
 
 def _composition(column: Column, values: int) -> str:
     """Return the cost of all values of a column together, if they are about the same people."""
     guarantee = column.guarantee
-    epsilon, delta = (printed(Fraction(values) * rational(amount)) for amount in (guarantee.epsilon, guarantee.delta))
+    amounts = guarantee.epsilon, guarantee.delta
+    epsilon, delta = (format_amount(Fraction(values) * rational(amount)) for amount in amounts)
     delta_text = f"{max(_COMPOSED_DELTA, 10 * guarantee.delta):g}".replace("e-0", "e-")
     words = [column.mechanism]
     for name, value in column.options.items():
@@ -110,8 +111,8 @@ def _composition(column: Column, values: int) -> str:
         words += [flag(name), value if isinstance(value, str) else ",".join(map(shortest, numbers))]
     line = shlex.join([*words, "--reports", str(values), "--at-delta", delta_text])
     return (
-        f"if all {rounded(values, 15)} values are about the same people, they compose to epsilon {epsilon}, delta "
-        f"{delta} at most; for a smaller epsilon: dpkernels account {line}"
+        f"if all {format_number(values, 15)} values are about the same people, they compose to epsilon {epsilon}, "
+        f"delta {delta} at most; for a smaller epsilon: dpkernels account {line}"
     )
 
 

@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from dpkernels.bounded_json import brief, integer
-from dpkernels.budgets.filters import plus, printed
+from dpkernels.budgets.filters import format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source
@@ -44,7 +44,7 @@ from dpkernels.cli.release.sidecar import (
     title,
     versions,
 )
-from dpkernels.cli.text import listed, shown
+from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate
@@ -105,7 +105,7 @@ class VerifiedColumn:
 
     def __str__(self) -> str:
         delta = f", delta {shortest(self.guarantee.delta)}" if self.guarantee.delta else ""
-        name = shown(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
+        name = display_name(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
         claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbouring: {self.guarantee.neighbouring}"
         return f"ok: {title(self.form['column'])}, {name}, {claim}"
 
@@ -237,7 +237,7 @@ def verify(path: Path) -> tuple[list[str], str]:
         raise
     except ValueError as error:
         raise CertificateError(f"{path}: {text_of(error)}") from error
-    others = [f"{shown(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
+    others = [f"{display_name(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     declared = [f"declared, not verified: {line}" for line in others]
     lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
@@ -306,7 +306,7 @@ def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
         )
     if rows != SAME_PEOPLE:
         for word, amount in zip(("epsilon", "delta"), claims, strict=True):
-            _check_same(f"ledger: {word}", charge[word], printed(amount))
+            _check_same(f"ledger: {word}", charge[word], format_amount(amount))
         return
     from accountants.charges import repeated_bound
 
@@ -314,14 +314,14 @@ def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     if count < form["rows"] or (count > form["rows"] and form["missing"] != "drop"):
         raise CertificateError(f"ledger: charged_rows: the file says {count}, and that it has {form['rows']} rows")
     bounds = reduce(plus, (repeated_bound(column.certificate, count * values) for column in columns))
-    _check_same("ledger: delta", charge["delta"], printed(count * claims.delta))
+    _check_same("ledger: delta", charge["delta"], format_amount(count * claims.delta))
     epsilon = charge["epsilon"] if type(charge["epsilon"]) is str else ""
     try:
         is_enough = bounds.epsilon <= parse_amount(epsilon) <= count * claims.epsilon
     except UnsoundError:
         is_enough = False
     if not is_enough:
-        ends = f"from {float(bounds.epsilon):.9g} to {printed(count * claims.epsilon)}"
+        ends = f"from {float(bounds.epsilon):.9g} to {format_amount(count * claims.epsilon)}"
         raise CertificateError(f"ledger: epsilon: the file says {brief(charge['epsilon'])}, {count} rows cost {ends}")
 
 

@@ -27,9 +27,9 @@ from dpkernels.budgets.filters import (
     Odometer,
     Rho,
     amount,
+    format_amount,
     parse_budget,
     parse_charge,
-    printed,
 )
 
 # Amounts
@@ -77,11 +77,11 @@ def test_printed_amounts_read_back() -> None:
     prices = decimals(random.Random(1))
     for _ in range(2000):
         value = amount("x", next(prices)) * random.Random(2).randrange(1, 1000)
-        assert Fraction(printed(value)) == value
-    assert printed(Fraction(12345678901234567891, 10**20)) == "0.12345678901234567891"
-    assert printed(Fraction(10**30 + 1)) == str(10**30 + 1)
-    assert printed(Fraction(1, 3)) == "about 0.333333333"
-    assert [printed(Fraction(x)) for x in ("0", "1", "0.000001", "2.5")] == ["0", "1", "1e-06", "2.5"]
+        assert Fraction(format_amount(value)) == value
+    assert format_amount(Fraction(12345678901234567891, 10**20)) == "0.12345678901234567891"
+    assert format_amount(Fraction(10**30 + 1)) == str(10**30 + 1)
+    assert format_amount(Fraction(1, 3)) == "about 0.333333333"
+    assert [format_amount(Fraction(x)) for x in ("0", "1", "0.000001", "2.5")] == ["0", "1", "1e-06", "2.5"]
 
 
 def test_claims_are_taken_from_certificates_and_mechanisms() -> None:

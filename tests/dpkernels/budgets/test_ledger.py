@@ -38,7 +38,7 @@ from command_helpers import (
 from ledger_helpers import LEDGER, READ_ONLY, SMALL, STOPPING, forged, light, shown, some_charges, sql
 
 from dpkernels.budgets import ledger as ledger_module
-from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, Filter, printed
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, Filter, format_amount
 from dpkernels.budgets.ledger import Ledger, LedgerError
 
 run = pytest.fixture(command, name="run")
@@ -577,7 +577,7 @@ def test_what_is_charged_is_the_total_of_a_row(run: Run) -> None:
     assert shown(run)["left_epsilon"] == "0"
     for name in ("out.parquet.json", "out.npy.json"):
         form = json.loads(Path(name).read_text())
-        assert printed(Fraction(repr(form["epsilon"]))) == form["ledger"]["epsilon"]
+        assert format_amount(Fraction(repr(form["epsilon"]))) == form["ledger"]["epsilon"]
 
 
 def test_a_release_that_fails_over_its_input_voids_its_charge(run: Run) -> None:

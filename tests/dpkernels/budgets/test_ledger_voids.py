@@ -386,7 +386,7 @@ import sqlite3, traceback
 from fractions import Fraction
 from pathlib import Path
 from dpkernels.budgets.filters import EpsilonDelta
-from dpkernels.cli.ledger import LedgerAccount, Price, charged
+from dpkernels.cli.ledger import LedgerAccount, Price, charging
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.release.output import Output
 from dpkernels.staging import path_of
@@ -422,7 +422,7 @@ sqlite3.connect = lambda *given, **named: connect(*given, **named, factory=Stepp
 def release():
     with Output(Path("in.csv"), Path("out.csv")).run() as out:
         price = lambda: Price(EpsilonDelta(Fraction(1)), None, 1)
-        with charged(LedgerAccount(Path("ledger")), price, "", out):
+        with charging(LedgerAccount(Path("ledger")), price, "", out):
             path_of(out.file).write_text("reports")
             step()
             if FAILS:

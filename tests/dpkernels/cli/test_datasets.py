@@ -126,7 +126,7 @@ def test_rows_far_on_have_their_own_noise() -> None:
 def test_parts_cover_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", files=3, rows=1000, group=130)
     small_parts(monkeypatch)
-    parts = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
+    parts = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET)
     assert len(parts) == 3 * 8
     assert [part.number for part in parts] == list(range(24))
     assert [part.first for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
@@ -137,7 +137,7 @@ def test_parts_cover_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_row_groups_are_put_together(tmp_path: Path) -> None:
     write(tmp_path / "in", files=3, rows=1000, group=130)
-    parts = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
+    parts = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET)
     assert [(part.groups, part.rows) for part in parts] == [((0, 8), 1000)] * 3
 
 
@@ -148,7 +148,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
         table = pa.table({"age": np.full(500, 60.0), "other": np.full(500, 60.0)})
         pq.write_table(table, tmp_path / "in" / f"{at}.parquet", row_group_size=110)
     small_parts(monkeypatch)
-    parts, used = plans.planned(find(str(tmp_path / "in")).files, PARQUET), list[tuple[bytes, int]]()
+    parts, used = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), list[tuple[bytes, int]]()
 
     def noted(engine: Any, bounds: Any, x: np.ndarray, *, start: int, row: int) -> np.ndarray:
         used.extend((engine.key, index) for index in range(start, start + len(x)))
@@ -167,7 +167,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
 
 def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
     write(tmp_path / "in", files=2)
-    (_, part), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 2)
+    (_, part), described = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 2)
     with described.folder.run():
         first = perturb_part(described, Secret(SECRET), part)
         assert described.folder.sizes() == {
@@ -181,7 +181,7 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
-    (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
+    (part,) = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET)
     other = dataclasses.replace(job(None, 1), versions={"jax": "0"})
     answer = run_task(perturb_part, other, Secret(SECRET), part)
     assert isinstance(answer, TaskError)
@@ -287,7 +287,7 @@ def test_a_bad_value_names_file_row_and_column_and_leaves_nothing(run: Run) -> N
 
 def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", files=2)
-    parts = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
+    parts = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET)
     described = job(tmp_path / "out", 2)
     path = tmp_path / "in" / "0001.parquet"
     for change in (lambda: os.utime(path, ns=(1, 1)), lambda: path.write_bytes(path.read_bytes() + b"0"), path.unlink):
@@ -302,7 +302,7 @@ def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", files=1)
-    (part,), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
+    (part,), described = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
 
     def touched(*given: Any, **named: Any) -> Any:
         os.utime(part.file.path, ns=(5, 5))
@@ -318,7 +318,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
 def test_a_part_of_other_rows_than_planned_is_refused(tmp_path: Path, more: int) -> None:
     """Its first row, and so its noise, would be that of rows of another part."""
     write(tmp_path / "in", files=1)
-    (part,), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
+    (part,), described = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
     other = dataclasses.replace(part, rows=part.rows + more)
     with described.folder.run():
         for secret in (Secret(SECRET), None):
@@ -332,7 +332,7 @@ def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: py
     """Engines try errors of the system again; a refusal ends the release."""
     write(tmp_path / "in", files=1, rows=1000)
     where = tmp_path / "in" / "0000.parquet"
-    (part,), described = plans.planned([Place(str(where), where.as_uri())], PARQUET), job(tmp_path / "out", 1)
+    (part,), described = plans.plan_parts([Place(str(where), where.as_uri())], PARQUET), job(tmp_path / "out", 1)
     lost = [False, True, False, False]  # the footer is read, the rows are not
 
     class Connection(io.BytesIO):
@@ -463,7 +463,7 @@ def test_a_killed_run_leaves_no_release_and_the_next_removes_what_it_left(run: R
 
 def test_workers_of_a_dead_driver_cannot_write_into_the_next_release(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
-    (part,), old = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
+    (part,), old = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
     with old.folder.run():
         pass
     with pytest.raises(FileNotFoundError):
@@ -477,7 +477,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     """The same code as for s3://, on a folder of this machine."""
     write(tmp_path / "in", files=2)
     (tmp_path / "out").mkdir()
-    parts, described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
+    parts, described = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
     store = StoreFolder(Place(str(tmp_path / "out")))
     made = Job(described.spec, 2, store)
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
@@ -539,7 +539,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
     source = Place(str(path), path.as_uri())
     form = plans.common_layout([source], None, None, False)
-    (part,), seen = plans.planned([source], form), list[list[str]]()
+    (part,), seen = plans.plan_parts([source], form), list[list[str]]()
 
     def noted(*given: Any, **named: Any) -> Any:
         seen.append(names(there))
@@ -587,7 +587,7 @@ def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytes
         assert "is not empty" in run("perturb", f"s3://bucket/data/in{options}", out, *AGE).err
         assert run("perturb", f"s3://bucket/data/*/a/*.parquet{options}", "found", *AGE).code == 0
         assert len(released(Path("found"))) == 500
-        (part, *_) = plans.planned(find(f"s3://bucket/data/in{options}").files, PARQUET)
+        (part, *_) = plans.plan_parts(find(f"s3://bucket/data/in{options}").files, PARQUET)
         assert part.stamp[2]
         client.upload_file("in/0003.parquet", "bucket", "data/in/0000.parquet")
         with pytest.raises(ValueError, match="has changed"):
@@ -983,7 +983,7 @@ def test_threads_are_few_and_parts_are_not_held(tmp_path: Path) -> None:
     """The engine asks for parts as threads become free."""
     asked = list[int]()
     write(tmp_path / "in", files=1)
-    (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
+    (part,) = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET)
 
     def parts() -> Any:
         for number in range(50):

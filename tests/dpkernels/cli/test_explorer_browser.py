@@ -59,7 +59,7 @@ def browser():
 def show(browser):
     def showing(**state):
         browser.get("about:blank")
-        browser.get(f"{parts.kept().as_uri()}#{urlencode(state)}")
+        browser.get(f"{parts.cached_page().as_uri()}#{urlencode(state)}")
         return browser
 
     yield showing
@@ -380,7 +380,7 @@ def test_every_control_by_keyboard(show):
         assert text(page, "problem") == "", name
     address, results = state_of(page), page.execute_script("return document.getElementById('found').innerText")
     page.get("about:blank")
-    page.get(f"{parts.kept().as_uri()}#{address}")
+    page.get(f"{parts.cached_page().as_uri()}#{address}")
     assert page.execute_script("return document.getElementById('found').innerText") == results
 
 

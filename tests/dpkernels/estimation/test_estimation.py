@@ -17,8 +17,8 @@ from dpkernels.cli import main
 from dpkernels.estimation.channel import TableChannel, channel_of
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.estimate import save_plots
-from dpkernels.estimation.intervals import shown
-from dpkernels.estimation.likelihood import ProfileLikelihood, judged, most_likely, smoothed
+from dpkernels.estimation.intervals import format_number
+from dpkernels.estimation.likelihood import ProfileLikelihood, evaluate_fit, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
 from dpkernels.exact.bounded import WindowCertificate
 
@@ -191,10 +191,10 @@ def test_the_gap_bounds_what_is_missing():
     B, counts = small_problem(7)
     best = most_likely(B, counts)
     for shares in np.random.default_rng(2).dirichlet(np.ones(5), 50):
-        found = judged(B, counts, shares)
+        found = evaluate_fit(B, counts, shares)
         assert best.log_likelihood - found.log_likelihood <= found.gap + 1e-12
     moved = best.shares + np.array([0.05, 0, 0, 0, 0])
-    assert judged(B, counts, moved).gap > 1e-4
+    assert evaluate_fit(B, counts, moved).gap > 1e-4
 
 
 def test_expectation_maximisation_gets_there_too():
@@ -891,8 +891,8 @@ def test_nothing_prints_more_than_a_line():
     for one in [*found, e.likelihood, e.reports]:
         assert len(repr(one)) < 200
         assert "\n" not in repr(one)
-    assert shown(113338.2) == "113,340"
-    assert [shown(x) for x in (0.0, -3.14159265, 91084.4, 0.001234567, 1e20)] == [
+    assert format_number(113338.2) == "113,340"
+    assert [format_number(x) for x in (0.0, -3.14159265, 91084.4, 0.001234567, 1e20)] == [
         "0",
         "-3.1416",
         "91,084",

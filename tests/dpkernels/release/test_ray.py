@@ -30,7 +30,7 @@ from dpkernels.cli.dataset.folder import NOTE, SIDECAR
 from dpkernels.cli.dataset.release import Secret, perturb_part
 from dpkernels.random.keys import column_secret
 from dpkernels.release import ray_data
-from dpkernels.release.ray_data import BlockSecrets, numbered, perturbed_block
+from dpkernels.release.ray_data import BlockSecrets, number_rows, perturb_block
 
 ray = pytest.importorskip("ray")
 
@@ -440,16 +440,14 @@ def test_a_block_that_is_another_when_it_is_computed_again_is_refused() -> None:
     secrets = BlockSecrets(SECRET, bytes(32))
     columns = {"age": dpk.exact_sampler(MECHANISM)}, False
     described, block = pickle.dumps(columns), pa.table({"age": [1.0, 2.0, 3.0]})
-    rows, known = numbered(block, described, secrets)
-    again = [perturbed_block(one, described, secrets, 7, rows, known)[0] for one in (block, pa.concat_tables([block]))]
+    rows, known = number_rows(block, described, secrets)
+    again = [perturb_block(one, described, secrets, 7, rows, known)[0] for one in (block, pa.concat_tables([block]))]
     assert again[0].equals(again[1])
     noted = block.replace_schema_metadata({"pandas": '{"attributes": [1, 2, 3]}', "note": "1, 2, 3"})
-    assert (
-        b"1, 2, 3" not in perturbed_block(noted, described, secrets, 7, rows, known)[0].schema.serialize().to_pybytes()
-    )
+    assert b"1, 2, 3" not in perturb_block(noted, described, secrets, 7, rows, known)[0].schema.serialize().to_pybytes()
     for other in ([1.0, 3.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.5]):
         with pytest.raises(RuntimeError, match="pipeline behind it is not deterministic"):
-            perturbed_block(pa.table({"age": other}), described, secrets, 7, rows, known)
+            perturb_block(pa.table({"age": other}), described, secrets, 7, rows, known)
 
 
 @pytest.mark.slow
