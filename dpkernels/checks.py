@@ -13,8 +13,8 @@ import numpy as np
 from dpkernels.decimals import shortest
 from dpkernels.numerics import Real
 
-EPSILON_RANGE = (0.01, 20.0)  # Below there is no signal left, above no privacy.
-# Of noise, whose sums over many people may be worth releasing at small budgets.
+EPSILON_RANGE = (0.01, 20.0)  # The supported budgets: below there is no signal left, above no privacy.
+# The supported budgets of noise, whose sums over many people may be worth releasing at small budgets.
 NOISE_EPSILON_RANGE = (1e-6, 20.0)
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
 _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.

@@ -66,7 +66,7 @@ def as_of(value: float, *others: object) -> Real:
 
 
 def like(table: Any, value: Any) -> Any:
-    """Return a table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
+    """Cast a constant to the kind and type of ``value``. JAX keeps one type for a constant, so each has its own."""
     return namespace(value, table).asarray(table.astype(value.dtype, copy=False))
 
 

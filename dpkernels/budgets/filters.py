@@ -130,7 +130,7 @@ class Charge(NamedTuple, Generic[Amounts]):
     label: str
 
 
-class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
+class BudgetExceeded(ValueError):  # noqa: N818 - it is not the caller's misuse
     """A charge was refused and not made; the query must not run.
 
     ``budget`` is the whole budget, ``spent`` the sum of the earlier charges, and ``asked`` the refused amounts.

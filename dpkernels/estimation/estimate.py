@@ -109,9 +109,7 @@ def estimate(
     """
     if isinstance(reports, Counts):
         if mechanism is not None or column is not None or bounds is not None or decimals is not None:
-            raise ValueError(
-                "mechanism: Counts know what made them; give it to these, with column, bounds and decimals"
-            )
+            raise ValueError("mechanism: Counts already hold it; give column, bounds and decimals to Counts, too")
         counts = Counts(reports.channel) + reports  # A copy: estimates are of what was counted by now.
     else:
         if mechanism is None:

@@ -291,7 +291,7 @@ class BoundedCertificate(Certificate):
         """Verify totals, support, ratios, means and rows, and return the certificate, or say what fails by how much."""
         checks.epsilon(epsilon)
         table.check()
-        # One random word rounds neighbours to rows at most ``cells`` apart, see docs/proofs/row_mixtures.md.
+        # One random word rounds neighbours to rows at most ``row_distance`` apart, see docs/proofs/row_mixtures.md.
         row_distance = table.cells(sensitivity)
         ratio = certified_ratio(*table.extremes(row_distance), epsilon)
         slope = Fraction(1) if cls.is_unbiased else table.slope

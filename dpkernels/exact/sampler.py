@@ -30,7 +30,7 @@ from dpkernels.numerics import RealArray, namespace
 NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
-# however many there are. Of versions of JAX that are known to know these options.
+# however many there are. JAX below 0.11 is known to accept these options.
 ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
     ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
@@ -200,7 +200,7 @@ class AliasColumns:
 
 
 def take(table: np.ndarray, index: RealArray) -> RealArray:
-    """Return ``table[at]`` for indices that are within it, NumPy's or JAX's."""
+    """Return ``table[index]`` for indices that are within it, NumPy's or JAX's."""
     if namespace(index) is np:
         return table.take(index)
     return jnp.asarray(table).at[index].get(mode="promise_in_bounds")
@@ -229,7 +229,7 @@ def alias_columns(weights: Any, bits: int) -> AliasColumns:
         below = lack[np.searchsorted(lack, surplus)] - surplus
         threshold[heavy] = np.uint64(capacity) - below
         alias[heavy[:-1]] = np.where(below[:-1] > 0, heavy[1:], heavy[:-1])
-    # A full column, whose threshold has a bit too many and whose alias is itself, is as well one with threshold 0.
+    # A full column has threshold 0: its own threshold would have a bit too many, and its alias is itself.
     packed = threshold % np.uint64(capacity) << np.uint64(log_columns) | alias.astype(np.uint64)
     columns = AliasColumns(packed.astype(f"uint{bits}"), log_columns, bits)
     _check_masses(columns, padded)

@@ -82,8 +82,8 @@ def check_pure(weights: np.ndarray, first: int, tail: Tail, distance: int, limit
     """Refuse a table with a tail if some ratio of probabilities up to ``distance`` codes apart may be above the limit.
 
     The weights and the tail fall away from the code 0, and are the same on both sides. So the largest ratio is that of
-    a code c >= 0 and c + ``cells``. Both are in the table, or in the table and the first block, or in the first block,
-    or in it and the second one, or as in one of these in later blocks.
+    a code c >= 0 and c + ``distance``. Both are in the table, or in the table and the first block, or in the first
+    block, or in it and the second one, or as in one of these in later blocks.
     """
     n, total = len(weights) - 1 + first, 1 << tail.bits
     half, block, rest, further = weights[-first:], tail.block, tail.rest, tail.further

@@ -69,9 +69,8 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
 
 def release_replicated(key: Array, sampler: ExactSampler, values: Array) -> Array:
     """Return ``perturb_traced`` of values that are the same on all devices, which make the same reports of them."""
-    for device in jax.local_devices()[:1]:
-        if device.platform != "cpu":
-            check_words(device)
+    if (device := jax.local_devices()[0]).platform != "cpu":
+        check_words(device)
     if values.size == 0:
         raise ValueError("x: is empty; at least one value is needed")
     if isinstance(sampler.mechanism, AdditiveVector):

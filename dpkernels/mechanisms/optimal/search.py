@@ -75,7 +75,7 @@ def optimal(
 
     Raises:
         ValueError: an argument is out of its range.
-        ProgramError: the solver fails, for too few outputs or extreme
+        ProgramError: the solver fails, because of too few outputs or extreme weights of expected inputs.
 
     Example:
         >>> m = optimal(epsilon=1.0, lower=-1.0, upper=1.0)

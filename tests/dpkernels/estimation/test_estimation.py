@@ -786,7 +786,11 @@ BAD = {
     "no reports": (lambda: dpk.estimate(np.array([]), AGES), ValueError, "is empty"),
     "no counts": (lambda: dpk.estimate(Counts(AGES)), ValueError, "is empty"),
     "no mechanism": (lambda: dpk.estimate(ages()[0]), TypeError, "mechanism: None"),
-    "a mechanism of counts": (lambda: dpk.estimate(Counts(AGES).add(ages()[0]), AGES), ValueError, "Counts know"),
+    "a mechanism of counts": (
+        lambda: dpk.estimate(Counts(AGES).add(ages()[0]), AGES),
+        ValueError,
+        "Counts already hold",
+    ),
     "a number for a mechanism": (lambda: dpk.estimate(ages()[0], 1.0), TypeError, "exact sampler"),
     "one report": (lambda: dpk.estimate(ages()[0][:1], AGES).mean, dpk.TooFewReportsError, "about 2 are needed"),
     "bounds of a table": (lambda: dpk.estimate(ages()[0], AGES, bounds=(0, 1)), ValueError, "own interval"),
