@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
@@ -116,9 +116,7 @@ def check_words(device: Any) -> None:
         raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL, so it is not used for releases")
 
 
-def exact_engine(
-    sampler: ExactSampler, key: bytes, devices: Sequence[Any] | None = None
-) -> HostRelease | DeviceRelease:
+def exact_engine(sampler: ExactSampler, key: bytes, devices: Any = None) -> HostRelease | DeviceRelease:
     """Return the engine for values in host memory: the CPU, or the JAX devices that are asked for."""
     check_process()
     return HostRelease(sampler, key) if devices is None else DeviceRelease(sampler, key, tuple(devices))

@@ -190,15 +190,7 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
 
 
 def _perturb_column(
-    x: Any,
-    mechanism: Any,
-    *,
-    key: Array | None,
-    exact: bool,
-    clip: bool,
-    progress: bool | None,
-    start: int,
-    devices: Sequence[Any] | None,
+    x: Any, mechanism: Any, *, key: Any, exact: bool, clip: bool, progress: bool | None, start: int, devices: Any
 ) -> Any:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
@@ -258,9 +250,7 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
 
 @_reports.register
-def _(
-    sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int, devices: Any
-) -> Any:
+def _(sampler: ExactSampler, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     bounds = sampler.derived[Bounds.of, clip]
     if isinstance(x, jax.Array):
         holders = tuple(sorted(x.devices(), key=lambda device: device.id))
@@ -271,9 +261,7 @@ def _(
 
 
 @_reports.register
-def _(
-    sampler: ExactMultivariate, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int, devices: Any
-) -> Any:
+def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
     check_shape(mechanism, x.shape)
