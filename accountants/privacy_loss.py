@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from accountants.loss_intervals import LossIntervals
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_never, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -42,6 +43,8 @@ class SmoothPieces:
     - inverse: the point of piece i that has a given loss, if the loss is monotone and a formula is known; else None.
     - few: the least number of panels of a piece.
     - beyond: the ends of the whole pieces, possibly infinite, where left and right leave out negligible tails.
+    - intervals: for plain numbers and a monotone loss on every piece, the masses between levels of the loss, if they
+      are known from tail probabilities; its pieces may reach further. Else None.
     """
 
     left: Any
@@ -53,6 +56,7 @@ class SmoothPieces:
     inverse: Callable[[Any, Any], Any] | None = None
     few: int = FEW
     beyond: tuple[Any, Any] | None = None
+    intervals: LossIntervals | None = None
 
     @property
     def whole(self) -> tuple[Any, Any]:
@@ -60,9 +64,13 @@ class SmoothPieces:
         return self.beyond or (self.left, self.right)
 
     def scaled(self, weight: Any) -> SmoothPieces:
-        log_weight = namespace(weight).log(weight)
+        xp = namespace(weight)
+        log_weight = xp.log(weight)
         return dataclasses.replace(
-            self, log_p=lambda x, i: self.log_p(x, i) + log_weight, log_q=lambda x, i: self.log_q(x, i) + log_weight
+            self,
+            log_p=lambda x, i: self.log_p(x, i) + log_weight,
+            log_q=lambda x, i: self.log_q(x, i) + log_weight,
+            intervals=self.intervals.scaled(weight) if self.intervals and xp is np else None,
         )
 
     def mirrored(self, sign: Any = -1) -> SmoothPieces:
@@ -75,10 +83,20 @@ class SmoothPieces:
             log_q=log_q,
             loss=lambda x, i: sign * self.loss(x, i),
             inverse=inverse and (lambda loss, i: inverse(sign * loss, i)),
+            intervals=self._mirrored_intervals(sign),
         )
 
+    def _mirrored_intervals(self, sign: Any) -> LossIntervals | None:
+        if self.intervals is None or namespace(sign) is not np:
+            return None
+        return self.intervals if sign > 0 else self.intervals.mirrored()
+
     def subsampled(self, rate: Any) -> SmoothPieces:
-        inverse = self.inverse
+        inverse, known = self.inverse, namespace(rate) is np
+
+        def level_before(level: np.ndarray) -> np.ndarray:
+            with np.errstate(all="ignore"):
+                return _loss_before_sampling(level, rate)
 
         def log_p(x: Any, i: Any) -> Any:
             log_p, log_q, loss = self.log_p(x, i), self.log_q(x, i), self.loss(x, i)
@@ -91,13 +109,15 @@ class SmoothPieces:
             log_p=log_p,
             loss=lambda x, i: sampled_loss(self.loss(x, i), rate),
             inverse=inverse and (lambda loss, i: inverse(_loss_before_sampling(loss, rate), i)),
+            intervals=self.intervals.subsampled(rate, level_before) if self.intervals and known else None,
         )
 
     def where(self, kept: Any) -> SmoothPieces:
         """Return the same pieces, with those that are not kept made empty."""
         ends = (self.left, self.right), self.whole
         right, end = (namespace(left, kept).where(kept, right, left) for left, right in ends)
-        return dataclasses.replace(self, right=right, beyond=(self.whole[0], end))
+        intervals = self.intervals and self.intervals.where(kept)
+        return dataclasses.replace(self, right=right, beyond=(self.whole[0], end), intervals=intervals)
 
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""

@@ -1,43 +1,52 @@
 """A privacy loss distribution on a grid: masses of half cells, from which rigorous bounds are computed.
 
 All numbers are NumPy float64. Smooth pieces are split into parts with a monotone loss, which can be cut where the loss
-is on the grid. Masses under p and q are integrals of smooth functions between such points, exact up to rounding
-(docs/proofs/brackets.md).
+is on the grid. Masses under p and q are differences of tail probabilities where these are known, and else integrals of
+smooth functions between such points, exact up to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from accountants.composition.grid import heaviest_atoms
+from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
 from dpkernels.numerics import gauss_legendre
-from dpkernels.solve import bisect, shares_with_ends, turning_points
+from dpkernels.solve import shares_with_ends, turning_points
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 # Points at which turning points of the loss are looked for: of one piece, of all pieces together, of one of very many.
 _SAMPLES, _ALL_SAMPLES, _FEWEST_SAMPLES = 257, 1 << 16, 17
 # The same three numbers for panels, in addition to those that the grid makes.
 _PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
-_INVERSE_STEPS = 56  # Bisections for a point with a given loss.
 _INSET = 1e-12  # A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
 _CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
 # Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
-_EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
+_EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 22
 _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
-# The factor on mass that is left out, for its error, and how far outside its cell a loss may be due to rounding.
+# The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST = 1 << 25  # The most half cells of a piece.
-_LEVELS = 128  # The levels at which the lowest outcomes are evaluated.
+_MOST, _MOST_INTEGRATED = 1 << 20, 1 << 15  # The most half cells; if their masses are integrals.
+_RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
+# The relative error of masses of atoms and of integrals, and of sums of others.
+_MASS, _SUM = 1e-12, 16 * UNIT
+# The density of the loss at an end of a half cell is at most this multiple of its mean over it or a neighbour.
+_STEEP = 2.0
+_LEVELS = 64  # The levels at which the lowest outcomes are evaluated.
+_HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
 _HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
 class UnknownSteepnessError(ValueError):
     """A density that states no bound on how fast it changes has no bracket."""
+
+
+class TooManyPointsError(ValueError):
+    """A grid of this step has too many points."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,9 @@ class Panels:
     start: np.ndarray
     end: np.ndarray
     piece: np.ndarray
+
+    def at(self, some: np.ndarray) -> Panels:
+        return Panels(self.start[some], self.end[some], self.piece[some])
 
     @property
     def nodes(self) -> np.ndarray:
@@ -88,17 +100,19 @@ class MonotonePieces:
         every = np.arange(len(self))
         return self.loss(self.inside(self.left, every), every), self.loss(self.inside(self.right, every), every)
 
+    @property
+    def intervals(self) -> LossIntervals | None:
+        return self.source.intervals
+
     def inverse(self, level: np.ndarray, piece: np.ndarray) -> np.ndarray:
         """Return the points of pieces with given losses; the nearer end where a piece has no such loss."""
         left, right = self.left[piece], self.right[piece]
         if self.source.inverse is not None:
             return np.clip(self.source.inverse(level, self.number[piece]), left, right)
-        low, high = (end[piece] for end in self.end_losses)
-        rises = high > low
-        start, end = (self.inside(side, piece) for side in (left, right))
-        found = sum(bisect(lambda x: (self.loss(x, piece) < level) == rises, start, end, _INVERSE_STEPS)) / 2
-        beyond = np.where(rises, level >= high, level <= high)
-        return np.where(beyond, right, np.where(np.where(rises, level <= low, level >= low), left, found))
+        every = np.arange(len(self))
+        inner = tuple(self.inside(end, every) for end in (self.left, self.right))
+        x = points_at_levels(self.loss, inner, level, piece)[0]
+        return np.where(x == inner[0][piece], left, np.where(x == inner[1][piece], right, x))
 
     def panels(self) -> Panels:
         count = len(self)
@@ -117,7 +131,7 @@ class MonotonePieces:
         steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
         parts = np.maximum(np.ceil(width * steep / still), 1.0)
         if not parts.sum() <= _MOST_PANELS:
-            raise ValueError(
+            raise TooManyPointsError(
                 f"densities need {parts.sum():.3g} panels, too many for a grid; at most {_MOST_PANELS} are used"
             )
         many = parts.astype(np.int64)
@@ -132,23 +146,6 @@ class MonotonePieces:
     def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
         x, piece, weights = panels.nodes, panels.piece[:, None], panels.weights
         return (weights * self.p(x, piece)).sum(1), (weights * self.q(x, piece)).sum(1)
-
-    def without_ends(self, negligible: float) -> tuple[MonotonePieces, float]:
-        """Return the pieces without outer panels of ``negligible`` mass, and a bound on the mass under p left out."""
-        panels = self.refined(self.panels(), _ROUGH)
-        mass = self.masses(panels)[0] * _MARGIN
-        first = np.flatnonzero(np.diff(panels.piece, prepend=-1))
-        kept = np.zeros(len(mass), bool)
-        # Each piece is summed by itself: a small mass would be lost to rounding next to the mass of others.
-        for start, end in zip(first, np.append(first[1:], len(mass)), strict=True):
-            low = int((np.cumsum(mass[start:end]) <= negligible).sum())
-            high = end - start - int((np.cumsum(mass[start:end][::-1]) <= negligible).sum())
-            middle = (end - start) // 2
-            kept[start + min(low, middle) : start + max(high, middle + 1)] = True
-        left, right = np.full(len(self), np.inf), np.full(len(self), -np.inf)
-        np.minimum.at(left, panels.piece[kept], panels.start[kept])
-        np.maximum.at(right, panels.piece[kept], panels.end[kept])
-        return dataclasses.replace(self, left=left, right=right), float(mass[~kept].sum())
 
 
 @dataclass(frozen=True)
@@ -172,11 +169,14 @@ def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
             pieces += [monotone] if len(monotone) else []
     p, q, loss = (np.concatenate([np.ravel(one) for one in column]) for column in zip(*atoms, strict=True))
     some = (p > 0) | (q > 0)
-    return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), losses.unseen)
+    # Masses between levels reach further than quadrature.
+    unseen = _RESOLVED if all(piece.intervals is not None for piece in losses.pieces) else losses.unseen
+    return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), unseen if losses.pieces else 0.0)
 
 
 def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
-    left, right = np.asarray(source.left, np.float64), np.asarray(source.right, np.float64)
+    ends = source if source.intervals is None else source.intervals
+    left, right = np.asarray(ends.left, np.float64), np.asarray(ends.right, np.float64)
     number = np.flatnonzero(right > left)
     left, right = left[number], right[number]
     count = int(np.clip(_ALL_SAMPLES // max(len(number), 1), _FEWEST_SAMPLES, _SAMPLES))
@@ -188,14 +188,29 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     constant = infinite | (
         np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT * (1 + np.abs(level).max(1))
     )
-    whole = MonotonePieces(source, number[constant], left[constant], right[constant])
-    panels = whole.refined(whole.panels(), _EXACT) if len(whole) else whole.panels()
-    masses = (np.bincount(panels.piece, mass, len(whole)) for mass in whole.masses(panels))
-    atoms = (*masses, level[constant, len(shares) // 2])
+    atoms = (
+        *_masses_of_pieces(MonotonePieces(source, number[constant], left[constant], right[constant])),
+        level[constant, len(shares) // 2],
+    )
     number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
+    if source.intervals is not None:  # The loss is monotone on every piece.
+        return atoms, MonotonePieces(source, number, left, right)
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
     starts, ends, rows = split_at(left, right, turn, row)
     return atoms, MonotonePieces(source, number[rows], starts, ends)
+
+
+def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray]:
+    if pieces.intervals is not None:
+        level = np.tile([-np.inf, np.inf], len(pieces))
+        found = pieces.intervals.measure(level, np.repeat(pieces.number, 2))
+        return found.p[::2], found.q[::2]
+    panels = pieces.refined(pieces.panels(), _EXACT) if len(pieces) else pieces.panels()
+    p, q = (np.bincount(panels.piece, mass, len(pieces)) for mass in pieces.masses(panels))
+    return p, q
+
+
+# Cells
 
 
 @dataclass(frozen=True)
@@ -208,22 +223,265 @@ class Cells:
     gain: np.ndarray  # p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
     infinite: float  # The mass of p where q is 0.
     beyond: float  # A bound on the mass of p, far out, that is in none of the other fields.
+    below: float = 0.0  # The mass of p whose loss is below the first cell, and of no other field.
+    p_error: Any = 0.0  # Bounds on the errors of p and of the gains, in addition to the two numbers that follow.
+    gain_error: Any = 0.0
+    lower: tuple[np.ndarray, np.ndarray] | None = None  # p and gains with all errors subtracted; None: computed.
+    mass_error: float = _MASS  # A bound on the relative error of all masses.
+    loss_error: float | None = None  # A bound on the error of losses; None: of so many roundings of the largest one.
+    tail: Cells | None = None  # Cells of ``ratio`` steps for the losses outside of the window of the others.
+    ratio: int = 1
 
 
-def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, offset: float = 0.0) -> Cells:
-    """Return the cells of a loss; ends of pieces with a negligible mass of p are left out."""
+@dataclass(frozen=True)
+class _Edges:
+    """The ends of half cells, increasing: of ``ratio`` steps a cell, then of one step in the window, then again."""
+
+    step: float
+    offset: float
+    ratio: int  # Odd.
+    place: np.ndarray  # Ends in half steps from the offset; the number of half cells of each part is even.
+    inner: tuple[int, int]  # The half cells of the window.
+
+    @classmethod
+    def over(
+        cls, low: float, high: float, step: float, offset: float, window: tuple[float, float] | None, ratio: int
+    ) -> _Edges:
+        first, last = np.floor((low - offset) / step + _ON_GRID), np.floor((high - offset) / step + _ON_GRID) + 1
+        a, b = first, last
+        if window is not None:
+            first, last = ratio * np.floor(first / ratio), ratio * np.ceil(last / ratio)
+            a, b = (ratio * np.round((end - offset) / (step * ratio)) for end in window)
+            a, b = np.clip([a, max(b, a + ratio)], first, last)
+        if not 2 * (b - a + (last - first) / ratio) <= _MOST:
+            raise TooManyPointsError(f"losses over {high - low:.6g} are too many for a grid of step {step:.6g}")
+        parts = [np.arange(2 * first, 2 * a, ratio), np.arange(2 * a, 2 * b), np.arange(2 * b, 2 * last + 1, ratio)]
+        return cls(step, offset, ratio, np.concatenate(parts), (len(parts[0]), len(parts[0]) + len(parts[1])))
+
+    @property
+    def level(self) -> np.ndarray:
+        return self.offset + self.place * (self.step / 2)
+
+    @property
+    def start(self) -> np.ndarray:
+        """Return the losses at the lower ends of the cells of all half cells."""
+        return self.offset + np.repeat(self.place[:-1:2], 2) * (self.step / 2)
+
+    def split(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of the half cells of the window, and of those outside, with zeros where the window is."""
+        start, stop = self.inner
+        inside, gap = values[start:stop], (stop - start) // self.ratio
+        outside = np.concatenate([values[:start], np.zeros(gap), values[stop:]])
+        return inside.reshape(-1, 2), outside.reshape(-1, 2)
+
+
+class _Found(NamedTuple):
+    """Masses, gains and bounds of their errors in all half cells; the mass below them and above them."""
+
+    p: np.ndarray
+    gain: np.ndarray
+    p_error: np.ndarray
+    gain_error: np.ndarray
+    below: float = 0.0
+    above: float = 0.0
+
+
+def cells_on_grid(
+    whole: MonotoneLoss,
+    step: float,
+    *,
+    offset: float = 0.0,
+    reach: tuple[float, float] = (-np.inf, np.inf),
+    window: tuple[float, float] | None = None,
+    ratio: int = 1,
+) -> Cells:
+    """Return the cells of the losses within a reach, of one step inside a window and of ``ratio`` steps outside."""
     finite = np.isfinite(whole.loss)
-    count = sum(map(len, whole.pieces))
-    kept = [pieces.without_ends(negligible / (2 * max(1, count))) for pieces in whole.pieces]
-    atoms = _of_atoms(whole.p[finite], whole.loss[finite] - offset, step)
-    parts = [atoms, *(_of_pieces(pieces, step, offset) for pieces, _ in kept)]
-    half, p, gain = (np.concatenate(column) for column in zip(*parts, strict=True))
-    first = int(half.min()) // 2 if len(half) else 0
-    size = int(half.max()) // 2 - first + 1 if len(half) else 1
-    p, gain = (np.bincount(half - 2 * first, mass, 2 * size).reshape(size, 2) for mass in (p, gain))
-    gain = np.clip(gain, 0.0, -np.expm1(-step) * p)
-    infinite, beyond = float(whole.p[whole.loss == np.inf].sum()), sum(left_out for _, left_out in kept)
-    return Cells(first, offset, p, gain, infinite, beyond + whole.unseen)
+    p, loss = whole.p[finite], whole.loss[finite]
+    ends = [np.concatenate([loss, *(end for pieces in whole.pieces for end in pieces.end_losses)])]
+    low, high = (float(end(ends[0])) if len(ends[0]) else 0.0 for end in (np.min, np.max))
+    low, high = max(low, reach[0]), min(max(high, reach[0]), reach[1])
+    edges = _Edges.over(low, max(low, high), step, offset, window, ratio)
+    if len(edges.place) > _MOST_INTEGRATED and any(pieces.intervals is None for pieces in whole.pieces):
+        raise TooManyPointsError(f"losses over {high - low:.6g} are too many to integrate at a step of {step:.6g}")
+    atoms, loss_error = _of_atoms(p, loss, edges)
+    parts = [atoms]
+    with np.errstate(all="ignore"):
+        parts += [
+            _of_panels(pieces, edges) if pieces.intervals is None else _of_intervals(pieces, edges)
+            for pieces in whole.pieces
+        ]
+    total = _Found(*(sum(column) for column in zip(*parts, strict=True)))
+    # Errors are those of each part alone: atoms have none.
+    lower = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
+    integrated = len(loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
+    size = 1 + np.abs(edges.level[[0, -1]]).max()
+    mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM
+    columns = [edges.split(column) for column in (*total[:4], *lower)]
+    infinite = float(whole.p[whole.loss == np.inf].sum())
+
+    def cells(number: int, first: float, **others: Any) -> Cells:
+        p, gain, p_error, gain_error, *lower = (column[number] for column in columns)
+        return Cells(
+            int(first), offset, p, gain, p_error=p_error, gain_error=gain_error, lower=(lower[0], lower[1]),
+            mass_error=mass_error, loss_error=loss_error, **others,
+        )  # fmt: skip
+
+    tail = None
+    if window is not None:
+        tail = cells(1, edges.place[0] // (2 * ratio), infinite=0.0, beyond=0.0)
+    return cells(
+        0, edges.place[edges.inner[0]] // 2, infinite=infinite, beyond=total.above * _MARGIN + whole.unseen,
+        below=total.below * _MARGIN, tail=tail, ratio=ratio,
+    )  # fmt: skip
+
+
+def reduced(p: np.ndarray, gain: np.ndarray, p_error: Any, gain_error: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return masses and gains with errors subtracted; nothing of a half cell whose gain is lost in its error."""
+    left = np.maximum(p - p_error, 0.0)
+    gain = gain * (left / np.maximum(p, 1e-300)) - gain_error
+    return np.where(gain < 0, 0.0, left), np.maximum(gain, 0.0)
+
+
+def _of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_Found, float]:
+    """Return what atoms contribute, and a bound on the error of their losses; atoms next to the grid are put on it."""
+    level = edges.level
+    near = np.clip(np.searchsorted(level, loss), 1, max(len(level) - 1, 1))
+    nearest = np.where(loss - level[near - 1] < level[near] - loss, level[near - 1], level[near])
+    on_grid = np.abs(loss - nearest) <= _ON_GRID * edges.step
+    moved = float(np.abs(loss - nearest)[on_grid].max(initial=0.0))
+    loss = np.where(on_grid, nearest, loss)
+    half = np.searchsorted(level, loss, side="right") - 1
+    inside = (half >= 0) & (half < len(level) - 1)
+    count = len(level) - 1
+    start = edges.start[half[inside]]
+    mass = np.bincount(half[inside], p[inside], count)
+    gain = np.bincount(half[inside], -p[inside] * np.expm1(start - loss[inside]), count)
+    none = np.zeros(count)
+    rounding = LOSS_UNITS * UNIT * (1 + float(np.abs(loss).max(initial=0.0)))
+    error = rounding + 1.001 * moved if len(loss) else 0.0
+    return _Found(mass, gain, none, none, float(p[half < 0].sum()), float(p[half >= count].sum())), error
+
+
+def _binned(column: np.ndarray, half: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(half + 1, column, count + 2)
+
+
+def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
+    """Return what pieces with known tails contribute: masses between the points where the loss is at the edges."""
+    level, count = edges.level, len(edges.place) - 1
+    low, high = _sorted(*pieces.end_losses)
+    first, last = np.searchsorted(level, low, side="right"), np.searchsorted(level, high, side="left")
+    last = np.maximum(first, last)
+    # The levels of each piece: -inf for its lowest loss, all edges between, and inf for its highest loss.
+    many = last - first + 2
+    piece = np.repeat(np.arange(len(pieces)), many)
+    place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many) - 1 + np.repeat(first, many)
+    is_low, is_high = place == first[piece] - 1, place == last[piece]
+    cuts = np.where(is_low, -np.inf, np.where(is_high, np.inf, level[np.clip(place, 0, count)]))
+    found = cast(LossIntervals, pieces.intervals).measure(cuts, pieces.number[piece])
+    real = np.flatnonzero(~is_high[:-1])
+    half = place[:-1][real]
+    p, q, difference, p_error, q_error, difference_error, loss_error = (column[real] for column in vars(found).values())
+    start = np.concatenate([[0.0], edges.start, [0.0]])[half + 1]
+    width = np.concatenate([[np.inf], np.diff(level), [np.inf]])[half + 1]
+    # Where p and q are close the difference of both is known better than either.
+    near = np.abs(start) < 0.5
+    growth = np.where(near, np.expm1(start), np.exp(start))
+    gain = np.where(near, difference, p) - growth * q
+    gain_error = np.where(near, difference_error, p_error) + np.abs(growth) * q_error
+    # The loss may leave its cell by rounding; the masses next to an edge are then those of another cell.
+    same = np.diff(piece[:-1][real]) == 0
+    around = np.maximum(p, np.maximum(np.append(p[1:] * same, 0.0), np.append(0.0, p[:-1] * same)))
+    beside = 2 * _STEEP * around * loss_error / width
+    p_error, gain_error = p_error + beside, gain_error + beside * -np.expm1(-2 * width)
+    columns = [_binned(column, half, count) for column in (p, gain, p_error, gain_error)]
+    p_all, p_off = columns[0], columns[2]
+    return _Found(*(column[1:-1] for column in columns), *(float(p_all[j] + p_off[j]) for j in (0, -1)))
+
+
+def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
+    """Return what other pieces contribute, on panels cut where the loss is at the edges, and evenly between."""
+    level, count = edges.level, len(edges.place) - 1
+    low, high = _sorted(*pieces.end_losses)
+    first, last = np.searchsorted(level, low, side="right"), np.searchsorted(level, high, side="left")
+    many = np.maximum(last - first, 0)
+    piece = np.repeat(np.arange(len(pieces)), many)
+    place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
+    panels = pieces.panels()
+    cuts = np.concatenate([panels.start, pieces.inverse(level[place], piece)])
+    start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
+    some = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
+    panels = Panels(start[some], end[some], piece[some])
+
+    def halves(panels: Panels) -> np.ndarray:
+        middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
+        return np.searchsorted(level, pieces.loss(middle, panels.piece), side="right") - 1
+
+    half = halves(panels)
+    inside, left_out = (
+        (panels.at(where), still)
+        for where, still in (((half >= 0) & (half < count), _EXACT), ((half < 0) | (half >= count), _ROUGH))
+    )
+    rough = pieces.refined(*left_out)
+    outer, beside = halves(rough), pieces.masses(rough)[0]
+    panels = pieces.refined(*inside)
+    half = np.clip(halves(panels), 0, count - 1)
+    x, piece = panels.nodes, panels.piece[:, None]
+    mass = panels.weights * pieces.p(x, piece)
+    start, width = edges.start[half], np.diff(level)[half]
+    over = pieces.loss(x, piece) - start[:, None]
+    within = np.clip(over, 0.0, 2 * width[:, None])
+    if not (np.abs(over - within) <= _OUTSIDE * (edges.step + 1.0)).all():
+        raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
+    p, gain = mass.sum(1), -(mass * np.expm1(-within)).sum(1)
+    p, gain = (np.bincount(half, column, count) for column in (p, gain))
+    # Rounding of losses, which are at most this large, changes gains; the panels are those of the rounded losses.
+    error = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
+    around = np.maximum(p, np.maximum(np.append(p[1:], 0.0), np.append(0.0, p[:-1])))
+    p_error = 2 * _STEEP * around * error / np.diff(level)
+    gain_error = p * error + p_error * -np.expm1(-2 * np.diff(level))
+    below, above = (float(beside[where].sum()) for where in (outer < 0, outer >= count))
+    return _Found(p, gain, p_error, gain_error, below, above)
+
+
+def _sorted(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.minimum(one, other), np.maximum(one, other)
+
+
+# Estimates, which choose the grid
+
+
+def rough_losses(whole: MonotoneLoss) -> PrivacyLossDistribution:
+    """Return outcomes that represent the loss roughly, far out in its tails too: estimates choose the grid by them."""
+    parts = [(whole.p, whole.q, whole.loss)]
+    with np.errstate(all="ignore"):
+        for pieces in whole.pieces:
+            panels = pieces.panels()
+            if pieces.intervals is None:
+                p, q = pieces.masses(panels)
+            else:
+                p, q = _masses_of_panels(pieces, panels)
+            middle = pieces.loss((panels.start + panels.end) / 2, panels.piece)
+            some = (p > 0) & (q > 0)
+            loss = np.where(some, np.log(np.where(some, p, 1.0) / np.where(some, q, 1.0)), middle)
+            parts.append((p, q, np.where(np.isfinite(loss), loss, middle)))
+    p, q, loss = (np.concatenate(column) for column in zip(*parts, strict=True))
+    some = p > 0
+    return PrivacyLossDistribution(p[some], q[some], loss[some], 0 * p[some])
+
+
+def _masses_of_panels(pieces: MonotonePieces, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
+    many = len(panels.start) // len(pieces)
+    ends = np.concatenate([panels.start.reshape(-1, many), panels.end.reshape(-1, many)[:, -1:]], 1)
+    number = np.arange(len(pieces))[:, None]
+    level = pieces.loss(ends, number)
+    falls = level[:, :1] > level[:, -1:]
+    level = np.maximum.accumulate(np.where(falls, level[:, ::-1], level), 1)
+    level[:, 0], level[:, -1] = -np.inf, np.inf
+    found = cast(LossIntervals, pieces.intervals).measure(level.ravel(), np.repeat(pieces.number, many + 1))
+    masses = (np.append(mass, 0.0).reshape(-1, many + 1)[:, :-1] for mass in (found.p, found.q))
+    return tuple(np.where(falls, mass[:, ::-1], mass).ravel() for mass in masses)  # type: ignore[return-value]
 
 
 def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
@@ -245,49 +503,32 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
         return two_heaviest_atoms(whole)[0]
     lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
     levels = lowest + 2 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
-    p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)
-    mean = np.log(p / q)
-    return float(mean[np.argmax(levels[1:] - step / 2 >= mean)])
+    with np.errstate(all="ignore"):
+        p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)
+        mean = np.log(p / q)
+        beyond = levels[1:] - step / 2 - mean
+    known = np.isfinite(beyond)
+    if not (known & (beyond >= 0)).any():
+        return float(mean[known][-1]) if known.any() else lowest
+    after = int(np.argmax(known & (beyond >= 0)))
+    if after == 0 or not known[after - 1]:
+        return float(mean[after])
+    # A mean slightly below the grid point is mended by a share of the next group, and one above it by none.
+    share = beyond[after] / (beyond[after] - beyond[after - 1])
+    return float(mean[after] + share * (mean[after - 1] - mean[after]) + _HIGHER * step)
 
 
-def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> np.ndarray:
+def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the masses whose loss is at most each level but the first."""
     low = np.minimum(*pieces.end_losses)
     some = np.flatnonzero(low <= levels[-1])
-    points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels))).reshape(-1, len(levels))
-    start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-    panels = Panels(start.ravel(), end.ravel(), np.repeat(some, len(levels) - 1))
-    sums = [mass.reshape(-1, len(levels) - 1).sum(0) for mass in pieces.masses(panels)]
-    return np.cumsum(sums, 1) + 1e-300
-
-
-def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (number of the half cell, mass, gain) of atoms."""
-    level, near = loss / step, np.round(loss / step)
-    level = np.where(np.abs(level - near) < _ON_GRID, near, level)
-    return np.floor(2 * level).astype(np.int64), p, -p * np.expm1((np.floor(level) - level) * step)
-
-
-def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same for pieces, on panels cut where the loss is on the grid or half-way, and evenly between."""
-    ends = (np.stack(pieces.end_losses) - offset) / (step / 2)
-    if not np.ptp(ends, axis=0).max() <= _MOST:
-        width = np.ptp(ends, axis=0).max() * step / 2
-        raise ValueError(f"losses over {width:.6g} are too many for a grid of step {step:.6g}")
-    first = np.floor(ends.min(0)) + 1
-    many = np.maximum(np.ceil(ends.max(0)) - first, 0.0).astype(np.int64)
-    piece = np.repeat(np.arange(len(pieces)), many)
-    level = np.repeat(first, many) + np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-    panels = pieces.panels()
-    cuts = np.concatenate([panels.start, pieces.inverse(offset + level * (step / 2), piece)])
-    start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
-    some = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
-    panels = pieces.refined(Panels(start[some], end[some], piece[some]), _EXACT)
-    middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
-    half = np.floor((pieces.loss(middle, panels.piece) - offset) / (step / 2)).astype(np.int64)
-    x, piece = panels.nodes, panels.piece[:, None]
-    mass = panels.weights * pieces.p(x, piece)
-    over = pieces.loss(x, piece) - (offset + half // 2 * step)[:, None]
-    inside = np.clip(over, 0.0, step)
-    if not (np.abs(over - inside) <= _OUTSIDE * (step + 1.0)).all():
-        raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
-    return half, mass.sum(1), -(mass * np.expm1(-inside)).sum(1)
+    if pieces.intervals is not None:
+        cuts = np.tile(np.append(-np.inf, levels[1:]), len(some))
+        found = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
+        sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (found.p, found.q)]
+    else:
+        points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels))).reshape(-1, len(levels))
+        start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
+        panels = Panels(start.ravel(), end.ravel(), np.repeat(some, len(levels) - 1))
+        sums = [mass.reshape(-1, len(levels) - 1).sum(0) for mass in pieces.masses(panels)]
+    return tuple(np.cumsum(sums, 1))  # type: ignore[return-value]

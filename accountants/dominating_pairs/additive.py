@@ -20,6 +20,7 @@ import numpy as np
 from accountants.dominating_pairs import gaussian_integrals
 from accountants.dominating_pairs.base import Curve, DominatingPair, cap, sum_of_pieces
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, of_tails, points_at_levels
 from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, PiecewiseExponential
@@ -47,6 +48,8 @@ _UNSEEN = 2e-72
 _TAIL = 1e-40
 # Further tail probabilities of the joints of a profile: between them a log density changes by little.
 _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
+# Masses between levels of the loss are known up to this tail probability.
+_RESOLVED = 1e-300
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
 # Steps of bisection for the point at which the loss is eps.
@@ -308,9 +311,36 @@ class NoiseFormulas:
             self._steepness(),
             few=_panels_of(left, self.panels),
             beyond=(pieces.left, pieces.right),
+            intervals=self._intervals(pieces, lambda x, i: source.loss(x, D) + change[i]),
         )
         present = (pieces.weights > 0).any(-1)
         return PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)
+
+    @property
+    def _far_reach(self) -> tuple[Any, Any]:
+        """Return points beyond which both tails have no more than the least probability that is resolved."""
+        least = np.array([_RESOLVED])
+        return self.source.inverse(least, np.ones(1, bool)), self.source.inverse(least, np.zeros(1, bool))
+
+    def _intervals(
+        self, pieces: Pieces, loss: Any, inverse: Callable[[Any, Any], Any] | None = None
+    ) -> LossIntervals | None:
+        """Return the masses between levels of the loss, for plain numbers."""
+        if self.xp is not np:
+            return None
+        low, high = self._far_reach
+        ends = tuple(
+            np.clip(end, low + min(0.0, self.D), high + max(0.0, self.D)) for end in (pieces.left, pieces.right)
+        )
+
+        def points(level: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            if inverse is None:
+                return points_at_levels(loss, ends, level, piece)
+            error = LOSS_UNITS * UNIT * (1 + np.abs(np.where(np.isfinite(level), level, 0.0)))
+            return np.clip(inverse(level, piece), ends[0][piece], ends[1][piece]), error
+
+        intervals = of_tails(self.source, self.D, pieces.weights.T, ends, points)
+        return intervals.where((pieces.weights > 0).any(-1))
 
     def _steepness(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Callable[[Any, Any, Any], Any]:
         """Return the function that maps panels to the largest steepness of f at these positions."""
@@ -465,7 +495,10 @@ class PolynomialFormulas(NoiseFormulas):
             return log_p(x, i) - affine(x, i)
 
         few = _panels_of(left, self.panels)
-        found = SmoothPieces(left, right, log_p, log_q, affine, self._steepness(), inverse, few, (beyond[0], beyond[1]))
+        intervals = self._intervals(pieces, affine, inverse)
+        found = SmoothPieces(
+            left, right, log_p, log_q, affine, self._steepness(), inverse, few, (beyond[0], beyond[1]), intervals
+        )
         return join([atoms, PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)])
 
 

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom
 
 from accountants import guarantee, shuffled, weights
-from accountants.composition import bounds
+from accountants.composition import bounds, sums
 
 REPORTS = 20
 FIRST, SECOND = 0.1, 0.02  # The probability of the rare outcome under either input.
@@ -42,7 +42,7 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
-    monkeypatch.setattr(bounds, "_NEGLIGIBLE", 0.1)
+    monkeypatch.setattr(sums, "_NEGLIGIBLE", 2.0)
     low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
@@ -67,7 +67,7 @@ def test_a_grid_that_is_too_small_is_allowed_for_in_shuffled_reports(monkeypatch
     rows = np.array([[math.exp(level), 1.0], [1.0, math.exp(level)]]) / (1 + math.exp(level))
     made, truth = shuffled(rows, n), others_alike(level, n, epsilon)
     assert made.bracket(epsilon=epsilon)[0] == pytest.approx(truth, rel=1e-4)
-    monkeypatch.setattr(bounds, "_NEGLIGIBLE", 0.3)
+    monkeypatch.setattr(sums, "_NEGLIGIBLE", 0.3)
     low, _ = made.bracket(epsilon=epsilon)
     assert low <= truth
     assert low < 0.9 * truth, "the grid is not too small; this test shows nothing"

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from accountants.composition.bounds import Masses, _tilted, _transformed
+from accountants.composition.bounds import Masses
+from accountants.composition.sums import _tilted, _transformed
 from accountants.dominating_pairs.discrete import dominating_pair, pure_points
 from accountants.shuffle import bracket
 
@@ -119,12 +120,14 @@ def test_errors_of_transforms_are_within_their_bound(size):
     for values in (random.random(size), np.exp(-np.arange(size) / 7.0), random.standard_normal(size)):
         exact = fft.rfft(values.astype(np.longdouble))
         assert np.linalg.norm((fft.rfft(values) - exact).astype(complex)) <= eta * np.linalg.norm(exact.astype(complex))
-    parts = [_tilted(Masses(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7) for n in (3, 1000)]
+        # Every entry, too, relative to the sum of the absolute values.
+        assert np.abs((fft.rfft(values) - exact).astype(complex)).max() <= eta * np.abs(values).sum()
+    parts = [_tilted(Masses(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7)[0] for n in (3, 1000)]
     found, error = _transformed(parts, size)
     whole = np.ones(size // 2 + 1, np.clongdouble)
     for part in parts:
         folded = np.zeros(size, np.longdouble)
-        np.add.at(folded, part.k.astype(int) % size, part.g)
+        np.add.at(folded, (part.first + np.arange(len(part.g))) % size, part.g)
         whole = whole * fft.rfft(folded) ** part.count
     assert 0 < np.linalg.norm((found - fft.irfft(whole, size)).astype(float)) <= error
 

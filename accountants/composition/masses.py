@@ -1,0 +1,162 @@
+"""Bounds of one report on a grid: masses that dominate a pair, or that it dominates, in convex order of R = p/q.
+
+Under q, R has the law of a martingale's end. To spread the R of a cell over both ends of the cell, with its mean kept,
+is a mean-preserving spread, and increases every hockey-stick divergence ("connect the dots", Doroshenko 2022). To
+gather outcomes into groups is a contraction, and decreases it. Both keep this order when reports are composed, and both
+are off by the square of the step. Proofs: docs/proofs/brackets.md.
+
+Masses are under p. They may be tilted, by a factor e^(c l): those of a cell then are relative to the factor at its
+lower end, and ``growth`` is e^(c h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from accountants.composition.cells import Cells, reduced
+from accountants.composition.grid import masses_of_profile, profile_on_grid
+from accountants.loss_intervals import LOSS_UNITS, UNIT
+
+RATIO = 5  # The step of the next coarser grid. It is odd, so that no point is half-way between two of that grid.
+_MASS = 1e-12  # The relative error that is allowed for the maximum of several profiles.
+_TAKEN, _GIVEN = 0.4, 0.25  # The most of a group that the group below it may take, and that above it.
+
+
+@dataclass(frozen=True)
+class Masses:
+    """A bound of one pair: masses of p at the losses offset + (first + j) h and at infinite loss, composed n times."""
+
+    mass: np.ndarray  # The masses under p, not negative; with ``infinite`` they need not sum to 1.
+    first: int  # k of mass[0].
+    offset: float  # a shift of the whole grid.
+    infinite: float  # The mass of infinite loss.
+    count: int  # n.
+    stage: int = 0  # h is ``RATIO``^stage times the step that is composed.
+    tail: Masses | None = None  # Masses of rare losses, on a grid of ``ratio`` h with the same offset.
+    ratio: int = 1  # A power of ``RATIO``.
+
+
+def above(cells: Cells, step: float, count: int) -> Masses:
+    """Return a pair whose profile is at least that of the cells."""
+    p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error)
+    mass, error = spread(p, gain, step), _error(cells, step)
+    tail = None
+    if cells.tail is None:
+        mass[0] += cells.below
+    else:
+        tail = above(cells.tail, cells.ratio * step, count)
+        tail.mass[0] += cells.below
+    wider = 1 + cells.mass_error
+    # Rounding of a loss may move mass either way: all losses are raised by its bound.
+    infinite = cells.infinite * wider + cells.beyond
+    return Masses(mass * wider, cells.first, cells.offset + error, infinite, count, 0, tail, cells.ratio)
+
+
+def _sum(halves: np.ndarray) -> np.ndarray:
+    return halves[:, 0] + halves[:, 1]
+
+
+def spread(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) -> np.ndarray:
+    """Return the masses at grid points of cells split between their ends."""
+    up = np.clip(gain / -np.expm1(-step), 0.0, p)
+    return np.append(p - up, 0.0) + np.append(0.0, up * growth)
+
+
+def _error(cells: Cells, step: float) -> float:
+    """Return a bound on the error of losses."""
+    if cells.loss_error is not None:
+        return cells.loss_error
+    ends = cells.first * step, (cells.first + len(cells.p)) * step
+    return LOSS_UNITS * UNIT * (1 + abs(cells.offset) + max(map(abs, ends)))
+
+
+def below(cells: Cells, step: float, count: int) -> Masses:
+    """Return a pair whose profile is at most that of the cells: groups around grid points, with at least their loss."""
+    p, gain = cells.lower or reduced(cells.p, cells.gain, cells.p_error, cells.gain_error)
+    gain = np.minimum(gain, -np.expm1(-step) * p)
+    error, narrower = _error(cells, step), max(1 - cells.mass_error, 0.0)
+    tail = None if cells.tail is None else below(cells.tail, cells.ratio * step, count)
+    mass = contracted(p, gain, step) * narrower
+    return Masses(mass, cells.first, cells.offset - error, cells.infinite * narrower, count, 0, tail, cells.ratio)
+
+
+def contracted(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) -> np.ndarray:
+    """Return the masses at grid points of groups, from those of half cells.
+
+    Mass p of a half cell at k h that stays adds its gain p - e^(k h) q to the group at k. Mass that joins the group at
+    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. Lower halves stay and upper halves move, as far
+    as the gains allow. A group that then has too much gain takes a share of the group below it, and one that has too
+    little takes a share of the group above it, so that its mean of p/q is that of the grid point.
+    """
+    grown, down = np.exp(step), 1 / growth
+    cost = np.maximum(p * np.expm1(step) - gain * grown, 0.0) * growth
+    # Where there is nothing below that a group could take, as next to the lowest loss, lower halves move as well.
+    supply = _GIVEN / 2 * np.expm1(step) * growth * np.append(0.0, _sum(p)[:-1])
+    spare = gain[:, 0] - np.append(0.0, cost[:-1, 1]) - supply
+    up = np.maximum(spare, 0.0) / np.maximum(gain[:, 0], 1e-300)
+    (p_low, p_high), (gain_low, gain_high), (_, cost_high) = (
+        (column[:, 0] * (1 - up), column[:, 1] + column[:, 0] * up) for column in (p, gain, cost)
+    )
+    lower, upper, gains, costs = (
+        *(np.append(p_low, 0.0), np.append(0.0, p_high)),
+        *(np.append(gain_low, 0.0), np.append(0.0, cost_high)),
+    )
+    # What of the upper halves can move, if shares of the lower halves above may be taken.
+    gains_below = (-np.expm1(-step) * lower + gains / grown) * down
+    allowed = gains + _TAKEN * np.append(gains_below[1:], 0.0)
+    moves = np.minimum(allowed / np.maximum(costs, 1e-300), 1.0)
+    stays = np.append((1 - moves[1:]), 0.0)
+    mass = lower + upper * moves * growth + np.append(p_high, 0.0) * stays
+    net = gains + np.append(gain_high, 0.0) * stays - costs * moves
+    # The gain, at the grid point below or above, of all mass of a group; and the share of it that is taken there.
+    at_below, at_above = -np.expm1(-step) * mass + net / grown, np.expm1(step) * mass - net * grown
+    from_above = np.maximum(-net, 0.0) / np.maximum(np.append(at_below[1:], 0.0) * down, 1e-300)
+    from_above = np.minimum(from_above, 0.5)
+
+    def from_below(net: np.ndarray) -> np.ndarray:
+        shares = np.maximum(net, 0.0) / np.maximum(np.append(0.0, at_above[:-1]) * growth, 1e-300)
+        return np.minimum(shares, _GIVEN) * (np.append(0.0, mass[:-1]) > 0)
+
+    # A group of which shares are taken needs less.
+    left = 1 - np.append(from_below(net)[1:], 0.0) - np.append(0.0, from_above[:-1])
+    taken = from_below(net * left)
+    left = 1 - np.append(taken[1:], 0.0) - np.append(0.0, from_above[:-1])
+    return mass * left + from_above * np.append(mass[1:], 0.0) * down + taken * np.append(0.0, mass[:-1]) * growth
+
+
+def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
+    """Return a pair whose profile is at least each of several: their maximum on one grid, between chords in e^eps."""
+    first = min(part.first for part in several)
+    size = max(part.first + len(part.mass) for part in several) - first + 1
+    profiles = []
+    for part in several:
+        start = part.first - first + 1
+        p = np.pad(part.mass, (start, size - start - len(part.mass)))
+        profiles.append(part.infinite + profile_on_grid(p[::-1], step))
+    delta, infinite = np.max(profiles, axis=0), max(part.infinite for part in several)
+    delta[0] = infinite
+    mass = np.maximum(masses_of_profile(delta, step)[-2::-1], 0.0)
+    # A sum of positive terms has an error of at most one unit a term.
+    mass = mass * (1 + _MASS + 8 * UNIT * size) + UNIT * delta[-1] * 8
+    return Masses(mass, first, max(part.offset for part in several), infinite, several[0].count)
+
+
+# Coarser grids
+
+
+def coarsened(g: np.ndarray, first: int, step: float, tilt: float, side: int) -> tuple[np.ndarray, int]:
+    """Return tilted masses on a grid of ``RATIO`` steps, spread (side 1) or contracted (side -1); and their first k."""
+    before, start = first % RATIO, first // RATIO
+    cells = np.pad(g, (before, -(before + len(g)) % RATIO)).reshape(-1, RATIO)
+    above_start = step * np.arange(RATIO)
+    mass, gain, growth = np.exp(-tilt * above_start), -np.expm1(-above_start), np.exp(tilt * step * RATIO)
+    if side > 0:
+        up = gain / -np.expm1(-RATIO * step)
+        return np.append(cells @ (mass * (1 - up)), 0.0) + np.append(0.0, cells @ (mass * up * growth)), start
+    # Of an odd number of points none is in the middle.
+    half = (np.arange(RATIO)[:, None] > RATIO / 2) == np.array([False, True])
+    p, gains = cells @ (mass[:, None] * half), cells @ ((mass * gain)[:, None] * half)
+    return contracted(p, gains, RATIO * step, growth), start

@@ -1,0 +1,450 @@
+"""Distributions of sums of independent losses on grids, with bounds on every error of their computation.
+
+Sums are computed by FFT of the masses tilted by e^(c l), where c is the saddle point for the eps or delta in question.
+Many reports are composed in stages. The sum of 25 reports is put on a grid of 5 steps, by a spread for an upper bound
+and by a contraction for a lower one, and counts as one report of the next stage. Each stage adds as much to the
+variance of the sum as the first grid does, and no stage needs many points. Rare large losses wait for the last grid:
+the sum is a mixture over their number.
+
+The bounds contain what wraps around a grid (Chernoff), the floating-point error of all transforms (Higham 2002, section
+24.1), and all other roundings. Proofs: docs/proofs/sums.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+from scipy.special import gammaln
+
+from accountants.composition.cells import TooManyPointsError
+from accountants.composition.masses import RATIO, Masses, coarsened
+from accountants.composition.self_composed import integer_power
+from accountants.loss_intervals import UNIT
+
+BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
+# The tilted mass, of the whole sum, that may wrap around all grids; the most points of a grid, 16 MiB an array; an
+# exponent close to float64's largest, 709; and one from which on its negative gives 0.
+_NEGLIGIBLE = 1e-16
+_LARGEST = 1 << 21
+_OVERFLOWS, _UNDERFLOWS = 700.0, 746.0
+_SUMMARY = 256  # The points that represent a distribution in Chernoff bounds.
+_LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of their own for the error of exponents.
+_SECOND_ORDER = 1.01  # Terms of second order in errors, which are small.
+_MOST_RARE = 60  # The most rare losses of a sum.
+
+
+@dataclass(frozen=True)
+class ComposedBounds:
+    """The composed masses, tilted: p(S) = e^(log_scale - c S) g(S)."""
+
+    loss: np.ndarray  # S, increasing.
+    g: np.ndarray  # The tilted masses.
+    tilt: float  # c.
+    log_scale: float  # The log of the sum of e^(c S) p(S).
+    infinite: float  # 1 - prod (1 - m)^n.
+    error: float  # A bound on the 2-norm of the error of g.
+    outside: float  # A bound on the tilted mass that is beyond the grid, or at any wrong place.
+    rounding: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
+
+    def nudged(self, epsilon: float, side: int) -> float:
+        """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
+        return epsilon - side * 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()))
+
+    def delta(self, epsilon: float, side: int) -> float:
+        """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
+        c, epsilon = self.tilt, self.nudged(epsilon, side)
+        start, stop = np.searchsorted(self.loss, [epsilon, epsilon + _UNDERFLOWS / max(c, 1e-300)], side="right")
+        s = self.loss[start:stop] - epsilon
+        weight = np.exp(-c * s) * -np.expm1(-s)  # 0 in floats from there on.
+        peak = (c / (1 + c)) ** c / (1 + c)
+        value = (weight * self.g[start:stop]).sum()
+        rounding = self.rounding + 4 * UNIT * c * abs(epsilon)
+        value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
+        exponent = self.log_scale - c * epsilon
+        if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
+            return 1.0
+        finite = np.exp(min(exponent, _OVERFLOWS)) * max(value, 0.0)
+        if np.isnan(finite):
+            raise ValueError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
+        return float(min(self.infinite + finite, 1.0))
+
+    def epsilon_near(self, delta: float) -> float | None:
+        """Return about the eps at which the profile without errors is delta, if it is on the grid."""
+        if not delta > self.infinite:
+            return None
+        c, s = self.tilt, self.loss - self.loss[-1]
+        with np.errstate(all="ignore"):
+            # Between two losses delta is A - e^eps B, with sums A and B over the larger ones.
+            p = self.g * np.exp(-c * s)
+            A, B = (np.cumsum(each[::-1])[::-1] for each in (p, p * np.exp(-s)))
+            wanted = np.exp(np.log(delta - self.infinite) - self.log_scale + c * self.loss[-1])
+            at_losses = A - np.exp(s) * B
+            index = int(np.searchsorted(-at_losses, -wanted))
+            value = float(np.log((A[index] - wanted) / B[index]) + self.loss[-1]) if 0 < index < len(s) else math.nan
+        return value if math.isfinite(value) else None
+
+
+def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0) -> ComposedBounds:
+    """Return the distribution of the sum of independent losses, on a grid of at most 2^21 points.
+
+    With stages it is an upper (side 1) or lower (side -1) bound of that distribution.
+    """
+    from scipy import fft  # Imported on use: it takes 0.1 s.
+
+    negligible = _NEGLIGIBLE / (2 + stages)
+    tilted, mixtures, lost = [], [], 0.0
+    for part in parts:
+        common, mixture, off = _tilted(part, step, tilt, side, negligible)
+        tilted.append(common)
+        mixtures += [] if mixture is None else [mixture]
+        lost += off
+    offset = sum(part.count * part.offset for part in parts)
+    with np.errstate(divide="ignore"):
+        log_finite = sum(part.count * np.log1p(-min(part.infinite, 1.0)) for part in parts)
+    infinite = float(-np.expm1(log_finite))
+    if not all(part.g.any() for part in tilted):  # All sums are infinite.
+        return ComposedBounds(np.zeros(1), np.zeros(1), tilt, 0.0, infinite, 0.0, 0.0)
+    moved = 0.0
+    for stage in range(stages):
+        coming, now = [part for part in tilted if part.stage > stage], [part for part in tilted if part.stage <= stage]
+        total = float(sum(part.count for part in now))
+        for part in now:
+            whole, rest = divmod(part.count, BLOCK)
+            sizes = {size: count for size, count in ((BLOCK, whole), (rest, 1)) if size * count}
+            blocks = _blocks(part, list(sizes), step, tilt, side, negligible / total)
+            for (block, error), count in zip(blocks, sizes.values(), strict=True):
+                coming.append(replace(block, count=count))
+                lost += count * error
+                # A coarser grid moves losses by roundings of its steps.
+                moved += 32 * UNIT * count * RATIO * step
+        # Errors are relative to the tilted mass, which coarser grids change.
+        lost *= math.exp(max(0.0, -sum(part.count * part.change for part in coming if part.stage > stage)))
+        tilted, step = coming, step * RATIO
+    # The losses of mixtures are moved by less than as many roundings of the largest one.
+    moved += sum(32 * UNIT * RATIO * step * mixture.count for mixture in mixtures)
+    offset += side * moved
+    tails = _Tails.of([*tilted, *mixtures])
+    left, right = tails.widths(negligible)
+    size = fft.next_fast_len(left + right + 1, real=True)
+    if size > _LARGEST:
+        raise TooManyPointsError(f"the loss distribution needs {size} points at this step; at most {_LARGEST} are used")
+    g, error = _transformed(tilted, size, mixtures)
+    lowest = int(np.floor(tails.mean)) - left
+    every = [*tilted, *mixtures]
+    return ComposedBounds(
+        (lowest + np.arange(size)) * step + offset,
+        np.maximum(np.roll(g, -(lowest % size)), 0.0),
+        tilt,
+        sum(part.count * part.log_scale for part in every) + tilt * offset,
+        infinite,
+        error,
+        tails.outside(left - 1, size - left - 2) + math.expm1(min(lost, 1.0) * _SECOND_ORDER),
+        1e-13 + sum(part.count * part.rounding for part in every) + 4 * UNIT * abs(tilt * offset),
+    )
+
+
+@dataclass(frozen=True)
+class _Tilted:
+    """Masses times e^(c l), scaled to sum to 1: g at the grid numbers first + j; ``log_scale`` is the log of their sum.
+
+    They are composed ``count`` times.
+    """
+
+    g: np.ndarray
+    first: int
+    log_scale: float
+    count: int
+    rounding: float
+    stage: int = 0
+    change: float = 0.0  # The log of the change of the tilted mass of one block on its last grid.
+
+    @cached_property
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
+        return _summary(self.g, self.first)
+
+    @property
+    def mean_and_variance(self) -> tuple[float, float]:
+        """Return the mean and the variance of the sum of all, in steps."""
+        mean, variance = _mean_and_variance(*self.points)
+        return self.count * mean, self.count * variance
+
+    def log_moments(self, slopes: np.ndarray) -> np.ndarray:
+        return self.count * _log_moments(*self.points, slopes)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        k = self.points[0]
+        return (self.count * k[0], self.count * k[-1]) if len(k) else (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """The sum of ``count`` losses, of which at most all are rare, as a mixture over the number of rare ones.
+
+    Masses are tilted. Those of a common loss and of a rare one each sum to about 1.
+    """
+
+    common: tuple[np.ndarray, int]  # Masses on the last grid, and the number of the first point.
+    rare: tuple[np.ndarray, int]
+    weights: np.ndarray  # The probability of each number of rare losses.
+    log_scale: float  # That of one loss.
+    rounding: float
+
+    @property
+    def count(self) -> int:
+        return len(self.weights) - 1
+
+    @cached_property
+    def points(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [_summary(*part) for part in (self.common, self.rare)]
+
+    @property
+    def mean_and_variance(self) -> tuple[float, float]:
+        (mean, variance), (rare_mean, rare_variance) = (_mean_and_variance(*part) for part in self.points)
+        rare = np.arange(self.count + 1)
+        means = (self.count - rare) * mean + rare * rare_mean
+        within = (self.count - rare) * variance + rare * rare_variance
+        center = float(self.weights @ means)
+        return center, float(self.weights @ (within + (means - center) ** 2))
+
+    def log_moments(self, slopes: np.ndarray) -> np.ndarray:
+        common, rare = (_log_moments(*part, slopes)[:, None] for part in self.points)
+        number = np.arange(self.count + 1)
+        with np.errstate(divide="ignore"):
+            logs = np.log(self.weights) + (self.count - number) * common + number * rare
+        top = logs.max(1, keepdims=True)
+        return top[:, 0] + np.log(np.exp(logs - top).sum(1))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        (k, _), (rare, _) = self.points
+        return self.count * min(k[0], rare[0]), self.count * max(k[-1], rare[-1])
+
+    def spectrum(self, length: int) -> np.ndarray:
+        common, rare = (_spectrum(*part, length) for part in (self.common, self.rare))
+        whole, power = np.full_like(common, self.weights[-1]), np.ones_like(common)
+        for weight in self.weights[-2::-1]:  # Horner's rule in the rare losses.
+            power = power * common
+            whole = whole * rare + weight * power
+        return whole
+
+
+def _tilted(
+    part: Masses, step: float, tilt: float, side: int = 0, negligible: float = 1.0
+) -> tuple[_Tilted, _Mixture | None, float]:
+    """Return the tilted masses, those of rare losses apart, and a bound of the tilted mass that is left out."""
+    step = step * RATIO**part.stage
+    arrays = [(part, step), *([] if part.tail is None else [(part.tail, part.ratio * step)])]
+    if not any(each.mass.any() for each, _ in arrays):  # All losses are infinite.
+        return _Tilted(0 * part.mass, part.first, 0.0, part.count, 0.0, part.stage), None, 0.0
+    logs, log_mass = [], []
+    for each, width in arrays:
+        with np.errstate(divide="ignore"):
+            log_mass.append(np.log(each.mass))
+        logs.append(log_mass[-1] + tilt * width * (each.first + np.arange(len(each.mass), dtype=float)))
+    top = max(each.max() for each in logs)
+    g = [np.exp(each - top) for each in logs]
+    # The exponents' errors, by those of masses that matter.
+    terms = 32.0 + abs(top)
+    for log, mass, each in zip(logs, log_mass, g, strict=True):
+        some = each > _LIGHT
+        terms += np.abs(mass[some]).max(initial=0.0) + 2 * np.abs(log[some] - mass[some]).max(initial=0.0)
+    often, rare = float(g[0].sum()), float(sum(each.sum() for each in g[1:]))
+    total = often + rare
+    log_scale, rounding = float(top + np.log(total)), 4 * UNIT * float(terms)
+    common = _Tilted(g[0] / often if often else g[0], part.first, log_scale, part.count, rounding, part.stage)
+    if not rare or not often:
+        return common, None, 0.0
+    often, rare = often / total, rare / total
+    # The number of rare losses is binomial.
+    number = np.arange(part.count + 1 if part.count < 4 * _MOST_RARE else 4 * _MOST_RARE)
+    logs_of_choices = gammaln(part.count + 1) - gammaln(number + 1) - gammaln(part.count - number + 1)
+    weights = np.exp(logs_of_choices + number * math.log(rare) + (part.count - number) * math.log(often))
+    beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
+    most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
+    single = (common.g, part.first)
+    width, ratio = step, part.ratio
+    while ratio > 1:
+        single = coarsened(*single, width, tilt, side)
+        width, ratio = width * RATIO, ratio // RATIO
+    mixture = _Mixture(
+        single,
+        (g[1] / (rare * total), cast(Masses, part.tail).first),
+        weights[: most + 1],
+        log_scale,
+        rounding + 64 * UNIT * (1 + math.log(1 + part.count)),
+    )
+    lost = float(beyond[most]) if most < len(number) - 1 or len(number) > part.count else 1.0
+    return replace(common, count=part.count - most), mixture, lost
+
+
+# Tails
+
+
+@dataclass(frozen=True)
+class _Tails:
+    """Chernoff bounds of the tilted sum."""
+
+    mean: float  # The mean of the sum, in steps.
+    most: tuple[float, float]  # Bounds on the distance of the sum from its mean, to either side.
+    slopes: np.ndarray  # The s > 0 that are tried.
+    sides: list[np.ndarray]  # Log E e^(-s (S - mean)) and log E e^(s (S - mean)).
+
+    @classmethod
+    def of(cls, parts: Sequence[_Tilted | _Mixture]) -> _Tails:
+        mean, variance = (sum(column) for column in zip(*(part.mean_and_variance for part in parts), strict=True))
+        low, high = (sum(column) for column in zip(*(part.ends for part in parts), strict=True))
+        slopes = np.geomspace(1e-2, 1e3, 26) / np.sqrt(max(variance, 1e-12))
+        sides = [sum(part.log_moments(sign * slopes) for part in parts) - sign * slopes * mean for sign in (-1, 1)]
+        return cls(mean, (mean - low, high - mean), slopes, sides)
+
+    def widths(self, negligible: float) -> tuple[int, int]:
+        """Return distances to both sides of the mean, beyond which there is a negligible mass."""
+        log_mass = math.log(negligible / 4)
+        wanted = (float(((side - log_mass) / self.slopes).min()) for side in self.sides)
+        left, right = (
+            int(np.ceil(min(max(distance, 1.0), most + 1, 4.0 * _LARGEST))) + 2
+            for distance, most in zip(wanted, self.most, strict=True)
+        )
+        return left, right
+
+    def outside(self, left: int, right: int) -> float:
+        """Return a bound on the mass beyond these distances from the mean."""
+        return float(
+            sum(
+                np.exp(min(0.0, (side - self.slopes * width).min()))
+                for side, width, most in zip(self.sides, (left, right), self.most, strict=True)
+                if width < most + 1
+            )
+        )
+
+
+def _summary(g: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (k, g) of blocks spread to their ends: fewer points, the same mean and larger exponential moments."""
+    size = -(-len(g) // _SUMMARY)
+    blocks = np.pad(g, (0, -len(g) % size)).reshape(-1, size)
+    share = np.arange(size) / size
+    k = first + size * np.arange(len(blocks) + 1.0)
+    mass = np.append(blocks @ (1 - share), 0.0) + np.append(0.0, blocks @ share)
+    return k[mass > 0], mass[mass > 0]
+
+
+def _mean_and_variance(k: np.ndarray, g: np.ndarray) -> tuple[float, float]:
+    mean = float((g * k).sum())
+    return mean, float((g * (k - mean) ** 2).sum())
+
+
+def _log_moments(k: np.ndarray, g: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+    if not len(k):
+        return np.full_like(slopes, -np.inf)
+    x = slopes[:, None] * k
+    top = x.max(1, keepdims=True)
+    return top[:, 0] + np.log((np.exp(x - top) * g).sum(1))
+
+
+# Stages
+
+
+def _blocks(
+    part: _Tilted, sizes: Sequence[int], step: float, tilt: float, side: int, negligible: float
+) -> list[tuple[_Tilted, float]]:
+    """Return sums of so many reports on the next stage's grid, and bounds on the tilted mass at wrong places."""
+    from scipy import fft
+
+    tails = _Tails.of([replace(part, count=BLOCK)])
+    left, right = tails.widths(negligible)
+    length = fft.next_fast_len(left + right + 1, real=True)
+    outside, mean = 2 * tails.outside(left - 1, length - left - 2), tails.mean / BLOCK
+    spectrum, eta, blocks = _spectrum(part.g, part.first, length), _eta(length), []
+    for size in sizes:
+        lowest = int(np.floor(size * mean)) - left
+        # Entries of spectra are at most 1, and each has an error of at most eta; see docs/proofs/sums.md.
+        before = integer_power(spectrum, size - 1) if size > 1 else np.ones_like(spectrum)
+        whole = before * spectrum
+        g = np.maximum(np.roll(fft.irfft(whole, length), -(lowest % length)), 0.0)
+        error = size * eta * (_SECOND_ORDER * _whole_norm(before) + 1e-3 ** (size - 1) * math.sqrt(length))
+        error += (8 * UNIT * size + eta) * _whole_norm(whole) + outside
+        mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side)
+        total = float(mass.sum())
+        log_scale, rounding = size * part.log_scale + math.log(total), size * part.rounding + 16 * UNIT
+        block = _Tilted(mass / total, first, log_scale, 1, rounding, part.stage + 1, math.log(total))
+        blocks.append((block, 2 * error))
+    return blocks
+
+
+def _trimmed(g: np.ndarray, first: int, error: float) -> tuple[np.ndarray, int]:
+    """Return the masses without ends that add up to no more than an error bound, as those by rounding do."""
+    below, above = (int((np.cumsum(ends) <= error / 2).sum()) for ends in (g, g[::-1]))
+    below, above = min(below, len(g) - 1), min(above, len(g) - 1)
+    return (g[below : len(g) - above], first + below) if below + above < len(g) else (g, first)
+
+
+# Transforms
+
+
+def _eta(length: int) -> float:
+    """Return the error of a transform: relative to its 2-norm, and of every entry relative to the sum of its terms."""
+    return 8 * UNIT * math.log2(max(length, 2))
+
+
+def _spectrum(g: np.ndarray, first: int, length: int) -> np.ndarray:
+    """Return the transform of masses on a cycle."""
+    from scipy import fft
+
+    if len(g) > length:
+        return fft.rfft(np.bincount((first + np.arange(len(g))) % length, g, length))
+    cycle, start = np.zeros(length), first % length
+    fits = min(len(g), length - start)
+    cycle[start : start + fits] = g[:fits]
+    cycle[: len(g) - fits] += g[fits:]
+    return fft.rfft(cycle)
+
+
+def _whole_norm(spectrum: np.ndarray) -> float:
+    """Return a bound on the 2-norm of a spectrum of which half is given."""
+    return math.sqrt(2 * float((spectrum.real**2).sum() + (spectrum.imag**2).sum()))
+
+
+def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixture] = ()) -> tuple[np.ndarray, float]:
+    """Return the cyclic convolution powers, and a bound on the 2-norm of their error.
+
+    Every entry of a transform of length N has an error of at most eta = 8 u log2 N, and powers one of 8 u a factor.
+    """
+    from scipy import fft
+
+    eta, root = _eta(size), math.sqrt(size)
+    # For each factor: its transform, what multiplies the error of an entry, and how many errors there are.
+    factors, slopes, counts = [], [], []
+    for part in parts:
+        spectrum = _spectrum(part.g, part.first, size)
+        before = integer_power(spectrum, part.count - 1) if part.count > 1 else np.ones_like(spectrum)
+        factors.append(before * spectrum)
+        slopes.append(before)
+        counts.append(part.count)
+    for mixture in mixtures:
+        factors.append(mixture.spectrum(size))
+        slopes.append(np.ones_like(factors[-1]))
+        counts.append(2 * mixture.count)
+    whole, error = np.ones(size // 2 + 1, complex), 0.0
+    for factor in factors:
+        whole = whole * factor
+    for j, (slope, count) in enumerate(zip(slopes, counts, strict=True)):
+        apart = slope
+        for factor in factors[:j] + factors[j + 1 :]:
+            apart = apart * factor
+        # Where an entry is small, so is its power but for this.
+        least = 1e-3 ** (count - 1) if count > 1 else 0.0
+        error += count * (eta + 8 * UNIT) * (_SECOND_ORDER * _whole_norm(apart) / root + least)
+    error += 8 * UNIT * sum(counts) * _whole_norm(whole) / root
+    g = fft.irfft(whole, size)
+    return g, error + eta * _norm(g)
+
+
+def _norm(values: np.ndarray) -> float:
+    """Return the 2-norm; not by BLAS, whose threads may wait for each other."""
+    return float(np.sqrt((values * values).sum()))

@@ -1,0 +1,184 @@
+"""Masses of p and q between levels of the loss, as differences of tail probabilities at the roots of the loss.
+
+Nothing is integrated, so no bound on derivatives is needed. A tail probability t is assumed to be right to
+``_UNITS`` (1 + |log t|) roundings of itself, and a loss l to ``LOSS_UNITS`` (1 + |l|) roundings of 1
+(docs/proofs/brackets.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+UNIT = 2.0**-53  # The rounding of a float.
+_UNITS, LOSS_UNITS = 32, 64
+_SAMPLED_UNITS = 16  # The roundings, of itself, of the level before sampling.
+_LEAST = 2.0**-1022  # Smaller tail probabilities are not resolved.
+
+
+@dataclass(frozen=True)
+class IntervalMasses:
+    """Masses of outcomes between consecutive levels, with bounds on their errors, as arrays of one length."""
+
+    p: np.ndarray
+    q: np.ndarray
+    difference: np.ndarray  # p - q, which keeps its digits where p and q are close.
+    p_error: np.ndarray
+    q_error: np.ndarray
+    difference_error: np.ndarray
+    loss_error: np.ndarray  # How far the loss at either end of an interval may be from its level.
+
+
+# From levels, and the numbers of their pieces, to the masses between consecutive ones. Pieces increase, and so do the
+# levels of a piece. Results between levels of two pieces have no meaning.
+Measure = Callable[[np.ndarray, np.ndarray], IntervalMasses]
+
+
+@dataclass(frozen=True)
+class LossIntervals:
+    """Pieces of one monotone loss each, whose masses between two levels are known from tail probabilities."""
+
+    left: np.ndarray  # The lower ends.
+    right: np.ndarray
+    measure: Measure
+
+    def where(self, kept: Any) -> LossIntervals:
+        return dataclasses.replace(self, right=np.where(kept, self.right, self.left))
+
+    def scaled(self, weight: Any) -> LossIntervals:
+        def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+            found = self.measure(level, piece)
+            masses = {name: weight * value for name, value in vars(found).items() if name != "loss_error"}
+            return IntervalMasses(**masses, loss_error=found.loss_error)
+
+        return dataclasses.replace(self, measure=measure)
+
+    def mirrored(self) -> LossIntervals:
+        """Return the intervals of the pair (q, p), with the negated loss."""
+
+        def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+            # In reverse order the pieces' numbers fall, which no measure minds.
+            back = {name: value[::-1] for name, value in vars(self.measure(-level[::-1], piece[::-1])).items()}
+            return IntervalMasses(
+                back["q"],
+                back["p"],
+                -back["difference"],
+                back["q_error"],
+                back["p_error"],
+                back["difference_error"],
+                back["loss_error"],
+            )
+
+        return dataclasses.replace(self, measure=measure)
+
+    def subsampled(self, rate: float, level_before: Callable[[np.ndarray], np.ndarray]) -> LossIntervals:
+        """Return the intervals of (r p + (1 - r) q, q); ``level_before`` is the level of the loss without sampling."""
+
+        def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+            before = level_before(level)
+            found = self.measure(before, piece)
+            # d l'/d l = r e^(l - l'), at the end where it is larger; infinite levels stand for the ends of pieces.
+            known = np.isfinite(level)
+            change = rate * np.exp(np.where(known, before, -np.inf) - np.where(known, level, 0.0))
+            slope = np.minimum(np.maximum(change[:-1], change[1:]), 1.0)
+            size = np.where(known, np.abs(level), 0.0)
+            size = np.maximum(size[:-1], size[1:])
+            return IntervalMasses(
+                rate * found.p + (1 - rate) * found.q,
+                found.q,
+                rate * found.difference,
+                rate * found.p_error + (1 - rate) * found.q_error,
+                found.q_error,
+                rate * found.difference_error,
+                slope * found.loss_error + _SAMPLED_UNITS * UNIT * size,
+            )
+
+        return dataclasses.replace(self, measure=measure)
+
+
+def of_tails(
+    source: Any,
+    shift: float,
+    weights: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray],
+    inverse: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> LossIntervals:
+    """Return the intervals of p = w_p f and q = w_q f(. - D), from f's tails.
+
+    ``inverse`` returns the points of pieces at given levels, at the nearer end if a piece has none, and bounds on how
+    far the losses there are from the levels.
+    """
+    left, right = ends
+    weights_p, weights_q = weights
+
+    def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+        with np.errstate(all="ignore"):
+            x, apart = inverse(level, piece)
+            p, p_error = _between(source, x, weights_p[piece[1:]])
+            q, q_error = _between(source, x - shift, weights_q[piece[1:]])
+        loss_error = np.maximum(apart[:-1], apart[1:])
+        return IntervalMasses(p, q, p - q, p_error, q_error, p_error + q_error, loss_error)
+
+    return LossIntervals(left, right, measure)
+
+
+def _between(source: Any, x: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return weighted masses between consecutive points, in either order, from the nearer tails; and their errors."""
+    lower, tail = x < 0, np.empty(x.shape)
+    for some, function in ((lower, source.cdf), (~lower, source.sf)):
+        tail[some] = function(x[some])
+    error = _UNITS * UNIT * (1 + np.abs(np.log(np.maximum(tail, _LEAST)))) * tail + _LEAST
+    apart = tail[1:] - tail[:-1]
+    across = lower[1:] != lower[:-1]
+    mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
+    return weight * mass, weight * (error[1:] + error[:-1] + 2 * UNIT * across)
+
+
+_SECANTS = 60  # The most steps for the point at a level; what is left of the distance is counted as an error.
+
+
+def points_at_levels(
+    loss: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ends: tuple[np.ndarray, np.ndarray],
+    level: np.ndarray,
+    piece: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points of pieces with a monotone loss at given levels, and bounds on how far their losses are off."""
+    every = np.arange(len(ends[0]))
+    first, last = (loss(end, every) for end in ends)
+    sign = np.where(first >= last, 1.0, -1.0)[piece]
+    low, high = (end[piece] for end in ends)
+    above, below = sign * (first[piece] - level), sign * (last[piece] - level)
+    allowed = LOSS_UNITS * UNIT * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
+    # Levels that a piece has not are at its nearer end; infinite levels are beyond any loss, also an infinite one.
+    x = np.where((above <= 0) | (sign * level == np.inf), low, high)
+    open_ = np.flatnonzero((above > 0) & (below < 0))
+    low, high, above, below, still = (each[open_] for each in (low, high, above, below, allowed))
+    sign, level, piece = sign[open_], level[open_], piece[open_]
+    side = np.zeros(len(open_), int)
+    error = np.zeros(x.shape)
+    for _ in range(_SECANTS if len(open_) else 0):  # The Illinois method.
+        middle = np.clip(low + (high - low) * (above / (above - below)), low, high)
+        value = sign * (loss(middle, piece) - level)
+        if (np.abs(value) <= still / 2).all():
+            break
+        up = value > 0
+        now = np.where(up, 1, -1)
+        again = now == side
+        low, high = np.where(up, middle, low), np.where(up, high, middle)
+        above, below = (
+            np.where(up, value, np.where(again, above / 2, above)),
+            np.where(up, np.where(again, below / 2, below), value),
+        )
+        side = now
+    if len(open_):
+        x[open_], error[open_] = middle, np.abs(value)
+    return x, error + allowed
+
+
+def _sorted(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.minimum(one, other), np.maximum(one, other)
