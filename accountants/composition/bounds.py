@@ -408,7 +408,10 @@ class _Estimate:
         reach = self._reach(term, _LEFT_OUT * likely)
         ratio = RATIO ** (stages - stage)
         window = self._window(term, step, ratio, reach) if ratio > 1 and not others else None
-        offset = best_offset(first, step * (ratio if window else 1))
+        offset = best_offset(first, step)
+        if window:
+            # The lowest losses are in balance on the coarse grid too, of which a share of the next group is taken.
+            offset += step * math.ceil((best_offset(first, step * ratio) - offset) / step)
         cells = [
             cells_on_grid(one, step, offset=offset, reach=reach, window=window, ratio=ratio if window else 1)
             for one in term.losses

@@ -143,7 +143,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
         sum(part.count * part.log_scale for part in every) + tilt * offset,
         infinite,
         error,
-        tails.outside(left - 1, size - left - 2) + math.expm1(min(lost, 1.0) * _SECOND_ORDER),
+        tails.outside(left - 1, size - left - 2) + math.expm1(min(lost * _SECOND_ORDER, _OVERFLOWS)),
         1e-13 + sum(part.count * part.rounding for part in every) + 4 * UNIT * abs(tilt * offset),
     )
 
