@@ -163,8 +163,8 @@ class Bracket:
         orders = len(found) // len(self.guarantee.neighbour_directions)
         for start in range(0, len(found), orders):
             worst = max(found[start : start + orders], key=lambda one: one.value)
-            for estimate in found[start : start + orders]:
-                estimate.tilt, estimate.value = worst.tilt, worst.value
+            for one in found[start : start + orders]:
+                one.tilt, one.value = worst.tilt, worst.value
         return found
 
     def _refined(
@@ -224,7 +224,7 @@ def _is_gaussian(term: SelfComposed) -> bool:
 
 def _is_same(one: SelfComposed, other: SelfComposed) -> bool:
     (first, structure), (second, same) = (jax.tree.flatten(dataclasses.replace(term, count=0)) for term in (one, other))
-    return structure == same and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    return str(structure) == str(same) and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # Gaussian noise

@@ -110,7 +110,7 @@ class MonotonePieces:
         if self.source.inverse is not None:
             return np.clip(self.source.inverse(level, self.number[piece]), left, right)
         every = np.arange(len(self))
-        inner = tuple(self.inside(end, every) for end in (self.left, self.right))
+        inner = self.inside(self.left, every), self.inside(self.right, every)
         x = points_at_levels(self.loss, inner, level, piece)[0]
         return np.where(x == inner[0][piece], left, np.where(x == inner[1][piece], right, x))
 
@@ -175,7 +175,7 @@ def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
 
 
 def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
-    ends = source if source.intervals is None else source.intervals
+    ends: Any = source if source.intervals is None else source.intervals
     left, right = np.asarray(ends.left, np.float64), np.asarray(ends.right, np.float64)
     number = np.flatnonzero(right > left)
     left, right = left[number], right[number]
@@ -311,13 +311,13 @@ def cells_on_grid(
             _of_panels(pieces, edges) if pieces.intervals is None else _of_intervals(pieces, edges)
             for pieces in whole.pieces
         ]
-    total = _Found(*(sum(column) for column in zip(*parts, strict=True)))
+    total = _Found(*(cast(Any, sum(column)) for column in zip(*parts, strict=True)))
     # Errors are those of each part alone: atoms have none.
-    lower = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
+    lower: list[Any] = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
     integrated = len(loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM
-    columns = [edges.split(column) for column in (*total[:4], *lower)]
+    columns = [edges.split(column) for column in (*cast(Any, total[:4]), *lower)]
     infinite = float(whole.p[whole.loss == np.inf].sum())
 
     def cells(number: int, first: float, **others: Any) -> Cells:
@@ -397,7 +397,8 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     p_error, gain_error = p_error + beside, gain_error + beside * -np.expm1(-2 * width)
     columns = [_binned(column, half, count) for column in (p, gain, p_error, gain_error)]
     p_all, p_off = columns[0], columns[2]
-    return _Found(*(column[1:-1] for column in columns), *(float(p_all[j] + p_off[j]) for j in (0, -1)))
+    p, gain, p_error, gain_error = (column[1:-1] for column in columns)
+    return _Found(p, gain, p_error, gain_error, *(float(p_all[j] + p_off[j]) for j in (0, -1)))
 
 
 def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import cast
 
 import numpy as np
-from scipy.special import gammaln
 
 from accountants.composition.cells import TooManyPointsError
 from accountants.composition.masses import RATIO, Masses, coarsened
@@ -97,9 +96,11 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
     from scipy import fft  # Imported on use: it takes 0.1 s.
 
     negligible = _NEGLIGIBLE / (2 + stages)
-    tilted, mixtures, lost = [], [], 0.0
-    for part in parts:
-        common, mixture, off = _tilted(part, step, tilt, side, negligible)
+    tilted: list[_Tilted] = []
+    mixtures: list[_Mixture] = []
+    lost = 0.0
+    for masses in parts:
+        common, mixture, off = _tilted(masses, step, tilt, side, negligible)
         tilted.append(common)
         mixtures += [] if mixture is None else [mixture]
         lost += off
@@ -135,7 +136,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
         raise TooManyPointsError(f"the loss distribution needs {size} points at this step; at most {_LARGEST} are used")
     g, error = _transformed(tilted, size, mixtures)
     lowest = int(np.floor(tails.mean)) - left
-    every = [*tilted, *mixtures]
+    every: list[_Tilted | _Mixture] = [*tilted, *mixtures]
     return ComposedBounds(
         (lowest + np.arange(size)) * step + offset,
         np.maximum(np.roll(g, -(lowest % size)), 0.0),
@@ -263,8 +264,9 @@ def _tilted(
     often, rare = often / total, rare / total
     # The number of rare losses is binomial.
     number = np.arange(part.count + 1 if part.count < 4 * _MOST_RARE else 4 * _MOST_RARE)
-    logs_of_choices = gammaln(part.count + 1) - gammaln(number + 1) - gammaln(part.count - number + 1)
-    weights = np.exp(logs_of_choices + number * math.log(rare) + (part.count - number) * math.log(often))
+    # Not by differences of large gamma functions.
+    log_choices = np.append(0.0, np.cumsum(np.log((part.count - number[:-1]) / (number[:-1] + 1.0))))
+    weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
     single = (common.g, part.first)
@@ -279,7 +281,9 @@ def _tilted(
         log_scale,
         rounding + 64 * UNIT * (1 + math.log(1 + part.count)),
     )
-    lost = float(beyond[most]) if most < len(number) - 1 or len(number) > part.count else 1.0
+    # Further terms, whose ratios fall, are at most a geometric series.
+    ratio = (part.count - number[-1]) / (number[-1] + 1.0) * rare / often
+    lost = float(beyond[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
     return replace(common, count=part.count - most), mixture, lost
 
 
