@@ -1,6 +1,6 @@
 """Rigorous brackets of composed guarantees.
 
-Gaussian noise alone has a closed form. All other losses are put on a grid, in convex order (``masses``), and summed by
+All Gaussian noise counts as one release. Losses are put on a grid, in convex order (``masses``), and summed by
 FFT, with every error included (``sums``). The grid's step follows from the variance of the sum, and its reach from the
 tails. Mass that is left out counts as infinite loss in the upper bound, and as no mass in the lower bound. Proofs:
 docs/proofs/brackets.md and docs/proofs/sums.md.
@@ -29,13 +29,11 @@ from accountants.composition.cells import (
     split_monotone,
     two_heaviest_atoms,
 )
-from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, SelfComposed
 from accountants.composition.sums import BLOCK, ComposedBounds, compose
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
-from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -66,8 +64,6 @@ _LONG, _NARROWER, _RARE = 1 << 12, 3, 1.0
 # The choices of a step, and the most atoms that are looked at.
 _CHOICES, _FEW = 256, 64
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
-# The relative error of the closed form of Gaussian noise, and the roundings of its exponents.
-_CLOSED_FORM, _CLOSED_UNITS = 1e-11, 32
 
 
 @dataclass
@@ -78,8 +74,6 @@ class Bracket:
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        if self._gaussian is not None:
-            return _gaussian_delta(self._gaussian, epsilon, -1), _gaussian_delta(self._gaussian, epsilon, 1)
         directions = self._estimated(lambda one: one.saddle(epsilon))
         likely = math.exp(min(max(one.value for one in directions), 0.0))
         return self._refined(directions, likely, None, lambda total, side, _: total.delta(epsilon, side))
@@ -90,8 +84,6 @@ class Bracket:
 
     def epsilon(self, delta: float) -> tuple[float, float]:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        if self._gaussian is not None:
-            return _gaussian_epsilon(self._gaussian, delta)
         directions = self._estimated(lambda one: one.guess(delta))
         guess = max(one.value for one in directions)
         return self._refined(directions, delta, guess, lambda total, side, eps: _least(total, side, delta, eps))
@@ -122,15 +114,6 @@ class Bracket:
         if gaussian > 0:
             merged.append(SelfComposed((additive_pair(Gaussian(1 / np.sqrt(gaussian)), np.float64(1.0)),), 1))
         return merged
-
-    @cached_property
-    def _gaussian(self) -> float | None:
-        """Return mu = D/sigma of all releases as one, if all have Gaussian noise."""
-        (first, *others) = self._terms
-        if others or not _is_gaussian(first):
-            return None
-        mu = float(first.pairs[0].shift / first.pairs[0].noise.sigma)
-        return abs(mu) * math.sqrt(float(first.count)) if math.isfinite(mu) else None
 
     @cached_property
     def _directions(self) -> list[_Direction]:
@@ -227,29 +210,7 @@ def _is_same(one: SelfComposed, other: SelfComposed) -> bool:
     return str(structure) == str(same) and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-# Gaussian noise
-
-
-def _gaussian_delta(mu: float, epsilon: float, side: int) -> float:
-    """Return a bound of delta of one Gaussian mechanism, from the closed form and the errors of its exponents."""
-    with np.errstate(all="ignore"):
-        log_delta = float(GaussianProfile((), np.float64(mu)).evaluate(np.float64(epsilon))[0])
-    x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    error = _CLOSED_FORM + _CLOSED_UNITS * UNIT * (1 + abs(x)) * (1 + y)
-    value = math.exp(min(log_delta + side * error, 0.0)) if not math.isnan(log_delta) else float(side > 0)
-    return min(value + (2.0**-1022 if side > 0 else 0.0), 1.0) if value > 0 or side > 0 else 0.0
-
-
-def _gaussian_epsilon(mu: float, delta: float) -> tuple[float, float]:
-    with np.errstate(all="ignore"):
-        profile = GaussianProfile((), np.float64(mu))
-        guess = float(profile.guess(np.float64(math.log(delta))))
-    return _least_of(lambda eps: _gaussian_delta(mu, eps, -1), -1, delta, guess), _least_of(
-        lambda eps: _gaussian_delta(mu, eps, 1), 1, delta, guess
-    )
-
-
-# Other losses
+# Directions
 
 
 @dataclass
