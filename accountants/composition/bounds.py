@@ -262,8 +262,12 @@ class _Direction:
         return tuple(RepeatedLoss(term.rough, np.float64(0.0), np.float64(term.count)) for term in self.terms)
 
     def saddle(self, epsilon: float) -> tuple[Any, Any]:
+        """Return the tilt for an eps, and an estimate of log delta."""
         c = self_composed.saddle_point(self.repeated, np.float64(epsilon))
-        return c, self_composed.approximate(self.repeated, c)[0]
+        if c <= _STEEPEST:
+            return c, self_composed.approximate(self.repeated, c)[0]
+        # Next to the largest loss, or beyond it: the Chernoff bound.
+        return c, self_composed.cumulants(self.repeated, np.float64(_STEEPEST))[0] - _STEEPEST * epsilon
 
     def guess(self, delta: float) -> tuple[Any, Any]:
         target = max(delta - float(self_composed.infinity_mass(self.repeated)), delta / 2)
@@ -397,11 +401,16 @@ class _Estimate:
 
     def _reach(self, term: _Term, left_out: float) -> tuple[float, float]:
         """Return losses beyond which masses are negligible for delta."""
-        loss, p, tilted = self._sorted(term)
+        loss, p, _ = self._sorted(term)
         if not len(loss) or len(term.losses) > 1:
             return -np.inf, np.inf
         high = np.cumsum(p[::-1])[::-1] * term.count > left_out
-        low = np.cumsum(tilted) * term.count > _LEFT_OUT**1.5
+        # What is below the lowest loss of the grid counts there, and is tilted accordingly.
+        with np.errstate(divide="ignore"):
+            below_there = np.log(np.cumsum(p)) + self.tilt * loss
+            logs = np.log(p) + self.tilt * loss
+        log_total = logs.max() + math.log(np.exp(logs - logs.max()).sum())
+        low = below_there - log_total + math.log(term.count) > 1.5 * math.log(_LEFT_OUT)
         stop = min(int(high.sum()), len(loss) - 1)
         start = max(int((~low).sum()) - 1, 0)
         return (float(loss[start]) if start > 0 else -np.inf), (float(loss[stop]) if stop < len(loss) - 1 else np.inf)

@@ -38,6 +38,7 @@ _MASS, _SUM = 1e-12, 16 * UNIT
 _STEEP = 2.0
 _LEVELS = 64  # The levels at which the lowest outcomes are evaluated.
 _HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
+_OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
 _HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
@@ -387,9 +388,12 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     width = np.concatenate([[np.inf], np.diff(level), [np.inf]])[half + 1]
     # Where p and q are close the difference of both is known better than either.
     near = np.abs(start) < 0.5
-    growth = np.where(near, np.expm1(start), np.exp(start))
+    growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _OVERFLOWS)))
     gain = np.where(near, difference, p) - growth * q
     gain_error = np.where(near, difference_error, p_error) + np.abs(growth) * q_error
+    # Where e^l would overflow, a gain is only known to be at most the mass.
+    beyond = start > _OVERFLOWS
+    gain, gain_error = np.where(beyond, p, gain), np.where(beyond, p, gain_error)
     # The loss may leave its cell by rounding; the masses next to an edge are then those of another cell.
     same = np.diff(piece[:-1][real]) == 0
     around = np.maximum(p, np.maximum(np.append(p[1:] * same, 0.0), np.append(0.0, p[:-1] * same)))

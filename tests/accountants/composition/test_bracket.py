@@ -6,6 +6,7 @@ import dataclasses
 import math
 from functools import cache
 
+import mpmath
 import numpy as np
 import pytest
 from helpers import ALL, SKEW, UNIT, slow
@@ -282,19 +283,24 @@ def test_missing_infinite_mass_is_seen(monkeypatch):
 
 
 @pytest.mark.lengthy
-def test_gaussian_tails_beyond_their_reach_are_counted():
-    """Phi(-24.5) - e^25 Phi(-25.5) is about 3e-134; of what lies beyond 18 sigma the upper end knows only a bound."""
-    single = guarantee(Additive(Gaussian(1.0)), 1.0)
-    exact = ndtr(-24.5) - math.exp(25.0) * ndtr(-25.5)
-    sampled = single.subsample(0.5)
-    for made in (single, sampled, single.subsample(0.5, "replace")):
-        low, high = Bracket(made).delta(25.0)
-        assert low <= 1e-3 * exact
-        assert exact < high < 1e-30
-    low, high = Bracket(single).epsilon(1e-80)
-    assert low < 19.3338 < high
-    low, high = Bracket(sampled).epsilon(1e-80)
-    assert low < high
+def test_gaussian_tails_are_followed_or_counted():
+    """At eps 25 delta is about 3e-134. Replaced records are integrated up to 18 sigma, and the rest is counted."""
+
+    def profile(eps):
+        return mpmath.ncdf(0.5 - mpmath.mpf(eps)) - mpmath.exp(eps) * mpmath.ncdf(-0.5 - mpmath.mpf(eps))
+
+    single, rate = guarantee(Additive(Gaussian(1.0)), 1.0), 0.5
+    with mpmath.workdps(40):
+        exact = profile(25.0), rate * profile(mpmath.log1p(mpmath.expm1(25.0) / rate))
+        for made, truth in zip((single, single.subsample(rate)), exact, strict=True):
+            low, high = Bracket(made).delta(25.0)
+            assert low <= truth <= high <= low * (1 + 1e-4)
+        low, high = Bracket(single.subsample(rate, "replace")).delta(25.0)
+        assert low <= 1e-3 * exact[0]
+        assert exact[0] < high < 1e-30
+        low, high = Bracket(single).epsilon(1e-80)
+        assert profile(low) >= 1e-80 >= profile(high)
+    assert high < low * (1 + 1e-4)
 
 
 def test_a_tilt_that_underflows_gives_a_trivial_upper_bound():

@@ -42,7 +42,7 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
-    monkeypatch.setattr(sums, "_NEGLIGIBLE", 2.0)
+    monkeypatch.setattr(sums, "_NEGLIGIBLE", 20.0)
     low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
