@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.numerics import gauss_legendre
+
 UNIT = 2.0**-53  # The rounding of a float.
 _UNITS, LOSS_UNITS = 32, 64
 _SAMPLED_UNITS = 16  # The roundings, of itself, of the level before sampling.
 _LEAST = 2.0**-1022  # Smaller tail probabilities are not resolved.
+_EXACT = 1 / 8  # The width times steepness at which 4 nodes are exact to 2^-53.
+_NODES, _WEIGHTS = gauss_legendre(4)
 
 
 @dataclass(frozen=True)
@@ -107,35 +111,57 @@ def of_tails(
     ends: tuple[np.ndarray, np.ndarray],
     inverse: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> LossIntervals:
-    """Return the intervals of p = w_p f and q = w_q f(. - D), from f's tails.
+    """Return the intervals of p = w_p f and q = w_q f(. - D), from f's tails, and from f where they are narrow.
 
     ``inverse`` returns the points of pieces at given levels, at the nearer end if a piece has none, and bounds on how
     far the losses there are from the levels.
     """
     left, right = ends
     weights_p, weights_q = weights
+    try:
+        source.steepness(0.0, 0.0)
+        steepness = source.steepness
+    except TypeError:  # Not known.
+        steepness = None
 
     def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
         with np.errstate(all="ignore"):
             x, apart = inverse(level, piece)
-            p, p_error = _between(source, x, weights_p[piece[1:]])
-            q, q_error = _between(source, x - shift, weights_q[piece[1:]])
+            p, p_error = _between(source, x, 0.0, weights_p[piece[1:]], steepness)
+            q, q_error = _between(source, x, shift, weights_q[piece[1:]], steepness)
         loss_error = np.maximum(apart[:-1], apart[1:])
         return IntervalMasses(p, q, p - q, p_error, q_error, p_error + q_error, loss_error)
 
     return LossIntervals(left, right, measure)
 
 
-def _between(source: Any, x: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weighted masses between consecutive points, in either order, from the nearer tails; and their errors."""
-    lower, tail = x < 0, np.empty(x.shape)
+def _between(
+    source: Any, x: np.ndarray, shift: float, weight: np.ndarray, steepness: Callable[[Any, Any], Any] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weighted masses of f(. - shift) between consecutive points, in either order; and their errors."""
+    z = x - shift
+    lower, tail = z < 0, np.empty(x.shape)
     for some, function in ((lower, source.cdf), (~lower, source.sf)):
-        tail[some] = function(x[some])
+        tail[some] = function(z[some])
     error = _UNITS * UNIT * (1 + np.abs(np.log(np.maximum(tail, _LEAST)))) * tail + _LEAST
     apart = tail[1:] - tail[:-1]
     across = lower[1:] != lower[:-1]
     mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
-    return weight * mass, weight * (error[1:] + error[:-1] + 2 * UNIT * across)
+    error = error[1:] + error[:-1] + 2 * UNIT * across
+    if steepness is not None:
+        start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
+        steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
+        # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
+        some = np.flatnonzero((error > 8 * _UNITS * UNIT * mass) & (width * steep <= _EXACT))
+        start, width, steep = start[some], width[some], steep[some]
+        logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
+        by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
+        places = steep * (np.abs(start) + width + abs(shift))
+        units = 2 + np.abs(logs).max(1, initial=0.0) + np.abs(logs).min(initial=0.0) + places
+        better = _UNITS * UNIT * units * by_nodes + _LEAST
+        use = better < error[some]
+        mass[some[use]], error[some[use]] = by_nodes[use], better[use]
+    return weight * mass, weight * error
 
 
 _SECANTS = 60  # The most steps for the point at a level; what is left of the distance is counted as an error.

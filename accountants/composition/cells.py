@@ -35,8 +35,6 @@ _MOST, _MOST_INTEGRATED = 1 << 20, 1 << 15  # The most half cells; if their mass
 _RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
 # The relative error of masses of atoms and of integrals, and of sums of others.
 _MASS, _SUM = 1e-12, 16 * UNIT
-# The density of the loss at an end of a half cell is at most this multiple of its mean over it or a neighbour.
-_STEEP = 2.0
 _LEVELS = 64  # The levels at which the lowest outcomes are evaluated.
 _HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
 _OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
@@ -233,6 +231,7 @@ class Cells:
     below: float = 0.0  # The mass of p whose loss is below the first cell, and of no other field.
     p_error: Any = 0.0  # Bounds on the errors of p and of the gains, in addition to the two numbers that follow.
     gain_error: Any = 0.0
+    outside: Any = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
     lower: tuple[np.ndarray, np.ndarray] | None = None  # p and gains with all errors subtracted; None: computed.
     mass_error: float = _MASS  # A bound on the relative error of all masses.
     loss_error: float | None = None  # A bound on the error of losses; None: of so many roundings of the largest one.
@@ -283,12 +282,13 @@ class _Edges:
 
 
 class _Found(NamedTuple):
-    """Masses, gains and bounds of their errors in all half cells; the mass below them and above them."""
+    """Masses, gains and bounds of their errors in all half cells; how far losses may be outside; masses beyond."""
 
     p: np.ndarray
     gain: np.ndarray
     p_error: np.ndarray
     gain_error: np.ndarray
+    outside: np.ndarray
     below: float = 0.0
     above: float = 0.0
 
@@ -319,19 +319,20 @@ def cells_on_grid(
             for pieces in whole.pieces
         ]
     total = _Found(*(cast(Any, sum(column)) for column in zip(*parts, strict=True)))
+    outside = np.max([part.outside for part in parts], axis=0)
     # Errors are those of each part alone: atoms have none.
     lower: list[Any] = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
     integrated = len(loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM
-    columns = [edges.split(column) for column in (*cast(Any, total[:4]), *lower)]
+    columns = [edges.split(column) for column in (*cast(Any, total[:4]), outside, *lower)]
     infinite = float(whole.p[whole.loss == np.inf].sum())
 
     def cells(number: int, first: float, **others: Any) -> Cells:
-        p, gain, p_error, gain_error, *lower = (column[number] for column in columns)
+        p, gain, p_error, gain_error, outside, *lower = (column[number] for column in columns)
         return Cells(
-            int(first), offset, p, gain, p_error=p_error, gain_error=gain_error, lower=(lower[0], lower[1]),
-            mass_error=mass_error, loss_error=loss_error, **others,
+            int(first), offset, p, gain, p_error=p_error, gain_error=gain_error, outside=outside,
+            lower=(lower[0], lower[1]), mass_error=mass_error, loss_error=loss_error, **others,
         )  # fmt: skip
 
     tail = None
@@ -367,7 +368,7 @@ def _of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_Found, f
     none = np.zeros(count)
     rounding = LOSS_UNITS * UNIT * (1 + float(np.abs(loss).max(initial=0.0)))
     error = rounding + 1.001 * moved if len(loss) else 0.0
-    return _Found(mass, gain, none, none, float(p[half < 0].sum()), float(p[half >= count].sum())), error
+    return _Found(mass, gain, none, none, none, float(p[half < 0].sum()), float(p[half >= count].sum())), error
 
 
 def _binned(column: np.ndarray, half: np.ndarray, count: int) -> np.ndarray:
@@ -391,7 +392,6 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     half = place[:-1][real]
     p, q, difference, p_error, q_error, difference_error, loss_error = (column[real] for column in vars(found).values())
     start = np.concatenate([[0.0], edges.start, [0.0]])[half + 1]
-    width = np.concatenate([[np.inf], np.diff(level), [np.inf]])[half + 1]
     # Where p and q are close the difference of both is known better than either.
     near = np.abs(start) < 0.5
     growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _OVERFLOWS)))
@@ -400,15 +400,13 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     # Where e^l would overflow, a gain is only known to be at most the mass.
     beyond = start > _OVERFLOWS
     gain, gain_error = np.where(beyond, p, gain), np.where(beyond, p, gain_error)
-    # The loss may leave its cell by rounding; the masses next to an edge are then those of another cell.
-    same = np.diff(piece[:-1][real]) == 0
-    around = np.maximum(p, np.maximum(np.append(p[1:] * same, 0.0), np.append(0.0, p[:-1] * same)))
-    beside = 2 * _STEEP * around * loss_error / width
-    p_error, gain_error = p_error + beside, gain_error + beside * -np.expm1(-2 * width)
+    outside = np.zeros(count + 2)
+    np.maximum.at(outside, half + 1, loss_error)
     columns = [_binned(column, half, count) for column in (p, gain, p_error, gain_error)]
     p_all, p_off = columns[0], columns[2]
     p, gain, p_error, gain_error = (column[1:-1] for column in columns)
-    return _Found(p, gain, p_error, gain_error, *(float(p_all[j] + p_off[j]) for j in (0, -1)))
+    beyond = (float(p_all[j] + p_off[j]) for j in (0, -1))
+    return _Found(p, gain, p_error, gain_error, outside[1:-1], *beyond)
 
 
 def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
@@ -456,13 +454,12 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
         astray[lowest : highest + 1] += total
     p, gain = mass.sum(1), -(mass * np.expm1(-within)).sum(1)
     p, gain = (np.bincount(half, column, count) for column in (p, gain))
-    # Rounding of losses, which are at most this large, changes gains; the panels are those of the rounded losses.
-    error = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
-    around = np.maximum(p, np.maximum(np.append(p[1:], 0.0), np.append(0.0, p[:-1])))
-    p_error = 2 * _STEEP * around * error / np.diff(level) + astray[1:-1]
-    gain_error = p * error + p_error * -np.expm1(-2 * np.diff(level))
+    # Losses, which are at most this large, are rounded.
+    outside = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
+    p_error = astray[1:-1]
+    gain_error = p * outside + p_error * -np.expm1(-2 * np.diff(level))
     below, above = (float(beside[where].sum()) for where in (outer < 0, outer >= count))
-    return _Found(p, gain, p_error, gain_error, below + astray[0], above + astray[-1])
+    return _Found(p, gain, p_error, gain_error, outside, below + astray[0], above + astray[-1])
 
 
 def _sorted(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -41,8 +41,9 @@ class Masses:
 
 def above(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at least that of the cells."""
-    p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error)
-    mass, error = spread(p, gain, step), _error(cells, step)
+    outside = cells.outside + np.zeros(cells.p.shape)
+    p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error + cells.p * outside)
+    mass, error = raised(spread(p, gain, step), outside.max(1), step), _error(cells, step)
     tail = None
     if cells.tail is None:
         mass[0] += cells.below
@@ -63,6 +64,12 @@ def spread(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) ->
     """Return the masses at grid points of cells split between their ends."""
     up = np.clip(gain / -np.expm1(-step), 0.0, p)
     return np.append(p - up, 0.0) + np.append(0.0, up * growth)
+
+
+def raised(mass: np.ndarray, by: np.ndarray, step: float) -> np.ndarray:
+    """Return the masses with losses that are raised by the larger number of both cells next to them, then spread."""
+    up = mass * (np.expm1(-np.maximum(np.append(by, 0.0), np.append(0.0, by))) / np.expm1(-step))
+    return np.append(mass - up, 0.0) + np.append(0.0, up)
 
 
 def _error(cells: Cells, step: float) -> float:
