@@ -154,16 +154,18 @@ def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
 # Coarser grids
 
 
-def coarsened(g: np.ndarray, first: int, step: float, tilt: float, side: int) -> tuple[np.ndarray, int]:
-    """Return tilted masses on a grid of ``RATIO`` steps, spread (side 1) or contracted (side -1); and their first k."""
-    before, start = first % RATIO, first // RATIO
-    cells = np.pad(g, (before, -(before + len(g)) % RATIO)).reshape(-1, RATIO)
-    above_start = step * np.arange(RATIO)
-    mass, gain, growth = np.exp(-tilt * above_start), -np.expm1(-above_start), np.exp(tilt * step * RATIO)
+def coarsened(
+    g: np.ndarray, first: int, step: float, tilt: float, side: int, ratio: int = RATIO
+) -> tuple[np.ndarray, int]:
+    """Return tilted masses on a grid of ``ratio`` steps, spread (side 1) or contracted (side -1); and their first k."""
+    before, start = first % ratio, first // ratio
+    cells = np.pad(g, (before, -(before + len(g)) % ratio)).reshape(-1, ratio)
+    above_start = step * np.arange(ratio)
+    mass, gain, growth = np.exp(-tilt * above_start), -np.expm1(-above_start), np.exp(tilt * step * ratio)
     if side > 0:
-        up = gain / -np.expm1(-RATIO * step)
+        up = gain / -np.expm1(-ratio * step)
         return np.append(cells @ (mass * (1 - up)), 0.0) + np.append(0.0, cells @ (mass * up * growth)), start
     # Of an odd number of points none is in the middle.
-    half = (np.arange(RATIO)[:, None] > RATIO / 2) == np.array([False, True])
+    half = (np.arange(ratio)[:, None] > ratio / 2) == np.array([False, True])
     p, gains = cells @ (mass[:, None] * half), cells @ ((mass * gain)[:, None] * half)
-    return contracted(p, gains, RATIO * step, growth), start
+    return contracted(p, gains, ratio * step, growth), start

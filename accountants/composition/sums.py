@@ -269,11 +269,7 @@ def _tilted(
     weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
-    single = (common.g, part.first)
-    width, ratio = step, part.ratio
-    while ratio > 1:
-        single = coarsened(*single, width, tilt, side)
-        width, ratio = width * RATIO, ratio // RATIO
+    single = coarsened(common.g, part.first, step, tilt, side, part.ratio)
     mixture = _Mixture(
         single,
         (g[1] / (rare * total), cast(Masses, part.tail).first),
