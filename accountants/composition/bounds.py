@@ -55,12 +55,12 @@ _LEAST_SIZE = 0.1
 _OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
 _FURTHER = 2.0**-12, 2.0**-8, 2.0**-4  # How far from an estimate an eps is looked for, in turn.
 _LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, relative to delta.
-_MIXED = 12  # About how many losses a mixture has.
+_MIXED = 3  # About how many losses a mixture has.
 # How much coarser the grid of a direction is that is not the worst one by estimate.
 _COARSER = 4.0
 # The points of all losses, and the ratio to those of a window, from which on the window pays; and the mean number of
-# losses outside of it.
-_LONG, _NARROWER, _RARE = 1 << 12, 3, 1.0
+# losses outside of it, of so many losses or more.
+_LONG, _NARROWER, _RARE, _MANY = 1 << 12, 3, 4.0, 4000
 # The choices of a step, and the most atoms that are looked at.
 _CHOICES, _FEW = 256, 64
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
@@ -420,7 +420,7 @@ class _Estimate:
         loss, _, tilted = self._sorted(term)
         if not len(loss):
             return None
-        allowed = _RARE / term.count / 2
+        allowed = _RARE / max(term.count, _MANY) / 2
         up, down = np.cumsum(tilted), np.cumsum(tilted[::-1])[::-1]
         start, stop = int(np.searchsorted(up, allowed)), int((down > allowed).sum())
         low, high = float(loss[max(start - 1, 0)]), float(loss[min(stop, len(loss) - 1)])

@@ -187,10 +187,10 @@ class _Tilted:
 class _Mixture:
     """The sum of ``count`` losses, of which at most all are rare, as a mixture over the number of rare ones.
 
-    Masses are tilted. Those of a common loss and of a rare one each sum to about 1.
+    Masses are tilted. Those of a rare loss sum to about 1, and so do those of each sum of common losses.
     """
 
-    common: tuple[np.ndarray, int]  # Masses on the last grid, and the number of the first point.
+    commons: list[tuple[np.ndarray, int]]  # Of each number of common losses: masses on the last grid, the first point.
     rare: tuple[np.ndarray, int]
     weights: np.ndarray  # The probability of each number of rare losses.
     log_scale: float  # That of one loss.
@@ -201,37 +201,38 @@ class _Mixture:
         return len(self.weights) - 1
 
     @cached_property
-    def points(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [_summary(*part) for part in (self.common, self.rare)]
+    def points(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
+        """Return the summaries of the common losses, by the number of rare ones, and of one rare loss."""
+        return [_summary(*part) for part in reversed(self.commons)], _summary(*self.rare)
 
     @property
     def mean_and_variance(self) -> tuple[float, float]:
-        (mean, variance), (rare_mean, rare_variance) = (_mean_and_variance(*part) for part in self.points)
-        rare = np.arange(self.count + 1)
-        means = (self.count - rare) * mean + rare * rare_mean
-        within = (self.count - rare) * variance + rare * rare_variance
+        commons, rare = self.points
+        mean, variance = np.transpose([_mean_and_variance(*part) for part in commons])
+        rare_mean, rare_variance = _mean_and_variance(*rare)
+        number = np.arange(self.count + 1)
+        means = mean + number * rare_mean
         center = float(self.weights @ means)
-        return center, float(self.weights @ (within + (means - center) ** 2))
+        return center, float(self.weights @ (variance + number * rare_variance + (means - center) ** 2))
 
     def log_moments(self, slopes: np.ndarray) -> np.ndarray:
-        common, rare = (_log_moments(*part, slopes)[:, None] for part in self.points)
-        number = np.arange(self.count + 1)
+        commons, rare = self.points
+        common = np.stack([_log_moments(*part, slopes) for part in commons], 1)
         with np.errstate(divide="ignore"):
-            logs = np.log(self.weights) + (self.count - number) * common + number * rare
+            logs = np.log(self.weights) + common + np.arange(self.count + 1) * _log_moments(*rare, slopes)[:, None]
         top = logs.max(1, keepdims=True)
         return top[:, 0] + np.log(np.exp(logs - top).sum(1))
 
     @property
     def ends(self) -> tuple[float, float]:
-        (k, _), (rare, _) = self.points
-        return self.count * min(k[0], rare[0]), self.count * max(k[-1], rare[-1])
+        commons, (rare, _) = self.points
+        low, high = ([k[end] + number * rare[end] for number, (k, _) in enumerate(commons)] for end in (0, -1))
+        return min(low), max(high)
 
     def spectrum(self, length: int) -> np.ndarray:
-        common, rare = (_spectrum(*part, length) for part in (self.common, self.rare))
-        whole, power = np.full_like(common, self.weights[-1]), np.ones_like(common)
-        for weight in self.weights[-2::-1]:  # Horner's rule in the rare losses.
-            power = power * common
-            whole = whole * rare + weight * power
+        rare, whole = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
+        for weight, common in zip(self.weights[::-1], self.commons, strict=True):  # Horner's rule in the rare losses.
+            whole = whole * rare + weight * _spectrum(*common, length)
         return whole
 
 
@@ -269,9 +270,12 @@ def _tilted(
     weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
-    single = coarsened(common.g, part.first, step, tilt, side, part.ratio)
+    sizes = range(1, most + 1)
+    blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []
+    lost = sum(float(weights[most - size]) * error for size, (_, error) in zip(sizes, blocks, strict=True))
+    commons = [(np.ones(1), 0), *((block.g * math.exp(block.log_scale), block.first) for block, _ in blocks)]
     mixture = _Mixture(
-        single,
+        commons,
         (g[1] / (rare * total), cast(Masses, part.tail).first),
         weights[: most + 1],
         log_scale,
@@ -279,7 +283,7 @@ def _tilted(
     )
     # Further terms, whose ratios fall, are at most a geometric series.
     ratio = (part.count - number[-1]) / (number[-1] + 1.0) * rare / often
-    lost = float(beyond[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
+    lost += float(beyond[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
     return replace(common, count=part.count - most), mixture, lost
 
 
@@ -351,15 +355,24 @@ def _log_moments(k: np.ndarray, g: np.ndarray, slopes: np.ndarray) -> np.ndarray
 
 
 def _blocks(
-    part: _Tilted, sizes: Sequence[int], step: float, tilt: float, side: int, negligible: float
+    part: _Tilted,
+    sizes: Sequence[int],
+    step: float,
+    tilt: float,
+    side: int,
+    negligible: float,
+    ratio: int = RATIO,
 ) -> list[tuple[_Tilted, float]]:
-    """Return sums of so many reports on the next stage's grid, and bounds on the tilted mass at wrong places."""
+    """Return sums of so many reports on a coarser grid, and bounds on the tilted mass at wrong places."""
     from scipy import fft
 
-    tails = _Tails.of([replace(part, count=BLOCK)])
+    most = max(sizes)
+    tails = _Tails.of([replace(part, count=most)])
     left, right = tails.widths(negligible)
     length = fft.next_fast_len(left + right + 1, real=True)
-    outside, mean = 2 * tails.outside(left - 1, length - left - 2), tails.mean / BLOCK
+    outside, mean = 2 * tails.outside(left - 1, length - left - 2), tails.mean / most
+    if length > _LARGEST:
+        raise TooManyPointsError(f"sums of {most} need {length} points at this step; at most {_LARGEST} are used")
     spectrum, eta, blocks = _spectrum(part.g, part.first, length), _eta(length), []
     for size in sizes:
         lowest = int(np.floor(size * mean)) - left
@@ -369,7 +382,7 @@ def _blocks(
         g = np.maximum(np.roll(fft.irfft(whole, length), -(lowest % length)), 0.0)
         error = size * eta * (_SECOND_ORDER * _whole_norm(before) + 1e-3 ** (size - 1) * math.sqrt(length))
         error += (8 * UNIT * size + eta) * _whole_norm(whole) + outside
-        mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side)
+        mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio)
         total = float(mass.sum())
         log_scale, rounding = size * part.log_scale + math.log(total), size * part.rounding + 16 * UNIT
         block = _Tilted(mass / total, first, log_scale, 1, rounding, part.stage + 1, math.log(total))

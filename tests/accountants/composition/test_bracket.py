@@ -171,7 +171,7 @@ def test_connected_dots_keep_both_masses(name):
     found = above(cut, step, 1)
     k = found.first + np.arange(len(found.mass))
     assert found.mass.sum() == pytest.approx(cut.p.sum(), rel=1e-10)
-    assert found.mass @ np.exp(-k * step) == pytest.approx(np.exp(-k[:-1] * step) @ (cut.p - cut.gain).sum(1), rel=1e-8)
+    assert found.mass @ np.exp(-k * step) == pytest.approx(np.exp(-k[:-2] * step) @ (cut.p - cut.gain).sum(1), rel=1e-8)
     assert cut.p.sum() + cut.infinite == pytest.approx(1.0, rel=1e-10)
 
 
