@@ -58,9 +58,9 @@ _LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, rela
 _MIXED = 3  # About how many losses a mixture has.
 # How much coarser the grid of a direction is that is not the worst one by estimate.
 _COARSER = 4.0
-# The points of all losses, and the ratio to those of a window, from which on the window pays; and the mean number of
-# losses outside of it, of so many losses or more.
-_LONG, _NARROWER, _RARE, _MANY = 1 << 12, 3, 4.0, 4000
+# The points of all losses, and the ratio to those of a window, from which on the window pays; the mean number of losses
+# outside of it, and of how many points a window is so large that more losses may be outside.
+_LONG, _NARROWER, _RARE, _MOST_IN_WINDOW = 1 << 12, 3, (1.0, 4.0), 1 << 16
 # The choices of a step, and the most atoms that are looked at.
 _CHOICES, _FEW = 256, 64
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
@@ -420,10 +420,13 @@ class _Estimate:
         loss, _, tilted = self._sorted(term)
         if not len(loss):
             return None
-        allowed = _RARE / max(term.count, _MANY) / 2
         up, down = np.cumsum(tilted), np.cumsum(tilted[::-1])[::-1]
-        start, stop = int(np.searchsorted(up, allowed)), int((down > allowed).sum())
-        low, high = float(loss[max(start - 1, 0)]), float(loss[min(stop, len(loss) - 1)])
+        low, high = float(loss[0]), float(loss[-1])
+        for rare in _RARE:
+            if rare == _RARE[0] or high - low > _MOST_IN_WINDOW * step:
+                allowed = rare / term.count / 2
+                start, stop = int(np.searchsorted(up, allowed)), int((down > allowed).sum())
+                low, high = float(loss[max(start - 1, 0)]), float(loss[min(stop, len(loss) - 1)])
         whole = min(reach[1], float(loss[-1])) - max(reach[0], float(loss[0]))
         if whole < _LONG * step or high - low > whole / _NARROWER:
             return None
