@@ -30,8 +30,8 @@ from accountants.composition.cells import (
     two_heaviest_atoms,
 )
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, SelfComposed
-from accountants.composition.sums import BLOCK, ComposedBounds, compose
+from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, SelfComposed
+from accountants.composition.sums import BLOCK, ComposedBounds, compose, compose_directly
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution
@@ -45,14 +45,17 @@ _FINEST, _LEAST_FINER = 0.15, 0.8
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _ENLARGEMENTS = 1 << 18, 10
-_INTEGRATED = 16  # For how many points one counts whose masses are integrals.
+_PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
+_NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
+_INTEGRATED = 4  # For how many points one counts whose masses are integrals.
 _MOST_COUNT = 60  # More reports than this are composed in stages.
-_STEEPEST = 300.0  # Larger tilts are not needed, because losses are nearly bounded there.
+_STEEPEST = GREATEST_TILT  # The largest tilt.
 _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
 # The least eps that decides the step, in standard deviations of the sum.
 _LEAST_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
+_APART = 1e-5  # The relative distance at which the slope of log delta is measured.
 _FURTHER = 2.0**-12, 2.0**-8, 2.0**-4  # How far from an estimate an eps is looked for, in turn.
 _LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, relative to delta.
 _MIXED = 3  # About how many losses a mixture has.
@@ -178,6 +181,9 @@ class Bracket:
                 step *= 4
         else:
             low, high = estimate.bounds(step, likely, bound, (-1, 1))
+        if estimate.is_noisy and high - low > _WIDTH * high:
+            bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
+            low, high = max(low, bottom), min(high, top)
         last = math.inf
         for _ in range(_REFINEMENTS):
             width = high - low
@@ -189,7 +195,8 @@ class Bracket:
                 break
             step *= finer
             last = width
-            if is_of_epsilon and width > _FAR_OFF * high and math.isfinite(high):
+            likely = likely if is_of_epsilon else min(likely, high)
+            if is_of_epsilon and width > _FAR_OFF * high and math.isfinite(high) and not estimate.is_direct:
                 estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _STEEPEST)
             try:
                 bottom, top = estimate.bounds(step, likely, bound, (-1, 1))
@@ -197,6 +204,18 @@ class Bracket:
                 break
             low, high = max(low, bottom), min(high, top)
         return low, high
+
+
+    @staticmethod
+    def _directly(estimate: _Estimate, step: float, likely: float, bound: Any) -> tuple[float, float]:
+        """Return the bracket by sums of positive terms, from now on, if they do not take too long."""
+        tilt = estimate.tilt
+        estimate.is_direct, estimate.tilt = True, 0.0
+        try:
+            return estimate.bounds(step, likely, bound, (-1, 1))
+        except TooManyPointsError:
+            estimate.is_direct, estimate.tilt = False, tilt
+            return 0.0, math.inf
 
 
 def _is_gaussian(term: SelfComposed) -> bool:
@@ -317,6 +336,8 @@ class _Estimate:
     tilt: float
     value: float
     points: int = 0  # The points of the last grids.
+    is_direct: bool = False  # Whether sums are those of positive terms, without a tilt.
+    is_noisy: bool = False  # Whether errors of the last sums, rather than the grid, decide the width.
 
     def first_step(self, size: float | None) -> float:
         """Return a step that gives the relative width aimed at: of delta, or of an eps of this size."""
@@ -356,9 +377,16 @@ class _Estimate:
             for term, masses in zip(direction.terms, several, strict=True)
         )
         for side in sides:
-            total = compose([masses[side] for masses in several], step, self.tilt, side, stages)
+            parts = [masses[side] for masses in several]
+            if self.is_direct:
+                total = compose_directly(parts, step, _LEFT_OUT * likely, side, stages)
+                self.points = max(self.points, _PRODUCTS * max(len(part.mass) for part in parts))
+            else:
+                total = compose(parts, step, self.tilt, side, stages)
             self.points = max(self.points, len(total.loss))
             found[side] = bound(total, side, self.value)
+            noiseless = bound(dataclasses.replace(total, error=0.0, outside=0.0), side, self.value)
+            self.is_noisy = abs(noiseless - found[side]) > _NOISE * found[side]
         return found.get(-1, 0.0), found[1]
 
     def _masses(
@@ -372,7 +400,7 @@ class _Estimate:
         first, *others = term.losses
         reach = self._reach(term, _LEFT_OUT * likely)
         ratio = RATIO ** (stages - stage)
-        window = self._window(term, step, ratio, reach) if ratio > 1 and not others else None
+        window = self._window(term, step, ratio, reach) if ratio > 1 and not others and not self.is_direct else None
         offset = best_offset(first, step)
         if window:
             # The lowest losses are in balance on the coarse grid too, of which a share of the next group is taken.
@@ -445,10 +473,10 @@ def _least(total: ComposedBounds, side: int, target: float, guess: float) -> flo
     near = total.epsilon_near(target)
     if near is None and total.infinite > target:
         return math.inf if side > 0 or total.delta(_FARTHEST, side) > target else 0.0
-    return _least_of(lambda eps: total.delta(eps, side), side, target, guess if near is None else near, total.tilt)
+    return _least_of(lambda eps: total.delta(eps, side), side, target, guess if near is None else near)
 
 
-def _least_of(delta_at: Callable[[float], float], side: int, target: float, guess: float, slope: float = 1.0) -> float:
+def _least_of(delta_at: Callable[[float], float], side: int, target: float, guess: float) -> float:
     """Return an eps, searched from a guess, at which a bound of delta meets the target, rounded to its side."""
 
     def feasible(eps: float) -> bool:
@@ -456,8 +484,9 @@ def _least_of(delta_at: Callable[[float], float], side: int, target: float, gues
 
     if guess > 0:
         # Delta is nearly exponential; the guess does not know the errors.
-        off = math.log(max(delta_at(guess), 1e-320) / target)
-        near = guess + off / max(slope, 1e-9) if abs(off) < 0.1 else guess
+        there, further = (math.log(max(delta_at(eps), 1e-320)) for eps in (guess, guess * (1 + _APART)))
+        off, slope = there - math.log(target), (there - further) / (guess * _APART)
+        near = guess + off / slope if abs(off) < 0.1 * guess * slope else guess
         for margin in _OUTWARD[:4]:
             eps = near * (1 + margin * side) if near > 0 else guess
             if feasible(eps):
@@ -465,9 +494,9 @@ def _least_of(delta_at: Callable[[float], float], side: int, target: float, gues
                     return float(eps)
                 break
     low, high = None, max(guess, 1e-3)
-    further = chain(_FURTHER, repeat(0.25))
+    shares = chain(_FURTHER, repeat(0.25))
     while delta_at(high) > target:
-        low, high = high, (1 + next(further)) * high
+        low, high = high, (1 + next(shares)) * high
         if high > _FARTHEST:
             return math.inf if side > 0 else low
     if low is None:
