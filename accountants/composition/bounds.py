@@ -49,7 +49,7 @@ _PRODUCTS = 16  # For how many points one counts where sums take the square of t
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
 _INTEGRATED = 4  # For how many points one counts whose masses are integrals.
 _MOST_COUNT = 60  # More reports than this are composed in stages.
-_STEEPEST = GREATEST_TILT  # The largest tilt.
+_STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
 # The least eps that decides the step, in standard deviations of the sum.
 _LEAST_SIZE = 0.1
