@@ -41,7 +41,7 @@ from dpkernels.solve import first_feasible, root
 
 # The relative width aimed at, that of the first grid by estimate, how often the grid is refined, and by how much.
 _WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
-_FINEST, _LEAST_FINER = 0.15, 0.8
+_FINEST, _FINEST_DIRECTLY, _LEAST_FINER = 0.15, 0.4, 0.8
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _ENLARGEMENTS = 1 << 18, 10
@@ -190,7 +190,8 @@ class Bracket:
             # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
             if not width > _WIDTH * high or width > 0.9 * last or (low == 0.0 and last < math.inf):
                 break
-            finer = max(float(np.sqrt(0.7 * _WIDTH * high / width)), _FINEST, estimate.points / _MOST_POINTS)
+            finest = _FINEST_DIRECTLY if estimate.is_direct else _FINEST
+            finer = max(float(np.sqrt(0.7 * _WIDTH * high / width)), finest, estimate.points / _MOST_POINTS)
             if finer > _LEAST_FINER:
                 break
             step *= finer
@@ -204,7 +205,6 @@ class Bracket:
                 break
             low, high = max(low, bottom), min(high, top)
         return low, high
-
 
     @staticmethod
     def _directly(estimate: _Estimate, step: float, likely: float, bound: Any) -> tuple[float, float]:

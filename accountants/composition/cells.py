@@ -27,7 +27,7 @@ _INSET = 1e-12  # A density may jump at a knot: the distance from it at which it
 _NEXT = 2.0  # The insets from an end within which a panel is next to it.
 _CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
 # Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
-_EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 22
+_EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 23
 _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
 # The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
@@ -127,7 +127,7 @@ class MonotonePieces:
         return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), many))
 
     def refined(self, panels: Panels, still: float) -> Panels:
-        """Return at most 2^25 panels, cut evenly so that their width times steepness is at most ``still``."""
+        """Return at most 2^23 panels, cut evenly so that their width times steepness is at most ``still``."""
         if self.source.steepness is None:
             raise UnknownSteepnessError(
                 "mechanism: no bound on how fast its density changes is known, so it has no bracket"

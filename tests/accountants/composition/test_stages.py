@@ -12,11 +12,16 @@ from scipy.special import ndtr
 from accountants import guarantee
 from accountants.composition import bounds, masses, sums
 from accountants.composition.bounds import above, below, compose
-from accountants.composition.cells import MonotoneLoss, cells_on_grid, split_monotone
+from accountants.composition.cells import MonotoneLoss, TooManyPointsError, cells_on_grid, split_monotone
 from accountants.composition.masses import Masses
+from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.windowed.bases import Quartic
+from dpkernels.mechanisms.windowed.windows import Sine, Uniform
 
 COUNT, SIGMA, TILT = 2000, 40.0, 6.0
 MU = math.sqrt(COUNT) / SIGMA
@@ -138,3 +143,80 @@ def test_far_deltas_have_upper_ends():
     """Gaussian tails are known to the least float, so that no delta is lost in what lies beyond."""
     low, high = guarantee(Additive(Gaussian(1.0)), 1.0).subsample(0.01).repeat(3).bracket(delta=1e-75)
     assert 0 < high - low <= 1e-4 * high
+
+
+def test_a_loss_that_is_steep_next_to_an_end_has_a_bracket():
+    """Within 1e-12 of its piece the loss passes four levels, whose half cells may each hold the mass there."""
+    pair = WindowedPair(Sine(), Quartic(1.0713e-6), 0.35058, 75126.53, 1.64942, 0.0)
+    rate, step = 0.34591, 0.0056675
+    cells = cells_on_grid(split_monotone(pair.privacy_loss().subsampled(rate)), step)
+    low, high = (compose([side(cells, step, 1)], step, 1.0) for side in (below, above))
+    for epsilon in (0.0, 0.01, 0.1, 1.0):
+        truth = rate * float(profile((pair,), np.float64(math.log1p(math.expm1(epsilon) / rate))))
+        assert low.delta(epsilon, -1) <= truth <= high.delta(epsilon, 1) <= low.delta(epsilon, -1) * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("name", ["tails", "panels"])
+def test_errors_do_not_grow_with_the_points(name):
+    """A difference of tails has the error of the tails, of which a million add up; also that of a rounded loss."""
+    pair, rate, count, step = {
+        "tails": (dominating_pairs(Additive(Gaussian(2.0)), 1.0)[0], 1e-3, 10**6, 2e-7),
+        "panels": (WindowedPair(Uniform(), Quartic(0.2), 0.4, 3.0, 0.9, 0.0), 4e-3, 10**5, 3e-7),
+    }[name]
+    losses = pair.privacy_loss().subsampled(rate)
+    cells = cells_on_grid(split_monotone(losses), step, reach=(-np.inf, 0.01))
+    low, high = (side(cells, step, 1) for side in (below, above))
+    mean = [count * (part.mass * step * (part.first + np.arange(len(part.mass)))).sum() for part in (low, high)]
+    assert 0 <= count * math.log(high.mass.sum() / low.mass.sum()) < 1e-6
+    assert abs(mean[1] - mean[0]) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "count", "delta", "width"),
+    [
+        (Gaussian(0.6), 3e-6, 34, 4.6e-14, 2e-3),
+        (Gaussian(1.0), 1e-5, 2, 1e-40, 1e-4),
+        (Laplace(1.0), 1.5e-6, 1736, 3e-9, 9e-6),
+    ],
+)
+def test_rare_losses_and_small_deltas_have_narrow_brackets(noise, rate, count, delta, width):
+    """No tilt raises a tail that is heavy after sampling, and a loss of 1e-6 needs a tilt of 1e5."""
+    low, high = guarantee(Additive(noise), 1.0).subsample(rate).repeat(count).bracket(delta=delta)
+    assert 0 < high - low <= width * high
+
+
+@pytest.mark.parametrize("stages", [0, 1])
+def test_sums_of_positive_terms_are_those_of_transforms(stages):
+    """Both brackets hold the closed form and have the same width."""
+    step = 1e-2
+    cells, count = gaussian_cells(step), 40
+    mu = math.sqrt(count) / SIGMA
+    for epsilon in (0.2, 0.5):
+        truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+        for side, part in ((-1, below(cells, step, count)), (1, above(cells, step, count))):
+            direct = sums.compose_directly([part], step, 1e-20, side, stages).delta(epsilon, side)
+            tilted = compose([part], step, 2.0, side, stages).delta(epsilon, side)
+            assert side * direct >= side * truth
+            assert direct == pytest.approx(tilted, rel=1e-6)
+
+
+def test_mass_that_is_left_out_of_sums_of_positive_terms_is_counted():
+    step = 1e-2
+    cells, count = gaussian_cells(step), 40
+    mu, epsilon = math.sqrt(count) / SIGMA, 0.5
+    truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+    high = sums.compose_directly([above(cells, step, count)], step, 1e-2, 1)
+    assert high.delta(epsilon, 1) >= truth > dataclasses.replace(high, outside=0.0).delta(epsilon, 1)
+
+
+def test_sums_of_positive_terms_do_not_take_long(monkeypatch):
+    monkeypatch.setattr(sums, "_MOST_PRODUCTS", 1000)
+    with pytest.raises(TooManyPointsError, match="take too long"):
+        sums.compose_directly([above(gaussian_cells(1e-3), 1e-3, 40)], 1e-3, 1e-20, 1)
+
+
+@pytest.mark.lengthy
+def test_common_losses_beside_rare_ones_lose_nothing_on_the_last_grid():
+    """Each number of common losses is put on the coarse grid once; one loss at a time took 2e-4 of eps."""
+    low, high = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(1e-3).repeat(100_000).bracket(delta=1e-6)
+    assert 0 < high - low <= 1.5e-5 * high
