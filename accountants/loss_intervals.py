@@ -147,20 +147,20 @@ def _between(
     apart = tail[1:] - tail[:-1]
     across = lower[1:] != lower[:-1]
     mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
-    error = error[1:] + error[:-1] + 2 * UNIT * across
+    start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
+    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + 2 * UNIT * across)
     if steepness is not None:
-        start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
         steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
         # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-        some = np.flatnonzero((error > 8 * _UNITS * UNIT * mass) & (width * steep <= _EXACT))
-        start, width, steep = start[some], width[some], steep[some]
+        narrow = np.flatnonzero((error > 8 * _UNITS * UNIT * mass) & (width * steep <= _EXACT))
+        start, width, steep = start[narrow], width[narrow], steep[narrow]
         logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
         by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
         places = steep * (np.abs(start) + width + abs(shift))
         units = 2 + np.abs(logs).max(1, initial=0.0) + np.abs(logs).min(initial=0.0) + places
         better = _UNITS * UNIT * units * by_nodes + _LEAST
-        use = better < error[some]
-        mass[some[use]], error[some[use]] = by_nodes[use], better[use]
+        use = better < error[narrow]
+        mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
     return weight * mass, weight * error
 
 
