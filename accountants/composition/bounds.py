@@ -41,7 +41,7 @@ from dpkernels.solve import first_feasible, root
 
 # The relative width aimed at, that of the first grid by estimate, how often the grid is refined, and by how much.
 _WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
-_FINEST, _FINEST_DIRECTLY, _LEAST_FINER = 0.15, 0.4, 0.8
+_FINEST, _FINEST_DIRECTLY, _LEAST_FINER, _COARSER_BY = 0.15, 0.4, 0.8, 1.5
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _ENLARGEMENTS = 1 << 18, 10
@@ -194,15 +194,20 @@ class Bracket:
             finer = max(float(np.sqrt(0.7 * _WIDTH * high / width)), finest, estimate.points / _MOST_POINTS)
             if finer > _LEAST_FINER:
                 break
-            step *= finer
             last = width
             likely = likely if is_of_epsilon else min(likely, high)
             if is_of_epsilon and width > _FAR_OFF * high and math.isfinite(high) and not estimate.is_direct:
                 estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _STEEPEST)
-            try:
-                bottom, top = estimate.bounds(step, likely, bound, (-1, 1))
-            except ValueError:  # The grid has become too large.
+            found = None
+            while found is None and finer <= _LEAST_FINER:
+                try:
+                    found = estimate.bounds(step * finer, likely, bound, (-1, 1))
+                except TooManyPointsError:
+                    finer *= _COARSER_BY
+            if found is None:
                 break
+            step *= finer
+            bottom, top = found
             low, high = max(low, bottom), min(high, top)
         return low, high
 
