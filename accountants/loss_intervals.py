@@ -1,7 +1,7 @@
 """Masses of p and q between levels of the loss, as differences of tail probabilities at the roots of the loss.
 
-Nothing is integrated, so no bound on derivatives is needed. A tail probability t is assumed to be right to
-``_UNITS`` (1 + |log t|) roundings of itself, and a loss l to ``LOSS_UNITS`` (1 + |l|) roundings of 1
+Nothing is integrated, so no bound on derivatives is needed. With the ``roundings`` c of the noise, a tail probability t is
+assumed to be right to c (1 + |log t|) roundings of itself, and a loss l to max(c, 64) (1 + |l|) roundings of 1
 (docs/proofs/brackets.md).
 """
 
@@ -17,11 +17,13 @@ import numpy as np
 from dpkernels.numerics import gauss_legendre
 
 UNIT = 2.0**-53  # The rounding of a float.
-_UNITS, LOSS_UNITS = 32, 64
+LOSS_UNITS = 64
+_ACROSS = 8  # The roundings of 1 of a mass on both sides of 0, beside those of the tails.
 _SAMPLED_UNITS = 16  # The roundings, of itself, of the level before sampling.
 _LEAST = 2.0**-1022  # Smaller tail probabilities are not resolved.
 _EXACT = 1 / 8  # The width times steepness at which 4 nodes are exact to 2^-53.
 _NODES, _WEIGHTS = gauss_legendre(4)
+_OF_WEIGHTS = 1e-12  # The relative error of the weights of noise, all together.
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class LossIntervals:
     left: np.ndarray  # The lower ends.
     right: np.ndarray
     measure: Measure
+    mass_error: float = 0.0  # A bound on a relative error that all masses have in common.
 
     def where(self, kept: Any) -> LossIntervals:
         return dataclasses.replace(self, right=np.where(kept, self.right, self.left))
@@ -123,42 +126,48 @@ def of_tails(
         steepness = source.steepness
     except TypeError:  # Not known.
         steepness = None
+    units = float(source.roundings)
 
     def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
         with np.errstate(all="ignore"):
             x, apart = inverse(level, piece)
-            p, p_error = _between(source, x, 0.0, weights_p[piece[1:]], steepness)
-            q, q_error = _between(source, x, shift, weights_q[piece[1:]], steepness)
+            p, p_error = _between(source, x, 0.0, weights_p[piece[1:]], steepness, units)
+            q, q_error = _between(source, x, shift, weights_q[piece[1:]], steepness, units)
         loss_error = np.maximum(apart[:-1], apart[1:])
         return IntervalMasses(p, q, p - q, p_error, q_error, p_error + q_error, loss_error)
 
-    return LossIntervals(left, right, measure)
+    # Both weights have one factor, which is computed.
+    return LossIntervals(left, right, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _OF_WEIGHTS)
 
 
 def _between(
-    source: Any, x: np.ndarray, shift: float, weight: np.ndarray, steepness: Callable[[Any, Any], Any] | None
+    source: Any,
+    x: np.ndarray,
+    shift: float,
+    weight: np.ndarray,
+    steepness: Callable[[Any, Any], Any] | None,
+    units: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weighted masses of f(. - shift) between consecutive points, in either order; and their errors."""
     z = x - shift
     lower, tail = z < 0, np.empty(x.shape)
     for some, function in ((lower, source.cdf), (~lower, source.sf)):
         tail[some] = function(z[some])
-    error = _UNITS * UNIT * (1 + np.abs(np.log(np.maximum(tail, _LEAST)))) * tail + _LEAST
+    error = units * UNIT * (1 + np.abs(np.log(np.maximum(tail, _LEAST)))) * tail + _LEAST
     apart = tail[1:] - tail[:-1]
     across = lower[1:] != lower[:-1]
     mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
     start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
-    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + 2 * UNIT * across)
+    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ACROSS * UNIT * across)
     if steepness is not None:
         steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
         # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-        narrow = np.flatnonzero((error > 8 * _UNITS * UNIT * mass) & (width * steep <= _EXACT))
+        narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _EXACT))
         start, width, steep = start[narrow], width[narrow], steep[narrow]
         logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
         by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
         places = steep * (np.abs(start) + width + abs(shift))
-        units = 2 + np.abs(logs).max(1, initial=0.0) + np.abs(logs).min(initial=0.0) + places
-        better = _UNITS * UNIT * units * by_nodes + _LEAST
+        better = units * UNIT * (2 + np.abs(logs).max(1, initial=0.0) + places) * by_nodes + _LEAST
         use = better < error[narrow]
         mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
     return weight * mass, weight * error
@@ -172,6 +181,7 @@ def points_at_levels(
     ends: tuple[np.ndarray, np.ndarray],
     level: np.ndarray,
     piece: np.ndarray,
+    units: float = LOSS_UNITS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the points of pieces with a monotone loss at given levels, and bounds on how far their losses are off."""
     every = np.arange(len(ends[0]))
@@ -179,7 +189,7 @@ def points_at_levels(
     sign = np.where(first >= last, 1.0, -1.0)[piece]
     low, high = (end[piece] for end in ends)
     above, below = sign * (first[piece] - level), sign * (last[piece] - level)
-    allowed = LOSS_UNITS * UNIT * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
+    allowed = units * UNIT * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
     # Levels that a piece has not are at its nearer end; infinite levels are beyond any loss, also an infinite one.
     x = np.where((above <= 0) | (sign * level == np.inf), low, high)
     open_ = np.flatnonzero((above > 0) & (below < 0))

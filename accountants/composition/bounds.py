@@ -34,6 +34,7 @@ from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, R
 from accountants.composition.sums import BLOCK, ComposedBounds, compose, compose_directly
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
+from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -64,6 +65,8 @@ _COARSER = 4.0
 # The points of all losses, and the ratio to those of a window, from which on the window pays; the mean number of losses
 # outside of it, and of how many points a window is so large that more losses may be outside.
 _LONG, _NARROWER, _RARE, _MOST_IN_WINDOW = 1 << 12, 3, (1.0, 4.0), 1 << 16
+# The roundings of mu of Gaussian noise, besides those of sums, and how many standard deviations its losses reach.
+_OF_MU, _FARTHEST_GAUSSIAN = 8, 40.0
 # The choices of a step, and the most atoms that are looked at.
 _CHOICES, _FEW = 256, 64
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
@@ -118,6 +121,11 @@ class Bracket:
             merged.append(SelfComposed((additive_pair(Gaussian(1 / np.sqrt(gaussian)), np.float64(1.0)),), 1))
         return merged
 
+    def _error_of_merged(self, gaussian: SelfComposed) -> float:
+        """Return a bound on the error of the losses of all Gaussian noise as one release, by that of its mu."""
+        mu = abs(float(gaussian.pairs[0].shift / gaussian.pairs[0].noise.sigma))
+        return (_OF_MU + len(self.guarantee.terms)) * UNIT * (_FARTHEST_GAUSSIAN + mu) * mu
+
     @cached_property
     def _directions(self) -> list[_Direction]:
         """Return the losses of every term, for each neighbour direction and each order of the pairs of a term."""
@@ -127,7 +135,8 @@ class Bracket:
             with np.errstate(all="ignore"):
                 every = [term.privacy_loss(pair) for pair in term.pairs]
             split = [split_monotone(one.mirrored() if mirror else one) for one in every]
-            return _Term(split[first % len(split) :] + split[: first % len(split)], int(term.count))
+            error = self._error_of_merged(term) if _is_gaussian(term) else 0.0
+            return _Term(split[first % len(split) :] + split[: first % len(split)], int(term.count), error)
 
         return [
             _Direction([losses(term, mirror, k) for term in self._terms])
@@ -243,6 +252,7 @@ class _Term:
 
     losses: list[MonotoneLoss]
     count: int
+    error: float = 0.0  # A bound on the error of a loss, in addition to its own.
 
     @cached_property
     def rough(self) -> PrivacyLossDistribution:
@@ -416,10 +426,11 @@ class _Estimate:
         ]
         masses = {}
         if -1 in sides:
-            masses[-1] = dataclasses.replace(below(cells[0], step, term.count), stage=stage)
+            lowest = below(cells[0], step, term.count)
+            masses[-1] = dataclasses.replace(lowest, stage=stage, offset=lowest.offset - term.error)
         upper = [above(one, step, term.count) for one in cells]
         whole = upper[0] if len(upper) == 1 else dominating_masses(upper, step)
-        masses[1] = dataclasses.replace(whole, stage=stage)
+        masses[1] = dataclasses.replace(whole, stage=stage, offset=whole.offset + term.error)
         return masses
 
     def _sorted(self, term: _Term) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -35,6 +35,7 @@ _MOST, _MOST_INTEGRATED = 1 << 20, 1 << 18  # The most half cells; if their mass
 _RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
 # The relative error of masses of atoms and of integrals, and of sums of others.
 _MASS, _SUM = 1e-12, 16 * UNIT
+_ROUNDED = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which the lowest outcomes are evaluated.
 _HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
 _OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
@@ -103,21 +104,27 @@ class MonotonePieces:
     @property
     def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
         every = np.arange(len(self))
+        if self.intervals is not None:  # Whose losses are continuous up to their ends.
+            return self.loss(self.left, every), self.loss(self.right, every)
         return self.loss(self.inside(self.left, every), every), self.loss(self.inside(self.right, every), every)
 
     @property
     def intervals(self) -> LossIntervals | None:
         return self.source.intervals
 
-    def inverse(self, level: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Return the points of pieces with given losses; the nearer end where a piece has no such loss."""
+    def inverse(self, level: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the points of pieces with given losses, and bounds on how far their losses are off.
+
+        Where a piece has no such loss, its nearer end is returned.
+        """
         left, right = self.left[piece], self.right[piece]
         if self.source.inverse is not None:
-            return np.clip(self.source.inverse(level, self.number[piece]), left, right)
+            x = np.clip(self.source.inverse(level, self.number[piece]), left, right)
+            return x, LOSS_UNITS * UNIT * (1 + np.abs(level))
         every = np.arange(len(self))
         inner = self.inside(self.left, every), self.inside(self.right, every)
-        x = points_at_levels(self.loss, inner, level, piece)[0]
-        return np.where(x == inner[0][piece], left, np.where(x == inner[1][piece], right, x))
+        x, error = points_at_levels(self.loss, inner, level, piece)
+        return np.where(x == inner[0][piece], left, np.where(x == inner[1][piece], right, x)), error
 
     def panels(self) -> Panels:
         count = len(self)
@@ -166,20 +173,22 @@ class MonotoneLoss:
 
 def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
     """Split all smooth pieces at the turning points of the loss; pieces of constant loss become atoms."""
-    atoms, pieces = [(losses.p, losses.q, losses.loss)], []
+    atoms, pieces, unknown = [(losses.p, losses.q, losses.loss)], [], 0.0
     with np.errstate(all="ignore"):
         for source in losses.pieces:
-            found, monotone = _split(source)
-            atoms.append(found)
+            constant, monotone, mass = _split(source)
+            atoms.append(constant)
+            unknown += mass
             pieces += [monotone] if len(monotone) else []
     p, q, loss = (np.concatenate([np.ravel(one) for one in column]) for column in zip(*atoms, strict=True))
     some = (p > 0) | (q > 0)
     # Masses between levels reach further than quadrature.
     unseen = _RESOLVED if all(piece.intervals is not None for piece in losses.pieces) else losses.unseen
-    return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), unseen if losses.pieces else 0.0)
+    return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), unseen + unknown if losses.pieces else 0.0)
 
 
-def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
+def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, float]:
+    """Return (p, q, loss) of atoms, all other pieces, and mass of p that may have an infinite loss."""
     ends: Any = source if source.intervals is None else source.intervals
     left, right = np.asarray(ends.left, np.float64), np.asarray(ends.right, np.float64)
     number = np.flatnonzero(right > left)
@@ -193,26 +202,29 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     constant = infinite | (
         np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT * (1 + np.abs(level).max(1))
     )
-    atoms = (
-        *_masses_of_pieces(MonotonePieces(source, number[constant], left[constant], right[constant])),
-        level[constant, len(shares) // 2],
-    )
+    p, q, error = _masses_of_pieces(MonotonePieces(source, number[constant], left[constant], right[constant]))
+    # The mass of a short piece next to a long one is not known as well as that of an atom.
+    is_infinite = infinite[constant]
+    is_atom = is_infinite | (error <= _MASS / 2 * p)
+    p, unknown = np.where(is_infinite, np.maximum(p - error, 0.0), p), 2 * float(error[is_infinite].sum())
+    atoms = p[is_atom], q[is_atom], level[constant, len(shares) // 2][is_atom]
+    constant[constant] = is_atom
     number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
     if source.intervals is not None:  # The loss is monotone on every piece.
-        return atoms, MonotonePieces(source, number, left, right)
+        return atoms, MonotonePieces(source, number, left, right), unknown
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
     starts, ends, rows = split_at(left, right, turn, row)
-    return atoms, MonotonePieces(source, number[rows], starts, ends)
+    return atoms, MonotonePieces(source, number[rows], starts, ends), unknown
 
 
-def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray]:
+def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if pieces.intervals is not None:
         level = np.tile([-np.inf, np.inf], len(pieces))
         found = pieces.intervals.measure(level, np.repeat(pieces.number, 2))
-        return found.p[::2], found.q[::2]
+        return found.p[::2], found.q[::2], found.p_error[::2]
     panels = pieces.refined(pieces.panels(), _EXACT) if len(pieces) else pieces.panels()
     p, q = (np.bincount(panels.piece, mass, len(pieces)) for mass in pieces.masses(panels))
-    return p, q
+    return p, q, 0 * p
 
 
 # Cells
@@ -324,7 +336,8 @@ def cells_on_grid(
     lower: list[Any] = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
     integrated = len(loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
-    mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM
+    common = max((pieces.intervals.mass_error for pieces in whole.pieces if pieces.intervals), default=0.0)
+    mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM + common
     columns = [edges.split(column) for column in (*cast(Any, total[:4]), outside, *lower)]
     infinite = float(whole.p[whole.loss == np.inf].sum())
 
@@ -397,6 +410,7 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _OVERFLOWS)))
     gain = np.where(near, difference, p) - growth * q
     gain_error = np.where(near, difference_error, p_error) + np.abs(growth) * q_error
+    gain_error += _ROUNDED * UNIT * (1 + np.abs(start)) * p  # Of the start, of this difference, and of groups.
     # Where e^l would overflow, a gain is only known to be at most the mass.
     beyond = start > _OVERFLOWS
     gain, gain_error = np.where(beyond, p, gain), np.where(beyond, p, gain_error)
@@ -418,7 +432,13 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
     piece = np.repeat(np.arange(len(pieces)), many)
     place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
     panels = pieces.panels()
-    cuts = np.concatenate([panels.start, pieces.inverse(level[place], piece)])
+    points, apart = pieces.inverse(level[place], piece)
+    cuts = np.concatenate([panels.start, points])
+    # Losses, which are at most this large, are rounded, and so are the points where they are on the grid.
+    outside = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
+    for halves_beside in (place - 1, place):
+        some = (halves_beside >= 0) & (halves_beside < count)
+        np.maximum.at(outside, halves_beside[some], apart[some])
     start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
     some = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
     panels = Panels(start[some], end[some], piece[some])
@@ -441,7 +461,7 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
     start, width = edges.start[half], np.diff(level)[half]
     over = pieces.loss(x, piece) - start[:, None]
     within = np.clip(over, 0.0, 2 * width[:, None])
-    is_off = ~(np.abs(over - within) <= _OUTSIDE * (edges.step + 1.0)).all(1)
+    is_off = ~(np.abs(over - within) <= _OUTSIDE * edges.step + 2 * outside[half, None]).all(1)
     if (is_off & ~pieces.is_at_end(panels)).any():
         raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
     # Next to the end of a piece levels are not looked for. A loss that is steep there may pass some of them: the mass
@@ -454,8 +474,6 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
         astray[lowest : highest + 1] += total
     p, gain = mass.sum(1), -(mass * np.expm1(-within)).sum(1)
     p, gain = (np.bincount(half, column, count) for column in (p, gain))
-    # Losses, which are at most this large, are rounded.
-    outside = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
     p_error = astray[1:-1]
     gain_error = p * outside + p_error * -np.expm1(-2 * np.diff(level))
     below, above = (float(beside[where].sum()) for where in (outer < 0, outer >= count))
@@ -544,7 +562,7 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
         found = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
         sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (found.p, found.q)]
     else:
-        points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels))).reshape(-1, len(levels))
+        points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
         panels = Panels(start.ravel(), end.ravel(), np.repeat(some, len(levels) - 1))
         sums = [mass.reshape(-1, len(levels) - 1).sum(0) for mass in pieces.masses(panels)]

@@ -53,10 +53,14 @@ class ComposedBounds:
     error: float  # A bound on the 2-norm of the error of g.
     outside: float  # A bound on the tilted mass that is beyond the grid, or at any wrong place.
     rounding: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
+    parts: float = 0.0  # The largest absolute value of the numbers whose sums the losses are.
+
+    def _loss_error(self, epsilon: float) -> float:
+        return 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.parts)
 
     def nudged(self, epsilon: float, side: int) -> float:
         """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
-        return epsilon - side * 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()))
+        return epsilon - side * self._loss_error(epsilon)
 
     def delta(self, epsilon: float, side: int) -> float:
         """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
@@ -66,7 +70,7 @@ class ComposedBounds:
         weight = np.exp(-c * s) * -np.expm1(-s)  # 0 in floats from there on.
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:stop]).sum()
-        rounding = self.rounding + 4 * UNIT * c * abs(epsilon)
+        rounding = self.rounding + 4 * UNIT * c * (abs(epsilon) + self.parts)
         value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
         exponent = self.log_scale - c * epsilon
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
@@ -110,7 +114,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
         tilted.append(common)
         mixtures += [] if mixture is None else [mixture]
         lost += off
-    offset = sum(part.count * part.offset for part in parts)
+    offset, offsets = _offset(parts)
     with np.errstate(divide="ignore"):
         log_finite = sum(part.count * np.log1p(-min(part.infinite, 1.0)) for part in parts)
     infinite = float(-np.expm1(log_finite))
@@ -151,8 +155,15 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
         infinite,
         error,
         tails.outside(left - 1, size - left - 2) + math.expm1(min(lost * _SECOND_ORDER, _OVERFLOWS)),
-        1e-13 + sum(part.count * part.rounding for part in every) + 4 * UNIT * abs(tilt * offset),
+        1e-13 + sum(part.count * part.rounding for part in every) + 4 * UNIT * abs(tilt) * offsets,
+        offsets + (abs(lowest) + size) * step,
     )
+
+
+def _offset(parts: Sequence[Masses]) -> tuple[float, float]:
+    """Return the sum of all offsets, and that of their absolute values."""
+    offsets = [part.count * part.offset for part in parts]
+    return sum(offsets), len(offsets) * sum(map(abs, offsets))
 
 
 @dataclass(frozen=True)
@@ -258,16 +269,18 @@ def _tilted(
     top = max(each.max() for each in logs)
     g = [np.exp(each - top) for each in logs]
     # The exponents' errors, by those of masses that matter.
-    terms = 32.0 + abs(top)
+    terms, lost = 32.0 + abs(top), 0.0
     for log, mass, each in zip(logs, log_mass, g, strict=True):
-        some = each > _LIGHT
+        some, light = each > _LIGHT, (each > 0) & (each <= _LIGHT)
         terms += np.abs(mass[some]).max(initial=0.0) + 2 * np.abs(log[some] - mass[some]).max(initial=0.0)
+        lost += float((4 * UNIT * (np.abs(mass[light]) + 2 * np.abs(log[light] - mass[light])) * each[light]).sum())
     often, rare = float(g[0].sum()), float(sum(each.sum() for each in g[1:]))
     total = often + rare
     log_scale, rounding = float(top + np.log(total)), 4 * UNIT * float(terms)
     common = _Tilted(g[0] / often if often else g[0], part.first, log_scale, part.count, rounding, part.stage)
+    lost *= part.count / total
     if not rare or not often:
-        return common, None, 0.0
+        return common, None, lost
     often, rare = often / total, rare / total
     # The number of rare losses is binomial.
     number = np.arange(part.count + 1 if part.count < 4 * _MOST_RARE else 4 * _MOST_RARE)
@@ -278,7 +291,7 @@ def _tilted(
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
     sizes = range(1, most + 1)
     blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []
-    lost = sum(float(weights[most - size]) * error for size, (_, error) in zip(sizes, blocks, strict=True))
+    lost += sum(float(weights[most - size]) * error for size, (_, error) in zip(sizes, blocks, strict=True))
     commons = [(np.ones(1), 0), *((block.g * math.exp(block.log_scale), block.first) for block, _ in blocks)]
     mixture = _Mixture(
         commons,
@@ -324,10 +337,12 @@ def compose_directly(
     result, *others = (part.power(part.count, negligible / total, work) for part in sums)
     for other in others:
         result = result.convolved(other, negligible, work)
-    offset = sum(part.count * part.offset for part in parts) + side * moved
+    offset, offsets = _offset(parts)
+    offset += side * moved
     loss = (result.first + np.arange(len(result.g))) * step + offset
     lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), _OVERFLOWS)) + _LEAST
-    return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost, 1e-13 + result.rounding)
+    largest = offsets + (abs(result.first) + len(result.g)) * step
+    return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost, 1e-13 + result.rounding, largest)
 
 
 @dataclass

@@ -333,10 +333,12 @@ class NoiseFormulas:
             np.clip(end, low + min(0.0, self.D), high + max(0.0, self.D)) for end in (pieces.left, pieces.right)
         )
 
+        units = max(LOSS_UNITS, self.source.roundings)
+
         def points(level: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             if inverse is None:
-                return points_at_levels(loss, ends, level, piece)
-            error = LOSS_UNITS * UNIT * (1 + np.abs(np.where(np.isfinite(level), level, 0.0)))
+                return points_at_levels(loss, ends, level, piece, units)
+            error = units * UNIT * (1 + np.abs(np.where(np.isfinite(level), level, 0.0)))
             return np.clip(inverse(level, piece), ends[0][piece], ends[1][piece]), error
 
         intervals = of_tails(self.source, self.D, pieces.weights.T, ends, points)

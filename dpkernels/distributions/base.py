@@ -115,6 +115,10 @@ class Distribution(Noise):
     Rigorous brackets require ``steepness``.
     """
 
+    # Brackets assume that tail probabilities and densities v are right to so many roundings (2^-53), times 1 + |log v|,
+    # of themselves, and losses l to as many, times 1 + |l|. This value is for classes that state no smaller one.
+    roundings: ClassVar[float] = 4096.0
+
     @abc.abstractmethod
     def sf(self, z: Real) -> Real:
         """Return P(Z > z), accurate in the upper tail."""

@@ -20,6 +20,7 @@ class Gaussian(Symmetric):
     """The Gaussian distribution, f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)), with sigma s in [1e-140, 1e140]."""
 
     lengths: ClassVar[tuple[str, ...]] = ("sigma",)
+    roundings: ClassVar[float] = 32.0
 
     sigma: Any
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from dpkernels.pytrees import pytree
 @dataclass(frozen=True)
 class Laplace(PiecewiseExponential):
     """The Laplace distribution, f(z) = exp(-|z| / b) / (2 b), with the scale b in [1e-140, 1e140]."""
+
+    roundings: ClassVar[float] = 32.0
 
     scale: Real
 
@@ -64,6 +66,8 @@ class MergedLaplace(PiecewiseExponential):
     f(z) = F_i/Z exp(-r_i (|z| - c_(i-1))), where Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The published appendix has a
     sign error in the third column of its table C.
     """
+
+    roundings: ClassVar[float] = 32.0
 
     rates: tuple[Any, ...]
     breaks: tuple[Any, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
@@ -20,6 +20,8 @@ class Logistic(Symmetric):
     It is smooth near 0 and has the tails of Laplace noise. The privacy loss of a shift D is below D/b, so the noise is
     pure (D/b)-DP.
     """
+
+    roundings: ClassVar[float] = 32.0
 
     scale: Any
 
@@ -45,8 +47,10 @@ class Logistic(Symmetric):
         b, xp = self.scale, namespace(z, shift, self.scale)
         product = xp.tanh((z - shift / 2) / (2 * b)) * xp.tanh(shift / (4 * b))
         near = -4 * xp.arctanh(xp.clip(product, -0.5, 0.5))
-        # In the tails 1 - t T would suffer cancellation.
-        apart = self.log_prob(z) - self.log_prob(z - shift)
+        # In the tails 1 - t T would suffer cancellation, and so would the difference of two log densities.
+        nearer = xp.sign(shift) * xp.clip(shift - 2 * z, -xp.abs(shift), xp.abs(shift))  # |z - D| - |z|
+        near_0, near_D = (xp.log1p(xp.exp(-xp.abs(x) / b)) for x in (z, z - shift))
+        apart = nearer / b - 2 * (near_0 - near_D)
         return xp.where(xp.abs(product) < 0.5, near, apart)
 
     def loss_limits(self, shift: Real) -> tuple[Any, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
+from fractions import Fraction
 
+import mpmath as mp
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -17,6 +20,8 @@ from accountants.composition.masses import Masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
+from accountants.loss_intervals import IntervalMasses, LossIntervals
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
@@ -220,3 +225,42 @@ def test_common_losses_beside_rare_ones_lose_nothing_on_the_last_grid():
     """Each number of common losses is put on the coarse grid once; one loss at a time took 2e-4 of eps."""
     low, high = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(1e-3).repeat(100_000).bracket(delta=1e-6)
     assert 0 < high - low <= 1.5e-5 * high
+
+
+def test_losses_that_are_sums_of_opposite_numbers_are_off_by_no_more_than_stated():
+    """A million offsets of -1000.1 leave sums of about 1, with an error of the offsets' size."""
+    step, count = 1e-3, 10**6 + 7
+    part = Masses(np.array([0.25, 0.5, 0.25]), 1_000_099, -1000.1, 0.0, count)
+    for total in (compose([part], step, 0.0), sums.compose_directly([replace(part, count=7)], step, 1e-20, 1)):
+        copies = count if total.tilt == 0.0 and total.error > 0 else 7
+        offset = copies * Fraction(part.offset)
+        for loss in total.loss[[0, -1]]:
+            place = (Fraction(float(loss)) - offset) / Fraction(step)
+            assert abs(place - round(place)) * Fraction(step) <= total.nudged(0.0, -1)
+
+
+def test_the_error_of_all_gaussian_noise_as_one_release_is_stated():
+    terms = [guarantee(Additive(Gaussian(0.013 * 1.1**k)), 1.0).repeat(3 + k) for k in range(5)]
+    bracket = bounds.Bracket(terms[0].compose(*terms[1:], guarantee(Additive(Laplace(9.0)), 1.0)))
+    (term,) = (term for term in bracket._directions[0].terms if term.error)
+    (merged,) = (one for one in bracket._terms if bounds._is_gaussian(one))
+    with mp.workdps(40):
+        mu = mp.sqrt(sum((3 + k) / mp.mpf(0.013 * 1.1**k) ** 2 for k in range(5)))
+        off = abs(1 / mp.mpf(float(merged.pairs[0].noise.sigma)) / mu - 1)
+        # l = mu z + mu^2/2 at z = 37, of which mu is off.
+        assert 0 < off * (37 * mu + mu**2) <= term.error
+
+
+def test_a_mass_that_is_hardly_known_is_no_atom():
+    """A short piece of constant loss next to long ones, whose tails have lost its digits."""
+
+    def measure(level, piece):
+        mass = np.full(len(level) - 1, 1e-9)
+        return IntervalMasses(mass, mass, 0 * mass, 1e-17 + 0 * mass, 0 * mass, 0 * mass, 0 * mass)
+
+    intervals = LossIntervals(np.zeros(1), np.ones(1), measure)
+    source = SmoothPieces(np.zeros(1), np.ones(1), *3 * (lambda x, i: 0.0 * x + 0.0 * i,), None, intervals=intervals)
+    whole = split_monotone(PrivacyLossDistribution.of_pieces(source, 0.0))
+    assert not whole.p.any()
+    cells = cells_on_grid(whole, 0.1)
+    assert below(cells, 0.1, 1).mass.sum() <= 1e-9 - 1e-17 <= 1e-9 + 1e-17 <= above(cells, 0.1, 1).mass.sum()
