@@ -1,7 +1,7 @@
 """Masses of p and q between levels of the loss, as differences of tail probabilities at the roots of the loss.
 
-Nothing is integrated, so no bound on derivatives is needed. With the ``roundings`` c of the noise, a tail probability t is
-assumed to be right to c (1 + |log t|) roundings of itself, and a loss l to max(c, 64) (1 + |l|) roundings of 1
+Nothing is integrated, so no bound on derivatives is needed. With the ``roundings`` c of the noise, a tail probability t
+is assumed to be right to c (1 + |log t|) roundings of itself, and a loss l to max(c, 64) (1 + |l|) roundings of 1
 (docs/proofs/brackets.md).
 """
 
@@ -173,6 +173,7 @@ def _between(
     return weight * mass, weight * error
 
 
+_SAMPLES = 64  # Of pieces with more levels, losses at so many points.
 _SECANTS = 60  # The most steps for the point at a level; what is left of the distance is counted as an error.
 
 
@@ -195,24 +196,33 @@ def points_at_levels(
     open_ = np.flatnonzero((above > 0) & (below < 0))
     low, high, above, below, still = (each[open_] for each in (low, high, above, below, allowed))
     sign, level, piece = sign[open_], level[open_], piece[open_]
-    side = np.zeros(len(open_), int)
-    error = np.zeros(x.shape)
-    for _ in range(_SECANTS if len(open_) else 0):  # The Illinois method.
-        middle = np.clip(low + (high - low) * (above / (above - below)), low, high)
-        value = sign * (loss(middle, piece) - level)
-        if (np.abs(value) <= still / 2).all():
+    # Of many levels of one piece, start at losses next to each.
+    for number in np.flatnonzero(np.bincount(piece) >= _SAMPLES):
+        these = np.flatnonzero(piece == number)
+        points = np.linspace(ends[0][number], ends[1][number], _SAMPLES)
+        values = sign[these[0]] * loss(points, np.full(_SAMPLES, number))
+        after = np.clip(np.searchsorted(-values, -sign[these] * level[these]), 1, _SAMPLES - 1)
+        before, beyond = (values[place] - sign[these] * level[these] for place in (after - 1, after))
+        these, after, before, beyond = (each[(before > 0) & (beyond < 0)] for each in (these, after, before, beyond))
+        low[these], high[these], above[these], below[these] = points[after - 1], points[after], before, beyond
+    side, error = np.zeros(len(open_), int), np.zeros(x.shape)
+    for _ in range(_SECANTS):  # The Illinois method.
+        if not len(open_):
             break
-        up = value > 0
-        now = np.where(up, 1, -1)
-        again = now == side
-        low, high = np.where(up, middle, low), np.where(up, high, middle)
-        above, below = (
-            np.where(up, value, np.where(again, above / 2, above)),
-            np.where(up, np.where(again, below / 2, below), value),
-        )
-        side = now
-    if len(open_):
+        share = above / (above - below)
+        middle = np.clip(low + (high - low) * np.where(np.isfinite(share), share, 0.5), low, high)
+        value = sign * (loss(middle, piece) - level)
         x[open_], error[open_] = middle, np.abs(value)
+        now = np.where(value > 0, 1, -1)
+        again, side = now == side, now
+        halved = np.where(again, 0.5, 1.0)
+        low, high = np.where(value > 0, middle, low), np.where(value > 0, high, middle)
+        above, below = np.where(value > 0, value, above * halved), np.where(value > 0, below * halved, value)
+        # The floats between both ends, and the digits of the loss, have an end.
+        left = np.flatnonzero((np.abs(value) > still / 2) & (high - low > 4 * UNIT * np.abs(middle)))
+        open_, low, high, above, below, still, sign, level, piece, side = (
+            each[left] for each in (open_, low, high, above, below, still, sign, level, piece, side)
+        )
     return x, error + allowed
 
 

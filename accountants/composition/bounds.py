@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -48,7 +48,7 @@ _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 _MOST_POINTS, _ENLARGEMENTS = 1 << 18, 10
 _PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
-_INTEGRATED = 2  # For how many points one counts whose masses are integrals.
+_INTEGRATED = 8  # For how many points one counts whose masses are integrals.
 _MOST_COUNT = 60  # More reports than this are composed in stages.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
@@ -59,7 +59,7 @@ _OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
 _APART = 1e-5  # The relative distance at which the slope of log delta is measured.
 _FURTHER = 2.0**-12, 2.0**-8, 2.0**-4  # How far from an estimate an eps is looked for, in turn.
 _LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, relative to delta.
-_MIXED = 3  # About how many losses a mixture has.
+_MIXED = 4  # About how many losses a mixture has.
 # How much coarser the grid of a direction is that is not the worst one by estimate.
 _COARSER = 4.0
 # The points of all losses, and the ratio to those of a window, from which on the window pays; the mean number of losses
@@ -82,7 +82,7 @@ class Bracket:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         directions = self._estimated(lambda one: one.saddle(epsilon))
         likely = math.exp(min(max(one.value for one in directions), 0.0))
-        return self._refined(directions, likely, None, lambda total, side, _: total.delta(epsilon, side))
+        return self._refined(directions, likely, None, _DeltaAt(epsilon))
 
     def upper_delta(self, epsilon: float) -> float:
         """Return the upper end of the bracket of delta at eps."""
@@ -92,7 +92,7 @@ class Bracket:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         directions = self._estimated(lambda one: one.guess(delta))
         guess = max(one.value for one in directions)
-        return self._refined(directions, delta, guess, lambda total, side, eps: _least(total, side, delta, eps))
+        return self._refined(directions, delta, guess, _EpsilonAt(delta))
 
     def upper_epsilon(self, delta: float) -> float:
         """Return the upper end of the bracket of eps at delta."""
@@ -163,7 +163,7 @@ class Bracket:
         return found
 
     def _refined(
-        self, estimates: list[_Estimate], likely: float, size: float | None, bound: Any
+        self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound
     ) -> tuple[float, float]:
         """Return the bracket, refining the grid until it is narrow.
 
@@ -180,7 +180,7 @@ class Bracket:
         return low, high
 
     def _of_direction(
-        self, estimate: _Estimate, step: float, likely: float, bound: Any, *, is_of_epsilon: bool
+        self, estimate: _Estimate, step: float, likely: float, bound: _Bound, *, is_of_epsilon: bool
     ) -> tuple[float, float]:
         for _ in range(_ENLARGEMENTS):
             try:
@@ -221,7 +221,7 @@ class Bracket:
         return low, high
 
     @staticmethod
-    def _directly(estimate: _Estimate, step: float, likely: float, bound: Any) -> tuple[float, float]:
+    def _directly(estimate: _Estimate, step: float, likely: float, bound: _Bound) -> tuple[float, float]:
         """Return the bracket by sums of positive terms, from now on, if they do not take too long."""
         tilt = estimate.tilt
         estimate.is_direct, estimate.tilt = True, 0.0
@@ -369,14 +369,14 @@ class _Estimate:
             step *= math.sqrt((1 + stages) / (1 + stages + _MIXED * BLOCK**stages / most))
         return min(max(step, 1e-14), _WIDEST)
 
-    def is_below(self, low: float, step: float, likely: float, bound: Any) -> bool:
+    def is_below(self, low: float, step: float, likely: float, bound: _Bound) -> bool:
         """Return whether an upper bound on a coarse grid is at most a number."""
         try:
             return self.bounds(step, likely, bound, (1,))[1] <= low
         except TooManyPointsError:
             return False
 
-    def bounds(self, step: float, likely: float, bound: Any, sides: tuple[int, ...]) -> tuple[float, float]:
+    def bounds(self, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
         stages = _stages(max(term.count for term in direction.terms))
@@ -400,8 +400,7 @@ class _Estimate:
                 total = compose(parts, step, self.tilt, side, stages)
             self.points = max(self.points, len(total.loss))
             found[side] = bound(total, side, self.value)
-            noiseless = bound(dataclasses.replace(total, error=0.0, outside=0.0), side, self.value)
-            self.is_noisy = abs(noiseless - found[side]) > _NOISE * found[side]
+            self.is_noisy = bound.noise(total, found[side]) > _NOISE
         return found.get(-1, 0.0), found[1]
 
     def _masses(
@@ -484,12 +483,44 @@ def _stages(count: int) -> int:
     return stages
 
 
-def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:
-    """Return an eps at which a bound of delta meets the target, rounded to its side."""
-    near = total.epsilon_near(target)
-    if near is None and total.infinite > target:
-        return math.inf if side > 0 or total.delta(_FARTHEST, side) > target else 0.0
-    return _least_of(lambda eps: total.delta(eps, side), side, target, guess if near is None else near)
+# Questions
+
+
+class _Bound(Protocol):
+    """What is asked of the bounds of a sum."""
+
+    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float: ...
+
+    def noise(self, total: ComposedBounds, answer: float) -> float:
+        """Return about the relative error of an answer by errors of transforms and by what wraps around."""
+
+
+@dataclass(frozen=True)
+class _DeltaAt:
+    epsilon: float
+
+    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
+        return total.delta(self.epsilon, side)
+
+    def noise(self, total: ComposedBounds, answer: float) -> float:
+        return total.noise(self.epsilon)
+
+
+@dataclass(frozen=True)
+class _EpsilonAt:
+    delta: float
+
+    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
+        """Return an eps at which a bound of delta meets the target, rounded to its side."""
+        near = total.epsilon_near(self.delta)
+        if near is None and total.infinite > self.delta:
+            return math.inf if side > 0 or total.delta(_FARTHEST, side) > self.delta else 0.0
+        guess = guess if near is None else near
+        return _least_of(lambda eps: total.delta(eps, side), side, self.delta, guess)
+
+    def noise(self, total: ComposedBounds, answer: float) -> float:
+        # The log of delta falls about as fast as the tilt says.
+        return total.noise(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
 
 
 def _least_of(delta_at: Callable[[float], float], side: int, target: float, guess: float) -> float:

@@ -31,7 +31,7 @@ _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 23
 _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
 # The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST, _MOST_INTEGRATED = 1 << 20, 1 << 18  # The most half cells; if their masses are integrals.
+_MOST, _MOST_INTEGRATED = 1 << 20, 1 << 16  # The most half cells; if their masses are integrals.
 _RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
 # The relative error of masses of atoms and of integrals, and of sums of others.
 _MASS, _SUM = 1e-12, 16 * UNIT

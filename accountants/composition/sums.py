@@ -27,10 +27,10 @@ from accountants.loss_intervals import UNIT
 
 BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
 # The tilted mass, of the whole sum, that may wrap around all grids; the most points of a grid, 16 MiB an array; an
-# exponent close to float64's largest, 709; and one from which on its negative gives 0.
-_NEGLIGIBLE = 1e-16
+# exponent close to float64's largest, 709; and one from which on its negative is negligible.
+_NEGLIGIBLE = 1e-11
 _LARGEST = 1 << 21
-_OVERFLOWS, _UNDERFLOWS = 700.0, 746.0
+_OVERFLOWS, _FAR = 700.0, 60.0
 _SUMMARY = 256  # The points that represent a distribution in Chernoff bounds.
 _LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of their own for the error of exponents.
 _SECOND_ORDER = 1.01  # Terms of second order in errors, which are small.
@@ -65,13 +65,16 @@ class ComposedBounds:
     def delta(self, epsilon: float, side: int) -> float:
         """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
         c, epsilon = self.tilt, self.nudged(epsilon, side)
-        start, stop = np.searchsorted(self.loss, [epsilon, epsilon + _UNDERFLOWS / max(c, 1e-300)], side="right")
+        start, stop = np.searchsorted(self.loss, [epsilon, epsilon + _FAR / max(c, 1e-300)], side="right")
         s = self.loss[start:stop] - epsilon
-        weight = np.exp(-c * s) * -np.expm1(-s)  # 0 in floats from there on.
+        weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:stop]).sum()
         rounding = self.rounding + 4 * UNIT * c * (abs(epsilon) + self.parts)
         value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
+        if side > 0 and stop < len(self.loss):  # Weights that are negligible.
+            beyond = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
+            value += math.exp(-_FAR) * beyond
         exponent = self.log_scale - c * epsilon
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
@@ -81,6 +84,11 @@ class ComposedBounds:
         if np.isnan(finite):
             raise ValueError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))
+
+    def noise(self, epsilon: float) -> float:
+        """Return the error of delta at eps by transforms and by what is beyond the grid, relative to delta."""
+        bare = replace(self, error=0.0, outside=0.0).delta(epsilon, 1)
+        return self.delta(epsilon, 1) / bare - 1 if bare > 0 else 0.0
 
     def epsilon_near(self, delta: float) -> float | None:
         """Return about the eps at which the profile without errors is delta, if it is on the grid."""
@@ -137,7 +145,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
         lost *= math.exp(max(0.0, -sum(part.count * part.change for part in coming if part.stage > stage)))
         tilted, step = coming, step * RATIO
     # The losses of mixtures are moved by less than as many roundings of the largest one.
-    moved += sum(32 * UNIT * RATIO * step * mixture.count for mixture in mixtures)
+    moved += sum(32 * UNIT * RATIO * step * (1 + mixture.count) for mixture in mixtures)
     offset += side * moved
     tails = _Tails.of([*tilted, *mixtures])
     left, right = tails.widths(negligible)
@@ -204,10 +212,12 @@ class _Tilted:
 class _Mixture:
     """The sum of ``count`` losses, of which at most all are rare, as a mixture over the number of rare ones.
 
-    Masses are tilted. Those of a rare loss sum to about 1, and so do those of each sum of common losses.
+    Masses are tilted. Those of a rare loss sum to about 1, and so do those of each sum of common losses. Such a sum is
+    that of groups of ``group`` losses, and of the others.
     """
 
-    commons: list[tuple[np.ndarray, int]]  # Of each number of common losses: masses on the last grid, the first point.
+    groups: list[tuple[np.ndarray, int]]  # Of each number of groups: masses on the last grid, and the first point.
+    others: list[tuple[np.ndarray, int]]  # The same of each number of other common losses, less than a group.
     rare: tuple[np.ndarray, int]
     weights: np.ndarray  # The probability of each number of rare losses.
     log_scale: float  # That of one loss.
@@ -217,39 +227,46 @@ class _Mixture:
     def count(self) -> int:
         return len(self.weights) - 1
 
+    @property
+    def _numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the numbers of groups, of other common losses, and of rare losses, of every part of the mixture."""
+        rare = np.arange(self.count + 1)
+        return *np.divmod(self.count - rare, len(self.others)), rare
+
     @cached_property
-    def points(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
-        """Return the summaries of the common losses, by the number of rare ones, and of one rare loss."""
-        return [_summary(*part) for part in reversed(self.commons)], _summary(*self.rare)
+    def points(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], ...]:
+        """Return the summaries of groups, of other common losses, and of one rare loss."""
+        return tuple([_summary(*part) for part in parts] for parts in (self.groups, self.others, [self.rare]))
 
     @property
     def mean_and_variance(self) -> tuple[float, float]:
-        commons, rare = self.points
-        mean, variance = np.transpose([_mean_and_variance(*part) for part in commons])
-        rare_mean, rare_variance = _mean_and_variance(*rare)
-        number = np.arange(self.count + 1)
+        groups, others, (rare,) = (np.array([_mean_and_variance(*part) for part in parts]) for parts in self.points)
+        in_groups, in_others, number = self._numbers
+        (mean, variance), (rare_mean, rare_variance) = (groups[in_groups] + others[in_others]).T, rare
         means = mean + number * rare_mean
         center = float(self.weights @ means)
         return center, float(self.weights @ (variance + number * rare_variance + (means - center) ** 2))
 
     def log_moments(self, slopes: np.ndarray) -> np.ndarray:
-        commons, rare = self.points
-        common = np.stack([_log_moments(*part, slopes) for part in commons], 1)
+        groups, others, rare = (np.array([_log_moments(*part, slopes) for part in parts]).T for parts in self.points)
+        in_groups, in_others, number = self._numbers
         with np.errstate(divide="ignore"):
-            logs = np.log(self.weights) + common + np.arange(self.count + 1) * _log_moments(*rare, slopes)[:, None]
+            logs = np.log(self.weights) + groups[:, in_groups] + others[:, in_others] + number * rare
         top = logs.max(1, keepdims=True)
         return top[:, 0] + np.log(np.exp(logs - top).sum(1))
 
     @property
     def ends(self) -> tuple[float, float]:
-        commons, (rare, _) = self.points
-        low, high = ([k[end] + number * rare[end] for number, (k, _) in enumerate(commons)] for end in (0, -1))
-        return min(low), max(high)
+        in_groups, in_others, number = self._numbers
+        groups, others, rare = (np.array([(k[0], k[-1]) for k, _ in parts]) for parts in self.points)
+        low, high = (groups[in_groups] + others[in_others] + number[:, None] * rare).T
+        return float(low.min()), float(high.max())
 
     def spectrum(self, length: int) -> np.ndarray:
+        groups, others = ([_spectrum(*part, length) for part in parts] for parts in (self.groups, self.others))
         rare, whole = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
-        for weight, common in zip(self.weights[::-1], self.commons, strict=True):  # Horner's rule in the rare losses.
-            whole = whole * rare + weight * _spectrum(*common, length)
+        for j, k, number in zip(*(each[::-1] for each in self._numbers), strict=True):  # Horner's rule in rare losses.
+            whole = whole * rare + self.weights[number] * (groups[j] * others[k])
         return whole
 
 
@@ -289,12 +306,15 @@ def _tilted(
     weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
-    sizes = range(1, most + 1)
+    group = math.isqrt(most) + 1
+    sizes = [*range(1, min(group, most + 1)), *range(group, most + 1, group)]
     blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []
-    lost += sum(float(weights[most - size]) * error for size, (_, error) in zip(sizes, blocks, strict=True))
-    commons = [(np.ones(1), 0), *((block.g * math.exp(block.log_scale), block.first) for block, _ in blocks)]
+    lost += 2 * max((error for _, error in blocks), default=0.0)
+    sums = [(block.g * math.exp(block.log_scale), block.first) for block, _ in blocks]
+    none = np.ones(1), 0
     mixture = _Mixture(
-        commons,
+        [none, *sums[group - 1 :]],
+        [none, *sums[: group - 1]],
         (g[1] / (rare * total), cast(Masses, part.tail).first),
         weights[: most + 1],
         log_scale,
@@ -504,9 +524,16 @@ def _blocks(
 
 def _trimmed(g: np.ndarray, first: int, error: float) -> tuple[np.ndarray, int]:
     """Return the masses without ends that add up to no more than an error bound, as those by rounding do."""
-    below, above = (int((np.cumsum(ends) <= error / 2).sum()) for ends in (g, g[::-1]))
-    below, above = min(below, len(g) - 1), min(above, len(g) - 1)
+    below, above = (min(_light(ends, error / 2), len(g) - 1) for ends in (g, g[::-1]))
     return (g[below : len(g) - above], first + below) if below + above < len(g) else (g, first)
+
+
+def _light(g: np.ndarray, allowed: float) -> int:
+    """Return how many of the first masses add up to no more than this, or fewer."""
+    whole = len(g) // _SUMMARY * _SUMMARY
+    blocks = int((np.cumsum(g[:whole].reshape(-1, _SUMMARY).sum(1)) <= allowed).sum())
+    start, most = blocks * _SUMMARY, float(g[: blocks * _SUMMARY].sum())
+    return start + int((most + np.cumsum(g[start : start + _SUMMARY]) <= allowed).sum())
 
 
 # Transforms
@@ -554,7 +581,7 @@ def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
     for mixture in mixtures:
         factors.append(mixture.spectrum(size))
         slopes.append(np.ones_like(factors[-1]))
-        counts.append(2 * mixture.count)
+        counts.append(2 * mixture.count + 4)
     whole, error = np.ones(size // 2 + 1, complex), 0.0
     for factor in factors:
         whole = whole * factor
