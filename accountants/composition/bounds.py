@@ -25,6 +25,7 @@ from accountants.composition.cells import (
     TooManyPointsError,
     best_offset,
     cells_on_grid,
+    different_atoms,
     rough_losses,
     split_monotone,
     two_heaviest_atoms,
@@ -67,8 +68,9 @@ _COARSER = 4.0
 _LONG, _NARROWER, _RARE, _MOST_IN_WINDOW = 1 << 12, 3, (1.0, 4.0), 1 << 16
 # The roundings of mu of Gaussian noise, besides those of sums, and how many standard deviations its losses reach.
 _OF_MU, _FARTHEST_GAUSSIAN = 8, 40.0
-# The choices of a step, and the most atoms that are looked at.
-_CHOICES, _FEW = 256, 64
+# Of how many points a grid is so small that stages save no time, and how many standard deviations it reaches.
+_MOST_UNSTAGED, _REACH = 1 << 17, 16.0
+_CHOICES = 256  # The choices of a step.
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
 
 
@@ -319,23 +321,24 @@ class _Direction:
         ratios = [one / step for one in steps]
         return step if all(abs(ratio - round(ratio)) <= _ON_LATTICE for ratio in ratios) else None
 
-    def step_on_atoms(self, step: float, coarsest: int) -> float:
-        """Return a step, at most this one, with the two heaviest atoms on all grids and others next to the finest."""
-        if self.gap < coarsest * step:  # So fine a grid would have too many points.
-            coarsest = max(math.floor(self.gap / step), 1)
+    def step_on_atoms(self, step: float, coarsest: int, negligible: float) -> float:
+        """Return a step, at most this one, with the two heaviest atoms on all grids.
+
+        It is the first one for which the others are next to the coarsest grid, but for a negligible loss in all.
+        """
         if self.gap < step:
             return step
+        while self.gap < coarsest * step:  # So fine a grid would have too many points.
+            coarsest //= RATIO
         least = math.ceil(self.gap / (coarsest * step))
         parts = least + np.arange(min(_CHOICES, 1 + least // 2))
         steps = self.gap / (coarsest * parts)
         beside = np.zeros(len(parts))
         for term in self.terms:
-            loss, p = term.losses[0].loss, term.losses[0].p
-            some = np.isfinite(loss) & (p > 0)
-            if some.sum() <= _FEW:
-                place = (loss[some] - term.atoms[0]) / steps[:, None]
-                beside += term.count * ((place - np.floor(place + _ON_LATTICE)) * p[some]).sum(1) * steps
-        return float(steps[beside.argmin()])
+            loss, p = different_atoms(term.losses[0])
+            place = (loss - term.atoms[0]) / (coarsest * steps[:, None])
+            beside += term.count * ((place - np.floor(place + _ON_LATTICE)) * p).sum(1) * coarsest * steps
+        return float(steps[int((beside <= max(negligible, float(beside.min()))).argmax())])
 
     @cached_property
     def gap(self) -> float:
@@ -351,6 +354,8 @@ class _Estimate:
     tilt: float
     value: float
     points: int = 0  # The points of the last grids.
+    size: float = 0.0  # The size of the eps that decides the step.
+    is_staged: bool = True  # Whether many reports are composed in stages.
     is_direct: bool = False  # Whether sums are those of positive terms, without a tilt.
     is_noisy: bool = False  # Whether errors of the last sums, rather than the grid, decide the width.
 
@@ -361,9 +366,15 @@ class _Estimate:
         variance = sum(float(part.variance) * term.count for part, term in zip(parts, terms, strict=True))
         count = sum(term.count for term in terms)
         most = max(term.count for term in terms)
+        self.size = size = 1 / c if size is None else max(size, _LEAST_SIZE * math.sqrt(variance), 1e-12)
+        step = math.sqrt(8 * _FIRST * size / ((1 + c) * count))
+        losses = [self._sorted(term)[0] for term in terms]
+        reach = _REACH * math.sqrt(variance) + max((float(np.ptp(loss)) for loss in losses if len(loss)), default=0.0)
+        self.is_staged = reach > _MOST_UNSTAGED * step
+        if not self.is_staged:
+            return min(max(step, 1e-14), _WIDEST)
         stages = _stages(most)
-        size = 1 / c if size is None else max(size, _LEAST_SIZE * math.sqrt(variance), 1e-12)
-        step = math.sqrt(8 * _FIRST * size / ((1 + c) * count * (1 + stages)))
+        step /= math.sqrt(1 + stages)
         if any(self._window(term, step, RATIO**stages, (-np.inf, np.inf)) for term in terms if stages):
             # A mixture has further losses on the last grid.
             step *= math.sqrt((1 + stages) / (1 + stages + _MIXED * BLOCK**stages / most))
@@ -379,11 +390,11 @@ class _Estimate:
     def bounds(self, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
-        stages = _stages(max(term.count for term in direction.terms))
+        stages = _stages(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
         if direction.lattice is not None:
             step, stages = direction.lattice, 0
         elif direction.gap:  # The two heaviest atoms and their midpoint can be on all grids.
-            step = direction.step_on_atoms(step, RATIO**stages)
+            step = direction.step_on_atoms(step, RATIO**stages, _FIRST * self.size)
         most = max(term.count for term in direction.terms)
         several = [self._masses(term, step, stages, most, likely, sides) for term in direction.terms]
         found = {}

@@ -39,6 +39,8 @@ _ROUNDED = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which the lowest outcomes are evaluated.
 _HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
 _OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
+# The relative difference up to which losses are one; the most atoms that are looked at, and that may be on the grid.
+_SAME, _FEW, _OFFSETS = 1e-12, 256, 32
 _HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
@@ -529,13 +531,29 @@ def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
     return float(heaviest), abs(float(distance)) if mass > 0 else 0.0, float(mass)
 
 
-def best_offset(whole: MonotoneLoss, step: float) -> float:
-    """Return an offset that puts the heaviest atom on the grid, or else the mean loss of a group of the lowest losses.
+def different_atoms(whole: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
+    """Return the finite losses of the heaviest atoms, heaviest first, and their masses; equal losses are one."""
+    some = np.isfinite(whole.loss) & (whole.p > 0)
+    scale = float(np.abs(whole.loss[some]).max(initial=1e-300))
+    _, first, number = np.unique(np.round(whole.loss[some] / (scale * _SAME)), return_index=True, return_inverse=True)
+    p = np.bincount(number, whole.p[some], len(first))
+    heaviest = np.argsort(-p)[:_FEW]
+    return whole.loss[some][first[heaviest]], p[heaviest]
 
-    On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower.
+
+def best_offset(whole: MonotoneLoss, step: float) -> float:
+    """Return an offset that puts an atom on the grid, or else the mean loss of a group of the lowest losses.
+
+    On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower. A
+    lone atom counts as the grid point below it, so that of the heaviest atoms, that one is on the grid for which others
+    are least above grid points.
     """
     if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
-        return two_heaviest_atoms(whole)[0]
+        loss, p = different_atoms(whole)
+        place = (loss - loss[:_OFFSETS, None]) / step
+        above_grid = ((place - np.floor(place + _ON_GRID)) * p).sum(1)
+        above_grid[1:] += _HIGHER  # The heaviest one, if that hardly matters.
+        return float(loss[above_grid.argmin()]) if len(loss) else 0.0
     lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
     levels = lowest + 2 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
     with np.errstate(all="ignore"):
