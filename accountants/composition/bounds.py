@@ -46,9 +46,11 @@ _WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
 _FINEST, _FINEST_DIRECTLY, _LEAST_FINER, _COARSER_BY = 0.15, 0.4, 0.8, 1.5
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
-_MOST_POINTS, _ENLARGEMENTS = 1 << 18, 10
+_MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 10
 _PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
+_MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
+_NOISY = 3.0  # How much wider than by these errors a bracket is refined.
 _INTEGRATED = 8  # For how many points one counts whose masses are integrals.
 _MOST_COUNT = 60  # More reports than this are composed in stages.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
@@ -192,18 +194,22 @@ class Bracket:
                 step *= 4
         else:
             low, high = estimate.bounds(step, likely, bound, (-1, 1))
-        if estimate.is_noisy and high - low > _WIDTH * high:
+        if estimate.noise > _NOISE and high - low > _WIDTH * high and estimate.count <= _MOST_DIRECT:
             bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
             low, high = max(low, bottom), min(high, top)
         last = math.inf
         for _ in range(_REFINEMENTS):
             width = high - low
             # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
-            if not width > _WIDTH * high or width > 0.9 * last or (low == 0.0 and last < math.inf):
+            if (
+                not width > max(_WIDTH, _NOISY * estimate.noise) * high
+                or width > 0.9 * last
+                or (low == 0.0 < last < math.inf)
+            ):
                 break
             finest = _FINEST_DIRECTLY if estimate.is_direct else _FINEST
             finer = max(float(np.sqrt(0.7 * _WIDTH * high / width)), finest, estimate.points / _MOST_POINTS)
-            if finer > _LEAST_FINER:
+            if finer > _LEAST_FINER or estimate.work > _MOST_WORK:
                 break
             last = width
             likely = likely if is_of_epsilon else min(likely, high)
@@ -354,23 +360,28 @@ class _Estimate:
     tilt: float
     value: float
     points: int = 0  # The points of the last grids.
+    work: int = 0  # Those of all grids.
     size: float = 0.0  # The size of the eps that decides the step.
     is_staged: bool = True  # Whether many reports are composed in stages.
     is_direct: bool = False  # Whether sums are those of positive terms, without a tilt.
-    is_noisy: bool = False  # Whether errors of the last sums, rather than the grid, decide the width.
+    noise: float = 0.0  # About the relative width by errors of the last sums, which no finer grid makes narrower.
+
+    @property
+    def count(self) -> int:
+        return sum(term.count for term in self.direction.terms)
 
     def first_step(self, size: float | None) -> float:
         """Return a step that gives the relative width aimed at: of delta, or of an eps of this size."""
         c, terms = self.tilt, self.direction.terms
         parts = [part.tilted(np.float64(c)) for part in self.direction.repeated]
         variance = sum(float(part.variance) * term.count for part, term in zip(parts, terms, strict=True))
-        count = sum(term.count for term in terms)
+        count = self.count
         most = max(term.count for term in terms)
         self.size = size = 1 / c if size is None else max(size, _LEAST_SIZE * math.sqrt(variance), 1e-12)
         step = math.sqrt(8 * _FIRST * size / ((1 + c) * count))
-        losses = [self._sorted(term)[0] for term in terms]
-        reach = _REACH * math.sqrt(variance) + max((float(np.ptp(loss)) for loss in losses if len(loss)), default=0.0)
-        self.is_staged = reach > _MOST_UNSTAGED * step
+        losses = [(self._sorted(term)[0], _INTEGRATED if term.is_integrated else 1) for term in terms]
+        reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
+        self.is_staged = _REACH * math.sqrt(variance) + reach > _MOST_UNSTAGED * step
         if not self.is_staged:
             return min(max(step, 1e-14), _WIDEST)
         stages = _stages(most)
@@ -411,7 +422,8 @@ class _Estimate:
                 total = compose(parts, step, self.tilt, side, stages)
             self.points = max(self.points, len(total.loss))
             found[side] = bound(total, side, self.value)
-            self.is_noisy = bound.noise(total, found[side]) > _NOISE
+            self.noise = bound.noise(total, found[side])
+        self.work += self.points
         return found.get(-1, 0.0), found[1]
 
     def _masses(
@@ -426,10 +438,10 @@ class _Estimate:
         reach = self._reach(term, _LEFT_OUT * likely)
         ratio = RATIO ** (stages - stage)
         window = self._window(term, step, ratio, reach) if ratio > 1 and not others and not self.is_direct else None
-        offset = best_offset(first, step)
+        offset = best_offset(first, step, term.rough)
         if window:
             # The lowest losses are in balance on the coarse grid too, of which a share of the next group is taken.
-            offset += step * math.ceil((best_offset(first, step * ratio) - offset) / step)
+            offset += step * math.ceil((best_offset(first, step * ratio, term.rough) - offset) / step)
         cells = [
             cells_on_grid(one, step, offset=offset, reach=reach, window=window, ratio=ratio if window else 1)
             for one in term.losses

@@ -31,12 +31,13 @@ _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 23
 _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
 # The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST, _MOST_INTEGRATED = 1 << 20, 1 << 16  # The most half cells; if their masses are integrals.
+_MOST, _MOST_INTEGRATED = 1 << 20, 1 << 17  # The most half cells; if their masses are integrals.
 _RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
 # The relative error of masses of atoms and of integrals, and of sums of others.
 _MASS, _SUM = 1e-12, 16 * UNIT
 _ROUNDED = 8  # Roundings of a gain, relative to its mass.
-_LEVELS = 64  # The levels at which the lowest outcomes are evaluated.
+_LEVELS = 64  # The levels at which outcomes are evaluated, to choose the offset.
+_CROWDED = 0.2  # The mass within a step that decides the offset.
 _HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
 _OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
 # The relative difference up to which losses are one; the most atoms that are looked at, and that may be on the grid.
@@ -541,12 +542,12 @@ def different_atoms(whole: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
     return whole.loss[some][first[heaviest]], p[heaviest]
 
 
-def best_offset(whole: MonotoneLoss, step: float) -> float:
-    """Return an offset that puts an atom on the grid, or else the mean loss of a group of the lowest losses.
+def best_offset(whole: MonotoneLoss, step: float, rough: PrivacyLossDistribution | None = None) -> float:
+    """Return an offset that puts an atom on the grid, or else the mean loss of a group of losses.
 
-    On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower. A
-    lone atom counts as the grid point below it, so that of the heaviest atoms, that one is on the grid for which others
-    are least above grid points.
+    On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower. The
+    group is that of the lowest losses, or of much mass within a step, by rough losses. A lone atom counts as the grid
+    point below it, so that of the heaviest atoms, that one is on the grid for which others are least above grid points.
     """
     if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
         loss, p = different_atoms(whole)
@@ -555,7 +556,8 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
         above_grid[1:] += _HIGHER  # The heaviest one, if that hardly matters.
         return float(loss[above_grid.argmin()]) if len(loss) else 0.0
     lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
-    levels = lowest + 2 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
+    start = max(lowest, -np.inf if rough is None else _crowd(rough, step))
+    levels = start + 3 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
     with np.errstate(all="ignore"):
         p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)
         mean = np.log(p / q)
@@ -571,12 +573,20 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
     return float(mean[after] + share * (mean[after - 1] - mean[after]) + _HIGHER * step)
 
 
+def _crowd(rough: PrivacyLossDistribution, step: float) -> float:
+    """Return a loss below the step that has the most mass, if that is much; else -inf."""
+    some = np.isfinite(rough.loss)
+    place, number = np.unique(np.floor(rough.loss[some] / step), return_inverse=True)
+    mass = np.bincount(number, rough.p[some])
+    return float((place[mass.argmax()] - 1) * step) if len(mass) and mass.max() > _CROWDED else -np.inf
+
+
 def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masses whose loss is at most each level but the first."""
+    """Return the masses with a loss between the first level and each of the others."""
     low = np.minimum(*pieces.end_losses)
     some = np.flatnonzero(low <= levels[-1])
     if pieces.intervals is not None:
-        cuts = np.tile(np.append(-np.inf, levels[1:]), len(some))
+        cuts = np.tile(levels, len(some))
         found = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
         sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (found.p, found.q)]
     else:

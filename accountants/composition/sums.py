@@ -86,8 +86,8 @@ class ComposedBounds:
         return float(min(self.infinite + finite, 1.0))
 
     def noise(self, epsilon: float) -> float:
-        """Return the error of delta at eps by transforms and by what is beyond the grid, relative to delta."""
-        bare = replace(self, error=0.0, outside=0.0).delta(epsilon, 1)
+        """Return the error of delta at eps that does not depend on the step, relative to delta."""
+        bare = replace(self, error=0.0, outside=0.0, rounding=0.0).delta(epsilon, 1)
         return self.delta(epsilon, 1) / bare - 1 if bare > 0 else 0.0
 
     def epsilon_near(self, delta: float) -> float | None:

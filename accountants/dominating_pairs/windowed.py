@@ -74,8 +74,13 @@ class WindowedPair(DominatingPair):
         return join([own, other.mirrored()])
 
     def _pieces(self, side: Side) -> PrivacyLossDistribution:
-        window, base, width = self.window.steepness, self.base.steepness, self.width
-        steepness = None if window is None or base is None else lambda left, *_: 0 * left + max(window / width, base)
+        window, base = self.window.steepness, self.base.steepness
+        steepness: Any = None
+        if window is not None and base is not None:  # Outside of both windows the densities are the base.
+
+            def steepness(left: Any, _: Any, i: Any) -> Any:
+                return 0 * left + np.where((side.in_p | side.in_q)[i], max(window / self.width, base), base)
+
         return PrivacyLossDistribution.of_pieces(
             SmoothPieces(
                 side.left,
