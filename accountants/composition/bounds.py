@@ -51,7 +51,7 @@ _PRODUCTS = 16  # For how many points one counts where sums take the square of t
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
 _MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
 _NOISY = 3.0  # How much wider than by these errors a bracket is refined.
-_INTEGRATED = 8  # For how many points one counts whose masses are integrals.
+_OF_TAILS, _INTEGRATED = 3, 8  # For how many points one counts whose masses are differences of tails, or integrals.
 _MOST_COUNT = 60  # More reports than this are composed in stages.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
@@ -172,20 +172,26 @@ class Bracket:
         """Return the bracket, refining the grid until it is narrow.
 
         The direction that is the worst one by estimate comes first. Of another one a coarse grid is enough if its upper
-        bound is below the lower bound of the first.
+        bound is below the lower bound of the first, and that bound alone if it is not far above.
         """
-        low = high = 0.0
+        low, high, finer = 0.0, 0.0, 1.0
         for estimate in sorted(estimates, key=lambda one: -one.value):
             step = estimate.first_step(size)
-            if high > 0.0 and estimate.is_below(low, step * _COARSER, likely, bound):
-                continue
-            bottom, top = self._of_direction(estimate, step, likely, bound, is_of_epsilon=size is not None)
-            low, high = max(low, bottom), max(high, top)
+            if high > 0.0:
+                if estimate.upper_bound(step * _COARSER, likely, bound) <= low:
+                    continue
+                top = estimate.upper_bound(step * finer, likely, bound)
+                if math.isfinite(top) and top - high <= _WIDTH * top:
+                    high = max(high, top)
+                    continue
+            bottom, top, last = self._of_direction(estimate, step, likely, bound, is_of_epsilon=size is not None)
+            low, high, finer = max(low, bottom), max(high, top), last / step
         return low, high
 
     def _of_direction(
         self, estimate: _Estimate, step: float, likely: float, bound: _Bound, *, is_of_epsilon: bool
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float, float]:
+        """Return (lower, upper) bounds of one direction, and the step of its last grid."""
         for _ in range(_ENLARGEMENTS):
             try:
                 low, high = estimate.bounds(step, likely, bound, (-1, 1))
@@ -226,7 +232,7 @@ class Bracket:
             step *= finer
             bottom, top = found
             low, high = max(low, bottom), min(high, top)
-        return low, high
+        return low, high, step
 
     @staticmethod
     def _directly(estimate: _Estimate, step: float, likely: float, bound: _Bound) -> tuple[float, float]:
@@ -266,9 +272,11 @@ class _Term:
     def rough(self) -> PrivacyLossDistribution:
         return rough_losses(self.losses[0])
 
-    @property
-    def is_integrated(self) -> bool:
-        return any(pieces.intervals is None for loss in self.losses for pieces in loss.pieces)
+    @cached_property
+    def weight(self) -> int:
+        """Return for how many points of sums a point of this term counts, by the time that it takes."""
+        known = [pieces.intervals is not None for loss in self.losses for pieces in loss.pieces]
+        return 1 if not known else _OF_TAILS if all(known) else _INTEGRATED
 
     @cached_property
     def atoms(self) -> tuple[float, float, float]:
@@ -379,7 +387,7 @@ class _Estimate:
         most = max(term.count for term in terms)
         self.size = size = 1 / c if size is None else max(size, _LEAST_SIZE * math.sqrt(variance), 1e-12)
         step = math.sqrt(8 * _FIRST * size / ((1 + c) * count))
-        losses = [(self._sorted(term)[0], _INTEGRATED if term.is_integrated else 1) for term in terms]
+        losses = [(self._sorted(term)[0], term.weight) for term in terms]
         reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
         self.is_staged = _REACH * math.sqrt(variance) + reach > _MOST_UNSTAGED * step
         if not self.is_staged:
@@ -391,12 +399,12 @@ class _Estimate:
             step *= math.sqrt((1 + stages) / (1 + stages + _MIXED * BLOCK**stages / most))
         return min(max(step, 1e-14), _WIDEST)
 
-    def is_below(self, low: float, step: float, likely: float, bound: _Bound) -> bool:
-        """Return whether an upper bound on a coarse grid is at most a number."""
+    def upper_bound(self, step: float, likely: float, bound: _Bound) -> float:
+        """Return the upper bound on a grid of this step; inf if it has too many points."""
         try:
-            return self.bounds(step, likely, bound, (1,))[1] <= low
+            return self.bounds(step, likely, bound, (1,))[1]
         except TooManyPointsError:
-            return False
+            return math.inf
 
     def bounds(self, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
@@ -410,8 +418,7 @@ class _Estimate:
         several = [self._masses(term, step, stages, most, likely, sides) for term in direction.terms]
         found = {}
         self.points = sum(
-            len(masses[1].mass) * (_INTEGRATED if term.is_integrated else 1)
-            for term, masses in zip(direction.terms, several, strict=True)
+            len(masses[1].mass) * term.weight for term, masses in zip(direction.terms, several, strict=True)
         )
         for side in sides:
             parts = [masses[side] for masses in several]

@@ -31,14 +31,15 @@ _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 23
 _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
 # The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST, _MOST_INTEGRATED = 1 << 20, 1 << 17  # The most half cells; if their masses are integrals.
+_MOST, _MOST_INTEGRATED = 1 << 19, 1 << 17  # The most half cells; if their masses are integrals.
 _RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
 # The relative error of masses of atoms and of integrals, and of sums of others.
 _MASS, _SUM = 1e-12, 16 * UNIT
 _ROUNDED = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which outcomes are evaluated, to choose the offset.
+_PARTS = 32  # The panels between two levels, of all pieces.
 _CROWDED = 0.2  # The mass within a step that decides the offset.
-_HIGHER = 1e-4  # How much higher, in steps, the offset is than the mean of the lowest outcomes.
+_HIGHER, _LOWER = 1e-4, 1e-6  # How much higher, or lower, in steps, the offset is than the mean of a group.
 _OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
 # The relative difference up to which losses are one; the most atoms that are looked at, and that may be on the grid.
 _SAME, _FEW, _OFFSETS = 1e-12, 256, 32
@@ -566,11 +567,12 @@ def best_offset(whole: MonotoneLoss, step: float, rough: PrivacyLossDistribution
     if not (known & (beyond >= 0)).any():
         return float(mean[known][-1]) if known.any() else lowest
     after = int(np.argmax(known & (beyond >= 0)))
-    if after == 0 or not known[after - 1]:
-        return float(mean[after])
-    # A mean slightly below the grid point is mended by a share of the next group, and one above it by none.
-    share = beyond[after] / (beyond[after] - beyond[after - 1])
-    return float(mean[after] + share * (mean[after - 1] - mean[after]) + _HIGHER * step)
+    share = 0.0
+    if after > 0 and known[after - 1]:
+        share = beyond[after] / (beyond[after] - beyond[after - 1])
+    # A mean slightly below the grid point is mended by a share of the next group, if there is one.
+    apart = _HIGHER if p[-1] - p[after] > 10 * _HIGHER * p[after] else -_LOWER
+    return float(mean[after] + share * (mean[after - 1] - mean[after]) + apart * step)
 
 
 def _crowd(rough: PrivacyLossDistribution, step: float) -> float:
@@ -592,6 +594,9 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
     else:
         points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-        panels = Panels(start.ravel(), end.ravel(), np.repeat(some, len(levels) - 1))
-        sums = [mass.reshape(-1, len(levels) - 1).sum(0) for mass in pieces.masses(panels)]
+        parts = max(_PARTS // max(len(some), 1), 1)
+        shares = np.arange(parts + 1) / parts
+        ends = start[..., None] * (1 - shares) + end[..., None] * shares
+        panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(some, (len(levels) - 1) * parts))
+        sums = [mass.reshape(len(some), len(levels) - 1, parts).sum((0, 2)) for mass in pieces.masses(panels)]
     return tuple(np.cumsum(sums, 1))  # type: ignore[return-value]

@@ -140,7 +140,15 @@ class MergedLaplace(PiecewiseExponential):
         return -xp.sign(z) * rate
 
     def tail(self, z: Real) -> Real:
-        return self.partial_moment(0, z, as_of(np.inf, *self.rates, *self.breaks))
+        parameters = (*self.rates, *self.breaks)
+        if namespace(z, *parameters) is not np or any(np.ndim(each) for each in parameters):
+            return self.partial_moment(0, z, as_of(np.inf, *parameters))
+        # Of plain numbers only the segment that contains z is evaluated, and later ones are added up once.
+        start, end, rate, level = self._columns(np)
+        beyond = np.append(np.cumsum((level * exponential_moment(0, start, rate, end - start))[:0:-1])[::-1], 0.0)
+        i = np.searchsorted(start, z, side="right") - 1
+        inside = level[i] * np.exp(-rate[i] * (z - start[i])) * exponential_moment(0, z, rate[i], end[i] - z)
+        return (inside + beyond[i]) / self._norm
 
     def lower_inverse(self, u: Real) -> Real:
         """Return end - log1p(r q)/r in the segment with end density F_end, q = (tail - tail at the end) Z / F_end."""
