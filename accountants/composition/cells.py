@@ -273,7 +273,8 @@ class _Edges:
         a, b = first, last
         if window is not None:
             first, last = ratio * np.floor(first / ratio), ratio * np.ceil(last / ratio)
-            a, b = (ratio * np.round((end - offset) / (step * ratio)) for end in window)
+            # In the middle of coarse cells, so that no group of a grid point is cut.
+            a, b = (ratio * (np.floor((end - offset) / (step * ratio)) + 0.5) for end in window)
             a, b = np.clip([a, max(b, a + ratio)], first, last)
         if not 2 * (b - a + (last - first) / ratio) <= _MOST:
             raise TooManyPointsError(f"losses over {high - low:.6g} are too many for a grid of step {step:.6g}")
@@ -287,12 +288,15 @@ class _Edges:
     @property
     def start(self) -> np.ndarray:
         """Return the losses at the lower ends of the cells of all half cells."""
-        return self.offset + np.repeat(self.place[:-1:2], 2) * (self.step / 2)
+        width = np.full(len(self.place) - 1, 2.0 * self.ratio)
+        width[slice(*self.inner)] = 2.0
+        return self.offset + np.floor(self.place[:-1] / width) * width * (self.step / 2)
 
     def split(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of the half cells of the window, and of those outside, with zeros where the window is."""
         start, stop = self.inner
-        inside, gap = values[start:stop], (stop - start) // self.ratio
+        half, gap = np.zeros(int(self.place[start] % 2)), (stop - start) // self.ratio
+        inside = np.concatenate([half, values[start:stop], np.zeros(int(self.place[stop] % 2))])
         outside = np.concatenate([values[:start], np.zeros(gap), values[stop:]])
         return inside.reshape(-1, 2), outside.reshape(-1, 2)
 
