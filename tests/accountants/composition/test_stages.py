@@ -13,17 +13,26 @@ import pytest
 from scipy.special import ndtr
 
 from accountants import guarantee
-from accountants.composition import bounds, masses, sums
+from accountants.composition import bounds, cells, masses, sums
 from accountants.composition.bounds import above, below, compose
-from accountants.composition.cells import MonotoneLoss, TooManyPointsError, cells_on_grid, split_monotone
+from accountants.composition.cells import (
+    MonotoneLoss,
+    TooManyPointsError,
+    best_offset,
+    cells_on_grid,
+    rough_losses,
+    split_monotone,
+)
 from accountants.composition.masses import Masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
-from accountants.loss_intervals import IntervalMasses, LossIntervals
+from accountants.loss_intervals import IntervalMasses, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.windowed.bases import Quartic
 from dpkernels.mechanisms.windowed.windows import Sine, Uniform
@@ -264,3 +273,69 @@ def test_a_mass_that_is_hardly_known_is_no_atom():
     assert not whole.p.any()
     cells = cells_on_grid(whole, 0.1)
     assert below(cells, 0.1, 1).mass.sum() <= 1e-9 - 1e-17 <= 1e-9 + 1e-17 <= above(cells, 0.1, 1).mass.sum()
+
+
+def excess(cells, step):
+    """How much more mass of q the lower bound has, in steps: the mean loss of a report that it loses."""
+    low = below(cells, step, 1)
+    points = low.offset + step * (low.first + np.arange(len(low.mass)))
+    return ((low.mass * np.exp(-points)).sum() - 1) / step
+
+
+def test_losses_that_crowd_within_a_step_are_on_the_grid():
+    """Their mean is; a step that holds the lowest losses alone is another one."""
+    for losses, step in (
+        (dominating_pairs(Additive(Gaussian(1e5)), 1.0)[0].privacy_loss(), 1e-3),
+        (dominating_pairs(Additive(Reweighted(Gaussian(4e4), -1e5, 1e5, 0.3)), 1.0)[0].privacy_loss(), 3e-4),
+    ):
+        whole = split_monotone(losses)
+        assert abs(best_offset(whole, step, rough_losses(whole))) < 1e-3 * step
+        assert excess(cells_on_grid(whole, step, offset=best_offset(whole, step, rough_losses(whole))), step) < 2e-5
+
+
+def test_a_window_cuts_no_group():
+    """Its ends are in the middle of coarse cells: at their ends the lower bound lost a share of a coarse step."""
+    losses = dominating_pairs(Additive(Gaussian(4.0)), 1.0)[0].privacy_loss().subsampled(0.01)
+    step, ratio = 2e-6, 125
+    whole = cells_on_grid(split_monotone(losses), step, window=(-0.006, 0.01), ratio=ratio)
+    low = below(whole, step, 1)
+    tail = low.offset + ratio * step * (low.tail.first + np.arange(len(low.tail.mass)))
+    middle = low.offset + step * (low.first + np.arange(len(low.mass)))
+    of_q = (low.mass * np.exp(-middle)).sum() + (low.tail.mass * np.exp(-tail)).sum()
+    assert 0 <= of_q - 1 < 2e-4 * ratio * step * low.tail.mass.sum()
+
+
+def test_atoms_that_no_grid_holds_are_next_to_it():
+    """Of 1,020 atoms the two heaviest ones were on the grid, and others counted as up to a step less."""
+    noise = Reweighted(Staircase(0.016063878091825523, 9.096487258252541, 0.0), -1144.69028, 1144.69028, 0.5453)
+    low, high = bounds.Bracket(guarantee(Additive(noise), 1.0).repeat(432)).epsilon(4.5e-8)
+    assert 0 < high - low <= 2e-5 * high
+
+
+def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
+    made = guarantee(Additive(Laplace(2.0)), 1.0).subsample(0.1).repeat(30)
+    expected = bounds.Bracket(made).epsilon(1e-6)
+    monkeypatch.setattr(bounds._Estimate, "upper_bound", lambda *_: math.inf)
+    low, high = bounds.Bracket(made).epsilon(1e-6)
+    assert math.isfinite(high)
+    assert max(low, expected[0]) <= min(high, expected[1])
+
+
+def test_a_density_is_its_base_outside_of_windows(monkeypatch):
+    """A window of a millionth needs a million panels inside, and none beside it."""
+    monkeypatch.setattr(cells, "_MOST_PANELS", 1 << 14)
+    pair = WindowedPair(Sine(), Quartic(0.2), 1e-6, 1000.0, 0.9, 0.0)
+    whole = split_monotone(pair.privacy_loss())
+    assert whole.p.sum() == pytest.approx(1, abs=1e-2)
+
+
+def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
+    def loss(x, piece):
+        with np.errstate(divide="ignore"):
+            return 1 / np.asarray(x)
+
+    level = np.array([1.5, 3.0, 1e6])
+    with np.errstate(invalid="ignore"):
+        x, error = points_at_levels(loss, (np.zeros(1), np.ones(1)), level, np.zeros(3, int))
+    assert (error <= 1e-9 * level).all()
+    assert x == pytest.approx(1 / level, rel=1e-9)
