@@ -54,6 +54,7 @@ _NOISY = 3.0  # How much wider than by these errors a bracket is refined.
 _OF_TAILS, _INTEGRATED = 3, 8  # For how many points one counts whose masses are differences of tails, or integrals.
 _MOST_COUNT = 60  # More reports than this are composed in stages.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
+_MOST_TILTED = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
 _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
 # The least eps that decides the step, in standard deviations of the sum.
 _LEAST_SIZE = 0.1
@@ -426,7 +427,9 @@ class _Estimate:
                 total = compose_directly(parts, step, _LEFT_OUT * likely, side, stages)
                 self.points = max(self.points, _PRODUCTS * max(len(part.mass) for part in parts))
             else:
-                total = compose(parts, step, self.tilt, side, stages)
+                # On a coarse grid a steeper tilt leaves almost no mass of a contraction.
+                tilt = min(self.tilt, _MOST_TILTED / (step * RATIO**stages)) if stages else self.tilt
+                total = compose(parts, step, tilt, side, stages)
             self.points = max(self.points, len(total.loss))
             found[side] = bound(total, side, self.value)
             self.noise = bound.noise(total, found[side])

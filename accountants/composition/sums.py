@@ -142,7 +142,8 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
                 # A coarser grid moves losses by roundings of its steps.
                 moved += 32 * UNIT * count * RATIO * step
         # Errors are relative to the tilted mass, which coarser grids change.
-        lost *= math.exp(max(0.0, -sum(part.count * part.change for part in coming if part.stage > stage)))
+        change = -sum(part.count * part.change for part in coming if part.stage > stage)
+        lost *= math.exp(min(max(0.0, change), _OVERFLOWS))
         tilted, step = coming, step * RATIO
     # The losses of mixtures are moved by less than as many roundings of the largest one.
     moved += sum(32 * UNIT * RATIO * step * (1 + mixture.count) for mixture in mixtures)

@@ -17,8 +17,11 @@ from accountants.composition import rigorous
 from accountants.composition.bounds import Bracket
 from accountants.composition.rigorous import FewOutcomes, GaussianReleases, OneRelease, RigorousBounds
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
 
 LAPLACE = guarantee(dpk.laplace(epsilon=0.1)).repeat(1000)
+UNEVEN = guarantee(dpk.Additive(Reweighted(Laplace(300.0), -1000.0, 1000.0, 0.7)), 1.0).subsample(0.01).repeat(20_000)
 METHODS = {
     OneRelease: guarantee(dpk.laplace(epsilon=0.5)).subsample(0.3),
     GaussianReleases: guarantee(dpk.gaussian(sigma=3.0), 1.0).repeat(7),
@@ -65,7 +68,10 @@ WIDTHS = [
     ("Gaussian noise alone", GaussianReleases, guarantee(dpk.gaussian(sigma=3e3), 1.0).repeat(10**7), 1e-12),
     ("few joint outcomes", FewOutcomes, METHODS[FewOutcomes], 1e-9),
     ("tables", FewOutcomes, guarantee(weights([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])).repeat(10), 1e-12),
-    ("many releases", Bracket, LAPLACE, 1e-4),
+    ("many releases", Bracket, LAPLACE, 1e-5),
+    ("mixtures", Bracket, LAPLACE.compose(guarantee(dpk.gaussian(sigma=20.0), 1.0).repeat(100)), 1e-5),
+    ("many on samples", Bracket, guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(0.01).repeat(1000), 1e-5),
+    ("uneven atoms", Bracket, UNEVEN, 1e-4),
 ]
 
 
@@ -76,6 +82,34 @@ def test_widths_of_the_accuracy_page(case, method, made, width):
     assert 0 < high - low <= width * high
     low, high = made.bracket(epsilon=float(high) / 2)
     assert 0 < high - low <= width * high
+
+
+# The noise multiplier, the rate, the steps, delta, and the width: of published training runs, and of a hard one.
+RUNS = [
+    (4.0, 0.01, 10_000, 1e-5, 5e-6),
+    (1.0, 5000 / 763_430, 4_120, 1e-9, 5e-6),
+    (1.12, 256 / 60_000, 14_040, 1e-5, 5e-6),
+    (0.6, 256 / 60_000, 7_020, 1e-5, 8e-6),
+    (10.0, 4_096 / 50_000, 725, 1e-5, 5e-6),
+    (2.5, 16_384 / 1_281_167, 71_589, 8e-7, 5e-6),
+    (0.6, 0.001, 100_000, 1e-6, 1.2e-5),
+]
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta", "width"), RUNS)
+def test_widths_of_training_runs(sigma, rate, steps, delta, width):
+    low, high = guarantee(dpk.gaussian(sigma=sigma), 1.0).subsample(rate).repeat(steps).bracket(delta=delta)
+    assert 0 < high - low <= width * high
+
+
+@pytest.mark.lengthy
+def test_widths_of_a_billion_releases():
+    for made in (
+        guarantee(dpk.laplace(epsilon=1e-4)).repeat(10**9),
+        guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(1e-5).repeat(10**9),
+    ):
+        low, high = made.bracket(delta=1e-6)
+        assert 0 < high - low <= 1e-3 * high
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9, 0.3, 40.0, 2000.0])

@@ -105,6 +105,7 @@ def test_what_a_stage_loses_is_counted(monkeypatch):
     assert not bare[1].delta(6.0, -1) <= exact(6.0) <= bare[0].delta(6.0, 1)
 
 
+@pytest.mark.lengthy
 def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     """The brackets intersect; of fewer rare losses than there are, the upper bound counts the rest as lost."""
     made = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
@@ -339,3 +340,17 @@ def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
         x, error = points_at_levels(loss, (np.zeros(1), np.ones(1)), level, np.zeros(3, int))
     assert (error <= 1e-9 * level).all()
     assert x == pytest.approx(1 / level, rel=1e-9)
+
+
+def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
+    """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
+    made = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
+    question = bounds._EpsilonAt(1e-6)
+    (estimate, *_) = bounds.Bracket(made)._estimated(lambda direction: direction.guess(1e-6))
+    step = estimate.first_step(estimate.value)
+    low, high = estimate.bounds(step, 1e-6, question, (-1, 1))
+    assert 0 < high - low < 1e-3 * high
+    estimate.tilt, estimate.is_staged = 1e5, True
+    wide_low, wide_high = estimate.bounds(8 * step, 1e-6, question, (-1, 1))
+    assert wide_low <= high
+    assert low <= wide_high
