@@ -58,9 +58,9 @@ class LossIntervals:
 
     def scaled(self, weight: Any) -> LossIntervals:
         def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
-            found = self.measure(level, piece)
-            masses = {name: weight * value for name, value in vars(found).items() if name != "loss_error"}
-            return IntervalMasses(**masses, loss_error=found.loss_error)
+            measured = self.measure(level, piece)
+            masses = {name: weight * value for name, value in vars(measured).items() if name != "loss_error"}
+            return IntervalMasses(**masses, loss_error=measured.loss_error)
 
         return dataclasses.replace(self, measure=measure)
 
@@ -87,7 +87,7 @@ class LossIntervals:
 
         def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
             before = level_before(level)
-            found = self.measure(before, piece)
+            masses = self.measure(before, piece)
             # d l'/d l = r e^(l - l'), at the end where it is larger; infinite levels stand for the ends of pieces.
             known = np.isfinite(level)
             change = rate * np.exp(np.where(known, before, -np.inf) - np.where(known, level, 0.0))
@@ -95,13 +95,13 @@ class LossIntervals:
             size = np.where(known, np.abs(level), 0.0)
             size = np.maximum(size[:-1], size[1:])
             return IntervalMasses(
-                rate * found.p + (1 - rate) * found.q,
-                found.q,
-                rate * found.difference,
-                rate * found.p_error + (1 - rate) * found.q_error,
-                found.q_error,
-                rate * found.difference_error,
-                slope * found.loss_error + _SAMPLED_UNITS * UNIT * size,
+                rate * masses.p + (1 - rate) * masses.q,
+                masses.q,
+                rate * masses.difference,
+                rate * masses.p_error + (1 - rate) * masses.q_error,
+                masses.q_error,
+                rate * masses.difference_error,
+                slope * masses.loss_error + _SAMPLED_UNITS * UNIT * size,
             )
 
         return dataclasses.replace(self, measure=measure)

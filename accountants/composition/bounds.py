@@ -150,22 +150,22 @@ class Bracket:
         ]
 
     def _estimated(self, estimate: Callable[[_Direction], tuple[Any, Any]]) -> list[_Estimate]:
-        found = []
+        estimates = []
         unknown = any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self._terms))
         for direction in () if unknown else self._directions:
             with np.errstate(all="ignore"):
                 tilt, value = map(float, estimate(direction))
             unknown = unknown or not (math.isfinite(tilt) and math.isfinite(value))
-            found.append(_Estimate(direction, min(tilt, _STEEPEST), value))
+            estimates.append(_Estimate(direction, min(tilt, _STEEPEST), value))
         if unknown:
             raise ValueError("epsilon, delta: no tilt was found for a bracket; parameters are out of reach")
         # The upper bound is that of all pairs, in any order: the worst first pair decides the tilt.
-        orders = len(found) // len(self.guarantee.neighbour_directions)
-        for start in range(0, len(found), orders):
-            worst = max(found[start : start + orders], key=lambda one: one.value)
-            for one in found[start : start + orders]:
-                one.tilt, one.value = worst.tilt, worst.value
-        return found
+        orders = len(estimates) // len(self.guarantee.neighbour_directions)
+        for start in range(0, len(estimates), orders):
+            worst = max(estimates[start : start + orders], key=lambda one: one.value)
+            for each in estimates[start : start + orders]:
+                each.tilt, each.value = worst.tilt, worst.value
+        return estimates
 
     def _refined(
         self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound
@@ -222,16 +222,16 @@ class Bracket:
             likely = likely if is_of_epsilon else min(likely, high)
             if is_of_epsilon and width > _FAR_OFF * high and math.isfinite(high) and not estimate.is_direct:
                 estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _STEEPEST)
-            found = None
-            while found is None and finer <= _LEAST_FINER:
+            refined = None
+            while refined is None and finer <= _LEAST_FINER:
                 try:
-                    found = estimate.bounds(step * finer, likely, bound, (-1, 1))
+                    refined = estimate.bounds(step * finer, likely, bound, (-1, 1))
                 except TooManyPointsError:
                     finer *= _COARSER_BY
-            if found is None:
+            if refined is None:
                 break
             step *= finer
-            bottom, top = found
+            bottom, top = refined
             low, high = max(low, bottom), min(high, top)
         return low, high, step
 
@@ -417,7 +417,7 @@ class _Estimate:
             step = direction.step_on_atoms(step, RATIO**stages, _FIRST * self.size)
         most = max(term.count for term in direction.terms)
         several = [self._masses(term, step, stages, most, likely, sides) for term in direction.terms]
-        found = {}
+        answers = {}
         self.points = sum(
             len(masses[1].mass) * term.weight for term, masses in zip(direction.terms, several, strict=True)
         )
@@ -431,10 +431,10 @@ class _Estimate:
                 tilt = min(self.tilt, _MOST_TILTED / (step * RATIO**stages)) if stages else self.tilt
                 total = compose(parts, step, tilt, side, stages)
             self.points = max(self.points, len(total.loss))
-            found[side] = bound(total, side, self.value)
-            self.noise = bound.noise(total, found[side])
+            answers[side] = bound(total, side, self.value)
+            self.noise = bound.noise(total, answers[side])
         self.work += self.points
-        return found.get(-1, 0.0), found[1]
+        return answers.get(-1, 0.0), answers[1]
 
     def _masses(
         self, term: _Term, step: float, stages: int, most: int, likely: float, sides: tuple[int, ...]
@@ -564,8 +564,8 @@ def _least_of(delta_at: Callable[[float], float], side: int, target: float, gues
 
     if guess > 0:
         # Delta is nearly exponential; the guess does not know the errors.
-        there, further = (math.log(max(delta_at(eps), 1e-320)) for eps in (guess, guess * (1 + _APART)))
-        off, slope = there - math.log(target), (there - further) / (guess * _APART)
+        at_guess, further = (math.log(max(delta_at(eps), 1e-320)) for eps in (guess, guess * (1 + _APART)))
+        off, slope = at_guess - math.log(target), (at_guess - further) / (guess * _APART)
         near = guess + off / slope if abs(off) < 0.1 * guess * slope else guess
         for margin in _OUTWARD[:4]:
             eps = near * (1 + margin * side) if near > 0 else guess

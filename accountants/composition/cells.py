@@ -224,8 +224,8 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
 def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if pieces.intervals is not None:
         level = np.tile([-np.inf, np.inf], len(pieces))
-        found = pieces.intervals.measure(level, np.repeat(pieces.number, 2))
-        return found.p[::2], found.q[::2], found.p_error[::2]
+        masses = pieces.intervals.measure(level, np.repeat(pieces.number, 2))
+        return masses.p[::2], masses.q[::2], masses.p_error[::2]
     panels = pieces.refined(pieces.panels(), _EXACT) if len(pieces) else pieces.panels()
     p, q = (np.bincount(panels.piece, mass, len(pieces)) for mass in pieces.masses(panels))
     return p, q, 0 * p
@@ -301,7 +301,7 @@ class _Edges:
         return inside.reshape(-1, 2), outside.reshape(-1, 2)
 
 
-class _Found(NamedTuple):
+class _HalfCells(NamedTuple):
     """Masses, gains and bounds of their errors in all half cells; how far losses may be outside; masses beyond."""
 
     p: np.ndarray
@@ -338,7 +338,7 @@ def cells_on_grid(
             _of_panels(pieces, edges) if pieces.intervals is None else _of_intervals(pieces, edges)
             for pieces in whole.pieces
         ]
-    total = _Found(*(cast(Any, sum(column)) for column in zip(*parts, strict=True)))
+    total = _HalfCells(*(cast(Any, sum(column)) for column in zip(*parts, strict=True)))
     outside = np.max([part.outside for part in parts], axis=0)
     # Errors are those of each part alone: atoms have none.
     lower: list[Any] = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
@@ -372,7 +372,7 @@ def reduced(p: np.ndarray, gain: np.ndarray, p_error: Any, gain_error: Any) -> t
     return np.where(gain < 0, 0.0, left), np.maximum(gain, 0.0)
 
 
-def _of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_Found, float]:
+def _of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_HalfCells, float]:
     """Return what atoms contribute, and a bound on the error of their losses; atoms next to the grid are put on it."""
     level = edges.level
     near = np.clip(np.searchsorted(level, loss), 1, max(len(level) - 1, 1))
@@ -389,14 +389,14 @@ def _of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_Found, f
     none = np.zeros(count)
     rounding = LOSS_UNITS * UNIT * (1 + float(np.abs(loss).max(initial=0.0)))
     error = rounding + 1.001 * moved if len(loss) else 0.0
-    return _Found(mass, gain, none, none, none, float(p[half < 0].sum()), float(p[half >= count].sum())), error
+    return _HalfCells(mass, gain, none, none, none, float(p[half < 0].sum()), float(p[half >= count].sum())), error
 
 
 def _binned(column: np.ndarray, half: np.ndarray, count: int) -> np.ndarray:
     return np.bincount(half + 1, column, count + 2)
 
 
-def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
+def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what pieces with known tails contribute: masses between the points where the loss is at the edges."""
     level, count = edges.level, len(edges.place) - 1
     low, high = _sorted(*pieces.end_losses)
@@ -408,10 +408,12 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many) - 1 + np.repeat(first, many)
     is_low, is_high = place == first[piece] - 1, place == last[piece]
     cuts = np.where(is_low, -np.inf, np.where(is_high, np.inf, level[np.clip(place, 0, count)]))
-    found = cast(LossIntervals, pieces.intervals).measure(cuts, pieces.number[piece])
+    masses = cast(LossIntervals, pieces.intervals).measure(cuts, pieces.number[piece])
     real = np.flatnonzero(~is_high[:-1])
     half = place[:-1][real]
-    p, q, difference, p_error, q_error, difference_error, loss_error = (column[real] for column in vars(found).values())
+    p, q, difference, p_error, q_error, difference_error, loss_error = (
+        column[real] for column in vars(masses).values()
+    )
     start = np.concatenate([[0.0], edges.start, [0.0]])[half + 1]
     # Where p and q are close the difference of both is known better than either.
     near = np.abs(start) < 0.5
@@ -428,10 +430,10 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _Found:
     p_all, p_off = columns[0], columns[2]
     p, gain, p_error, gain_error = (column[1:-1] for column in columns)
     beyond = (float(p_all[j] + p_off[j]) for j in (0, -1))
-    return _Found(p, gain, p_error, gain_error, outside[1:-1], *beyond)
+    return _HalfCells(p, gain, p_error, gain_error, outside[1:-1], *beyond)
 
 
-def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
+def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what other pieces contribute, on panels cut where the loss is at the edges, and evenly between."""
     level, count = edges.level, len(edges.place) - 1
     low, high = _sorted(*pieces.end_losses)
@@ -485,7 +487,7 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _Found:
     p_error = astray[1:-1]
     gain_error = p * outside + p_error * -np.expm1(-2 * np.diff(level))
     below, above = (float(beside[where].sum()) for where in (outer < 0, outer >= count))
-    return _Found(p, gain, p_error, gain_error, outside, below + astray[0], above + astray[-1])
+    return _HalfCells(p, gain, p_error, gain_error, outside, below + astray[0], above + astray[-1])
 
 
 def _sorted(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -522,8 +524,8 @@ def _masses_of_panels(pieces: MonotonePieces, panels: Panels) -> tuple[np.ndarra
     falls = level[:, :1] > level[:, -1:]
     level = np.maximum.accumulate(np.where(falls, level[:, ::-1], level), 1)
     level[:, 0], level[:, -1] = -np.inf, np.inf
-    found = cast(LossIntervals, pieces.intervals).measure(level.ravel(), np.repeat(pieces.number, many + 1))
-    masses = (np.append(mass, 0.0).reshape(-1, many + 1)[:, :-1] for mass in (found.p, found.q))
+    measured = cast(LossIntervals, pieces.intervals).measure(level.ravel(), np.repeat(pieces.number, many + 1))
+    masses = (np.append(mass, 0.0).reshape(-1, many + 1)[:, :-1] for mass in (measured.p, measured.q))
     return tuple(np.where(falls, mass[:, ::-1], mass).ravel() for mass in masses)  # type: ignore[return-value]
 
 
@@ -593,8 +595,8 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
     some = np.flatnonzero(low <= levels[-1])
     if pieces.intervals is not None:
         cuts = np.tile(levels, len(some))
-        found = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
-        sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (found.p, found.q)]
+        masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
+        sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (masses.p, masses.q)]
     else:
         points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
