@@ -121,18 +121,12 @@ def of_tails(
     """
     left, right = ends
     weights_p, weights_q = weights
-    try:
-        source.steepness(0.0, 0.0)
-        steepness = source.steepness
-    except TypeError:  # Not known.
-        steepness = None
-    units = float(source.roundings)
 
     def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
         with np.errstate(all="ignore"):
             x, apart = inverse(level, piece)
-            p, p_error = _between(source, x, 0.0, weights_p[piece[1:]], steepness, units)
-            q, q_error = _between(source, x, shift, weights_q[piece[1:]], steepness, units)
+            p, p_error = _between(source, x, 0.0, weights_p[piece[1:]])
+            q, q_error = _between(source, x, shift, weights_q[piece[1:]])
         loss_error = np.maximum(apart[:-1], apart[1:])
         return IntervalMasses(p, q, p - q, p_error, q_error, p_error + q_error, loss_error)
 
@@ -140,16 +134,9 @@ def of_tails(
     return LossIntervals(left, right, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _OF_WEIGHTS)
 
 
-def _between(
-    source: Any,
-    x: np.ndarray,
-    shift: float,
-    weight: np.ndarray,
-    steepness: Callable[[Any, Any], Any] | None,
-    units: float,
-) -> tuple[np.ndarray, np.ndarray]:
+def _between(source: Any, x: np.ndarray, shift: float, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return weighted masses of f(. - shift) between consecutive points, in either order; and their errors."""
-    z = x - shift
+    z, units = x - shift, float(source.roundings)
     lower, tail = z < 0, np.empty(x.shape)
     for some, function in ((lower, source.cdf), (~lower, source.sf)):
         tail[some] = function(z[some])
@@ -159,17 +146,16 @@ def _between(
     mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
     start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
     error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ACROSS * UNIT * across)
-    if steepness is not None:
-        steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
-        # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-        narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _EXACT))
-        start, width, steep = start[narrow], width[narrow], steep[narrow]
-        logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
-        by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
-        places = steep * (np.abs(start) + width + abs(shift))
-        better = units * UNIT * (2 + np.abs(logs).max(1, initial=0.0) + places) * by_nodes + _LEAST
-        use = better < error[narrow]
-        mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
+    steep = np.where(width > 0, source.steepness(start - shift, start + width - shift), np.inf)
+    # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
+    narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _EXACT))
+    start, width, steep = start[narrow], width[narrow], steep[narrow]
+    logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
+    by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
+    places = steep * (np.abs(start) + width + abs(shift))
+    better = units * UNIT * (2 + np.abs(logs).max(1, initial=0.0) + places) * by_nodes + _LEAST
+    use = better < error[narrow]
+    mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
     return weight * mass, weight * error
 
 
