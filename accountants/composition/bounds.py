@@ -44,6 +44,7 @@ from dpkernels.solve import first_feasible, root
 # The relative width aimed at, that of the first grid by estimate, how often the grid is refined, and by how much.
 _WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
 _FINEST, _FINEST_DIRECTLY, _LEAST_FINER, _COARSER_BY = 0.15, 0.4, 0.8, 1.5
+_NARROW = 1e-4  # The relative width up to which the lower bounds of other directions are not computed.
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 10
@@ -173,7 +174,8 @@ class Bracket:
         """Return the bracket, refining the grid until it is narrow.
 
         The direction that is the worst one by estimate comes first. Of another one a coarse grid is enough if its upper
-        bound is below the lower bound of the first, and that bound alone if it is not far above.
+        bound is below the lower bound of the first, and that bound alone if it is not above the first bracket, which is
+        narrow.
         """
         low, high, finer = 0.0, 0.0, 1.0
         for estimate in sorted(estimates, key=lambda one: -one.value):
@@ -182,7 +184,7 @@ class Bracket:
                 if estimate.upper_bound(step * _COARSER, likely, bound) <= low:
                     continue
                 top = estimate.upper_bound(step * finer, likely, bound)
-                if math.isfinite(top) and top - high <= _WIDTH * top:
+                if math.isfinite(top) and top - high <= _WIDTH * top and high - low <= _NARROW * high:
                     high = max(high, top)
                     continue
             bottom, top, last = self._of_direction(estimate, step, likely, bound, is_of_epsilon=size is not None)
