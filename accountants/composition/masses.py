@@ -43,7 +43,11 @@ def above(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at least that of the cells."""
     outside = cells.outside + np.zeros(cells.p.shape)
     p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error + cells.p * outside)
-    mass, error = raised(spread(p, gain, step), outside.max(1), step), _error(cells, step)
+    mass, error = spread(p, gain, step), _error(cells, step)
+    if outside.max(initial=0.0) < step:
+        mass = raised(mass, outside.max(1), step)
+    else:  # On so fine a grid all losses are raised.
+        error += float(outside.max())
     tail = None
     if cells.tail is None:
         mass[0] += cells.below
@@ -67,7 +71,10 @@ def spread(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) ->
 
 
 def raised(mass: np.ndarray, by: np.ndarray, step: float) -> np.ndarray:
-    """Return the masses with losses that are raised by the larger number of both cells next to them, then spread."""
+    """Return the masses with losses that are raised, by less than a step, then spread.
+
+    A loss is raised by the larger number of both cells next to it.
+    """
     up = mass * (np.expm1(-np.maximum(np.append(by, 0.0), np.append(0.0, by))) / np.expm1(-step))
     return np.append(mass - up, 0.0) + np.append(0.0, up)
 

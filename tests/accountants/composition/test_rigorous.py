@@ -105,7 +105,7 @@ def test_widths_of_training_runs(sigma, rate, steps, delta, width):
 @pytest.mark.lengthy
 def test_widths_of_a_billion_releases():
     for made in (
-        guarantee(dpk.laplace(epsilon=1e-4)).repeat(10**9),
+        guarantee(dpk.Additive(Laplace(1e4), 1.0)).repeat(10**9),
         guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(1e-5).repeat(10**9),
     ):
         low, high = made.bracket(delta=1e-6)

@@ -354,3 +354,16 @@ def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     wide_low, wide_high = estimate.bounds(8 * step, 1e-6, question, (-1, 1))
     assert wide_low <= high
     assert low <= wide_high
+
+
+def test_a_grid_finer_than_the_roundings_of_losses_has_no_negative_mass():
+    """A loss that may be off by several steps cannot be split between neighbouring points."""
+    losses = dominating_pairs(Additive(Gaussian(1e14)), 1.0)[0].privacy_loss()
+    for step in (1e-15, 1e-13):
+        cells = cells_on_grid(split_monotone(losses), step)
+        high, low = above(cells, step, 1), below(cells, step, 1)
+        assert min(high.mass.min(), low.mass.min()) >= 0
+        mean = [
+            (part.mass * (part.offset + step * (part.first + np.arange(len(part.mass))))).sum() for part in (low, high)
+        ]
+        assert mean[0] <= 0 <= mean[1]
