@@ -48,16 +48,17 @@ def above(cells: Cells, step: float, count: int) -> Masses:
         mass = raised(mass, outside.max(1), step)
     else:  # On so fine a grid all losses are raised.
         error += float(outside.max())
-    tail = None
+    tail, offset = None, cells.offset + error
     if cells.tail is None:
         mass[0] += cells.below
     else:
         tail = above(cells.tail, cells.ratio * step, count)
         tail.mass[0] += cells.below
+        offset = max(offset, tail.offset)  # Both grids have one offset.
     wider = 1 + cells.mass_error
     # Rounding of a loss may move mass either way: all losses are raised by its bound.
     infinite = cells.infinite * wider + cells.beyond
-    return Masses(mass * wider, cells.first, cells.offset + error, infinite, count, 0, tail, cells.ratio)
+    return Masses(mass * wider, cells.first, offset, infinite, count, 0, tail, cells.ratio)
 
 
 def _sum(halves: np.ndarray) -> np.ndarray:

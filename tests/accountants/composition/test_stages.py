@@ -16,6 +16,7 @@ from accountants import guarantee
 from accountants.composition import bounds, cells, masses, sums
 from accountants.composition.bounds import above, below, compose
 from accountants.composition.cells import (
+    Cells,
     MonotoneLoss,
     TooManyPointsError,
     best_offset,
@@ -367,3 +368,12 @@ def test_a_grid_finer_than_the_roundings_of_losses_has_no_negative_mass():
             (part.mass * (part.offset + step * (part.first + np.arange(len(part.mass))))).sum() for part in (low, high)
         ]
         assert mean[0] <= 0 <= mean[1]
+
+
+def test_losses_that_are_raised_outside_of_a_window_raise_all():
+    """The masses outside have the offset of those in the window."""
+    half_cells = np.full((3, 2), 0.1)
+    fine = Cells(0, 0.0, half_cells, 1e-7 * half_cells, 0.0, 0.0)
+    tail = replace(fine, first=2, outside=np.full((3, 2), 0.5))
+    high = above(replace(fine, tail=tail, ratio=5), 1e-3, 1)
+    assert high.offset >= 0.5
