@@ -15,6 +15,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact.certificate import Certificate
 from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.registry import exact_sampler
+from dpkernels.proven import proven
 
 MOST_REPORTS = 1 << 40
 # The bound is raised by this share and to this number of digits: other machines, whose sums round differently, and a
@@ -22,6 +23,7 @@ MOST_REPORTS = 1 << 40
 _ALLOWANCE, _DIGITS = Fraction(1_000_001, 1_000_000), 7
 
 
+@proven("filters#proof")
 def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
     """Return the (epsilon, delta) of ``count`` reports of one mechanism that are all about the same people.
 

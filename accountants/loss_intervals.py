@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.numerics import gauss_legendre
+from dpkernels.proven import proven
 
 UNIT = 2.0**-53  # The rounding of a float.
 LOSS_UNITS = 64
@@ -107,6 +108,7 @@ class LossIntervals:
         return dataclasses.replace(self, measure=measure)
 
 
+@proven("brackets#proof-of-1-quadrature")
 def of_tails(
     source: Any,
     shift: float,
@@ -163,6 +165,7 @@ _SAMPLES = 64  # Of pieces with more levels, losses at so many points.
 _SECANTS = 60  # The most steps for the point at a level; what is left of the distance is counted as an error.
 
 
+@proven("brackets#proof-of-1-quadrature")
 def points_at_levels(
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ends: tuple[np.ndarray, np.ndarray],

@@ -16,6 +16,7 @@ import numpy as np
 
 from accountants.loss_intervals import LossIntervals
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_never, namespace, without_derivative
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -29,6 +30,7 @@ _FEW_PIECES = 12  # Up to this number, pieces are sampled on a grid.
 _CONSTANT = 1e-13  # A piece on which the loss varies by less than this, relatively, has a constant loss.
 
 
+@proven("brackets#proof-of-1-quadrature")
 @dataclass(frozen=True)
 class SmoothPieces:
     """Intervals on which both densities are smooth, and each is either positive or 0 throughout.
@@ -141,6 +143,7 @@ class SmoothPieces:
         return PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))
 
 
+@proven("worst_pairs#7-poisson-samples-one-record-added-or-removed")
 @partial(pytree, static=("pieces", "unseen"))
 @dataclass(frozen=True)
 class PrivacyLossDistribution:

@@ -76,6 +76,9 @@ def _formulas_stand_alone(lines: list[str]) -> list[str]:
 
 def _docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     lines[:] = _formulas_stand_alone(lines)
+    for place in vars(obj).get("proofs", ()) if hasattr(obj, "__dict__") else ():
+        page, _, heading = place.partition("#")
+        lines += ["", f"`Proof <../proofs/{page}.html#{heading}>`__."]
 
 
 def _valid(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

@@ -22,6 +22,7 @@ from accountants.composition.grid import profile_on_grid
 from accountants.composition.self_composed import SelfComposed, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
+from dpkernels.proven import proven
 
 _UNIT = float(np.finfo(np.float64).eps)
 _SLACK = 1e-12  # The relative error of a profile; a sum of positive terms adds one unit a term.
@@ -137,6 +138,7 @@ def _pairs(term: SelfComposed, mirror: bool) -> list[DominatingPair]:
     return [pair.mirror() for pair in pairs] if mirror else pairs
 
 
+@proven("directions#proof")
 def _of_direction(
     pairs: list[DominatingPair], count: int, step: float, epsilon: float, negligible: float
 ) -> AdaptiveBounds | None:
@@ -195,6 +197,7 @@ def _reach(above: Callable[[np.ndarray], np.ndarray], negligible: float) -> floa
     return float(tried[small[0]])
 
 
+@proven("directions#proof")
 def _masses(above: np.ndarray, below: np.ndarray, pair: DominatingPair, step: float) -> tuple[_Losses, _Losses]:
     """Return masses on the grid whose profiles bound one that has these bounds at the grid points."""
     rise = np.expm1(step)

@@ -39,6 +39,7 @@ from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.proven import proven
 from dpkernels.solve import first_feasible, root
 
 # The relative width aimed at, that of the first grid by estimate, how often the grid is refined, and by how much.
@@ -78,6 +79,7 @@ _CHOICES = 256  # The choices of a step.
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
 
 
+@proven("brackets#proof-of-5-margins")
 @dataclass
 class Bracket:
     """Brackets of one guarantee with concrete parameters."""

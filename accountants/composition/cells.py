@@ -16,6 +16,7 @@ from accountants.composition.grid import heaviest_atoms
 from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
 from dpkernels.numerics import gauss_legendre
+from dpkernels.proven import proven
 from dpkernels.solve import shares_with_ends, turning_points
 
 _NODES, _WEIGHTS = gauss_legendre(4)
@@ -313,6 +314,7 @@ class _HalfCells(NamedTuple):
     above: float = 0.0
 
 
+@proven("brackets#proof-of-5-margins")
 def cells_on_grid(
     whole: MonotoneLoss,
     step: float,
@@ -396,6 +398,7 @@ def _binned(column: np.ndarray, half: np.ndarray, count: int) -> np.ndarray:
     return np.bincount(half + 1, column, count + 2)
 
 
+@proven("brackets#proof-of-1-quadrature")
 def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what pieces with known tails contribute: masses between the points where the loss is at the edges."""
     level, count = edges.level, len(edges.place) - 1
@@ -433,6 +436,7 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     return _HalfCells(p, gain, p_error, gain_error, outside[1:-1], *beyond)
 
 
+@proven("brackets#proof-of-1-quadrature")
 def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what other pieces contribute, on panels cut where the loss is at the edges, and evenly between."""
     level, count = edges.level, len(edges.place) - 1

@@ -19,6 +19,7 @@ import numpy as np
 from accountants.composition.cells import Cells, reduced
 from accountants.composition.grid import masses_of_profile, profile_on_grid
 from accountants.loss_intervals import LOSS_UNITS, UNIT
+from dpkernels.proven import proven
 
 RATIO = 5  # The step of the next coarser grid. It is odd, so that no point is half-way between two of that grid.
 _MASS = 1e-12  # The relative error that is allowed for the maximum of several profiles.
@@ -39,6 +40,7 @@ class Masses:
     ratio: int = 1  # A power of ``RATIO``.
 
 
+@proven("brackets#proof-of-2-above")
 def above(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at least that of the cells."""
     outside = cells.outside + np.zeros(cells.p.shape)
@@ -88,6 +90,7 @@ def _error(cells: Cells, step: float) -> float:
     return LOSS_UNITS * UNIT * (1 + abs(cells.offset) + max(map(abs, ends)))
 
 
+@proven("brackets#proof-of-3-below")
 def below(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at most that of the cells: groups around grid points, with at least their loss."""
     p, gain = cells.lower or reduced(cells.p, cells.gain, cells.p_error, cells.gain_error)
@@ -98,6 +101,7 @@ def below(cells: Cells, step: float, count: int) -> Masses:
     return Masses(mass, cells.first, cells.offset - error, cells.infinite * narrower, count, 0, tail, cells.ratio)
 
 
+@proven("brackets#proof-of-3-below")
 def contracted(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) -> np.ndarray:
     """Return the masses at grid points of groups, from those of half cells.
 
@@ -142,6 +146,7 @@ def contracted(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0
     return mass * left + from_above * np.append(mass[1:], 0.0) * down + taken * np.append(0.0, mass[:-1]) * growth
 
 
+@proven("brackets#proof-of-4-several-pairs")
 def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
     """Return a pair whose profile is at least each of several: their maximum on one grid, between chords in e^eps."""
     first = min(part.first for part in several)
@@ -162,6 +167,7 @@ def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
 # Coarser grids
 
 
+@proven("sums#proof")
 def coarsened(
     g: np.ndarray, first: int, step: float, tilt: float, side: int, ratio: int = RATIO
 ) -> tuple[np.ndarray, int]:

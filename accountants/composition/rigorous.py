@@ -29,6 +29,7 @@ from accountants.composition.self_composed import check_one_mechanism
 from accountants.dominating_pairs.base import cap, lower_profile, profile
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.profile import epsilon_of
+from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible
 
 _UNIT = 2.0**-53  # The rounding of a float.
@@ -99,6 +100,7 @@ class ClosedForm(abc.ABC):
             return math.inf
 
 
+@proven("sums#closed-forms")
 @dataclass(frozen=True)
 class OneRelease(ClosedForm):
     """The bounds of one release by the profile of its dominating pairs."""
@@ -115,6 +117,7 @@ class OneRelease(ClosedForm):
         return float(epsilon_of(self.pairs, np.float64(delta)))
 
 
+@proven("sums#closed-forms")
 @dataclass(frozen=True)
 class GaussianReleases(ClosedForm):
     """The bounds of Gaussian noise alone, on all the data.
@@ -148,6 +151,7 @@ class GaussianReleases(ClosedForm):
             return float(self.form.solve(log_delta, guess, zero, zero, False)[0])
 
 
+@proven("sums#closed-forms")
 @dataclass(frozen=True)
 class FewOutcomes(ClosedForm):
     """The bounds of releases with few joint outcomes, given for each neighbour direction."""

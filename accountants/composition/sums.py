@@ -24,6 +24,7 @@ from accountants.composition.cells import TooManyPointsError
 from accountants.composition.masses import RATIO, Masses, coarsened
 from accountants.composition.self_composed import integer_power
 from accountants.loss_intervals import UNIT
+from dpkernels.proven import proven
 
 BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
 # The tilted mass, of the whole sum, that may wrap around all grids; the most points of a grid, 16 MiB an array; an
@@ -106,6 +107,7 @@ class ComposedBounds:
         return value if math.isfinite(value) else None
 
 
+@proven("sums#proof")
 def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0) -> ComposedBounds:
     """Return the distribution of the sum of independent losses, on a grid of at most 2^21 points.
 
@@ -330,6 +332,7 @@ def _tilted(
 # Sums of rare losses
 
 
+@proven("sums#proof")
 def compose_directly(
     parts: Sequence[Masses], step: float, negligible: float, side: int, stages: int = 0
 ) -> ComposedBounds:
@@ -563,6 +566,7 @@ def _whole_norm(spectrum: np.ndarray) -> float:
     return math.sqrt(2 * float((spectrum.real**2).sum() + (spectrum.imag**2).sum()))
 
 
+@proven("sums#proof")
 def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixture] = ()) -> tuple[np.ndarray, float]:
     """Return the cyclic convolution powers, and a bound on the 2-norm of their error.
 

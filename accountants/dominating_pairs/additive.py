@@ -37,6 +37,7 @@ from dpkernels.numerics import (
     namespace,
     without_derivative,
 )
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -64,6 +65,7 @@ _LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 _REPLACED = (0.0, 1.0, -1.0)
 
 
+@proven("worst_pairs#1-additive-noise")
 @partial(pytree, static=("periods",))
 @dataclass(frozen=True)
 class AdditivePair(DominatingPair):

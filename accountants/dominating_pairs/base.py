@@ -15,6 +15,7 @@ import numpy as np
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
 from dpkernels.numerics import Real, floating, namespace
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
@@ -83,6 +84,7 @@ class DominatingPair(abc.ABC):
         """Raise ValueError if p and q of a pair from a file or a user are not probability distributions."""
 
 
+@proven("worst_pairs#4-mixtures-coordinates")
 @pytree
 @dataclass(frozen=True)
 class Mixed(DominatingPair):
@@ -288,6 +290,7 @@ def upper(pair: DominatingPair) -> Curve:
     return stick if pair.rounds_up else at
 
 
+@proven("worst_pairs#7-poisson-samples-one-record-added-or-removed")
 @partial(pytree, static=("removed",))
 @dataclass(frozen=True)
 class Sampled(DominatingPair):

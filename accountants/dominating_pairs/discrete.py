@@ -16,6 +16,7 @@ from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.mechanisms.optimal.search import largest_ratio
 from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 
@@ -128,6 +129,7 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
     return Atoms(p, p[::-1])
 
 
+@proven("worst_pairs#3-pure-mechanisms")
 def pure_points(epsilon: Any) -> Atoms:
     """Return the pair of probabilities 1/(1 + e^-eps) and 1/(1 + e^eps), whose profile no eps-DP mechanism exceeds."""
     xp = namespace(epsilon)
@@ -146,6 +148,7 @@ _ROUNDING = 8 * 2.0**-53
 _STRAIGHT = 1e-13
 
 
+@proven("worst_pairs#6-tables-row-by-row")
 def dominating_pair(p: Any, cells: int) -> Atoms:
     """Return a symmetric pair whose profile is at least the largest profile of rows at most ``cells`` apart.
 

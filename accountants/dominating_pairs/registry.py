@@ -40,6 +40,7 @@ from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
 from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, namespace
+from dpkernels.proven import proven
 from dpkernels.solve import maximum_on
 
 
@@ -242,6 +243,7 @@ def table_of_rows(rows: Optimal | ExactRows) -> tuple[np.ndarray, int, Any]:
 
 
 @bounded_pair.register
+@proven("worst_pairs#5-central-piecewise")
 def _(mechanism: CentralPiecewise) -> Atoms:
     """Return the density and itself shifted by the sensitivity: it falls from its middle, so this shift is the worst.
 

@@ -24,6 +24,7 @@ from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
 from dpkernels import checks
 from dpkernels.numerics import namespace
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 # The difference from their mirrors that symmetric pairs may have: for plain numbers, and in the precision of a trace.
@@ -57,6 +58,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
             )
 
 
+@proven("worst_pairs#8-poisson-samples-one-record-replaced")
 def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
     """Return the symmetric pair of one release on a Poisson sample with one record replaced, from that on all data."""
     if isinstance(pair, AdditivePair):

@@ -15,6 +15,7 @@ from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
 
@@ -22,6 +23,7 @@ from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_poin
 _ROUNDING = 1e-12
 
 
+@proven("worst_pairs#2-windows")
 @pytree
 @dataclass(frozen=True)
 class WindowedPair(DominatingPair):

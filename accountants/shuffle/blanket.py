@@ -38,6 +38,7 @@ from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
 from dpkernels.numerics import GAUSS_LEGENDRE, like, namespace
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import rising_root
 
@@ -197,6 +198,7 @@ _FEW_ROWS, _ALL = 24, 12
 _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)[1:-1], 6
 
 
+@proven("shuffle#proof")
 @singledispatch
 def worst_inputs(mechanism: Any) -> WorstInputs:
     """Return the worst inputs of a local mechanism, of its exact sampler (then of the integers), or of a table of rows.

@@ -16,6 +16,7 @@ import numpy as np
 
 from accountants.composition.bounds import ComposedBounds, Masses, compose
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
+from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, conservative_root
 
 _LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
@@ -109,6 +110,7 @@ def _tilt(one: LossSum, n: int) -> tuple[float, float]:
     return float(c), max(math.sqrt(variance), _NARROW * float(np.ptp(one.value)))
 
 
+@proven("shuffle#proof")
 def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
     """Return the distribution with every value split between the grid points around it, its mean kept or raised."""
     place = (part.value + part.slack) / step
@@ -126,6 +128,7 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
     return k, int(k[0]), size
 
 
+@proven("shuffle#proof")
 def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
     place = (part.value - part.slack) / step - _MOVED
@@ -209,6 +212,7 @@ def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:
     return min(bound / (blanket.gamma * n) * (1 + _MASS), 1.0)
 
 
+@proven("shuffle#proof")
 def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     """Return an upper bound of delta at eps, for n reports of any people."""
     if epsilon >= float(inputs.level) * (1 + 1e-12):

@@ -30,6 +30,7 @@ import numpy as np
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import LARGEST_EXPONENT, Blanket, moments, saddle_point
 from dpkernels.numerics import Real, like, namespace, without_derivative
+from dpkernels.proven import proven
 from dpkernels.solve import newton, root
 
 # The number of nodes, and the largest v: nodes end at 11 and at 200 widths of the saddle.
@@ -193,6 +194,7 @@ def _tables(n: int, informative: float, share: float, uninformative: float) -> t
     return k, weight, _tails(k, share, True), _tails(n - k, other, False), (n - k) * other
 
 
+@proven("shuffle#proof")
 def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
     """Return delta at one eps for a blanket that ``is_enumerable``: E[S_+]/(gamma n)."""
     informative, share, uninformative, places = _split(blanket)  # type: ignore[misc]

@@ -29,6 +29,7 @@ from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, plain
+from dpkernels.proven import proven
 
 NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
@@ -40,6 +41,7 @@ _LOWER = 2  # The number of pairs for which a lower bound is computed.
 _LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
 
 
+@proven("shuffle#proof")
 @dataclass(frozen=True, eq=False)
 class Shuffled(ComposableGuarantee):
     """The guarantee of n honest shuffled reports, with the worst inputs and their blanket; made by ``shuffled``."""

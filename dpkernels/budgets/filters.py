@@ -20,6 +20,7 @@ from operator import add, sub
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dpkernels.decimals import rational
+from dpkernels.proven import proven
 
 _LARGEST = Fraction(sys.float_info.max)
 _MOST_DIGITS = 400  # after the point, of an amount that is printed in full
@@ -214,6 +215,7 @@ class _ByEpsilonDelta(_Charged[EpsilonDelta]):
         return self._charge(parse_charge(epsilon, delta), label)
 
 
+@proven("filters#proof")
 class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
     """A privacy filter: an (epsilon, delta) budget fixed in advance, and charges that never exceed it.
 
@@ -238,6 +240,7 @@ class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
         super().__init__(EpsilonDelta(), self.budget)
 
 
+@proven("filters#proof")
 class ConcentratedFilter(_Limited[Rho]):
     """A privacy filter for zCDP: a budget rho fixed in advance, and charges that never exceed it.
 
@@ -262,6 +265,7 @@ class ConcentratedFilter(_Limited[Rho]):
         return self._charge(Rho(amount("rho", rho)), label)
 
 
+@proven("filters#proof")
 class Odometer(_ByEpsilonDelta):
     """A privacy odometer: running totals without a budget, which never refuse a charge.
 

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpkernels.budgets.filters import EpsilonDelta, check, format_amount, minus, parse_budget, parse_charge, plus
+from dpkernels.proven import proven
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
@@ -140,6 +141,7 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
         raise UnsoundError(f"has voided charge {charge} already")
 
 
+@proven("filters#proof")
 def verify_rows(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> LedgerState:
     """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
@@ -208,6 +210,7 @@ def _hash(*fields: Any) -> str:
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
+@proven("filters#proof")
 class Ledger:
     """An existing ledger. Its budget stays as it was created; threads and processes may share the file.
 

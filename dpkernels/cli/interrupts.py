@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from dpkernels.proven import proven
+
 _REQUESTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is sent again, when that has returned
 
@@ -138,6 +140,7 @@ def mark_independent(error: BaseException) -> None:
     error.is_independent_of_reports = True  # type: ignore[attr-defined]
 
 
+@proven("filters#proof")
 def is_independent(error: BaseException) -> bool:
     """Return whether a run ended for a reason that does not depend on its reports.
 

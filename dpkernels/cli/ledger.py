@@ -18,6 +18,7 @@ from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned, display_name
+from dpkernels.proven import proven
 
 _LEAST_DELTA = -9  # the power of ten of the least delta that is advised
 _VOID_LABEL = "the run failed before its output was in place"
@@ -116,6 +117,7 @@ class LedgerAccount:
             check(parse_budget(*self.budget), EpsilonDelta(), charge, f"{self.path}: ")
 
 
+@proven("filters#proof")
 @dataclass(frozen=True)
 class LedgerCharge:
     """A charge that was made to a ledger, and the ledger's statement just after it."""

@@ -51,11 +51,13 @@ from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, height_at, relative_height
 from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import RealArray, namespace
+from dpkernels.proven import proven
 
 _MOST_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
 _LARGEST_PLACE = 1 << 30  # The sampler holds places as int32, and twice a place must fit.
 
 
+@proven("window_tables#proof")
 @dataclass(frozen=True, eq=False)
 class WindowTable(BoundedTable):
     """Integer weights of a windowed mechanism."""
@@ -264,6 +266,7 @@ class ExactWindow(BoundedSampler):
         return {np.dtype(dtype): self.reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
 
 
+@proven("row_mixtures#proof")
 @dataclass(frozen=True, eq=False)
 class RowTable(BoundedTable):
     """Integer weights of a mechanism row by row."""
@@ -440,6 +443,7 @@ def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
     return WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))
 
 
+@proven("window_tables#proof")
 def windowed_table(
     mechanism: Windowed, bits: int | None = None, codes: int | None = None, half_width: float | None = None
 ) -> WindowTable:
@@ -540,6 +544,7 @@ def _cell_tables(mechanism: Windowed, relative: Fraction | float, bits: int, lim
             yield table
 
 
+@proven("window_tables#proof")
 def _cell_table(
     mechanism: Windowed, relative: Fraction | float, bits: int, codes: int, window_codes: int
 ) -> WindowTable | None:

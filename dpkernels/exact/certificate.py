@@ -17,6 +17,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import brief, real
 from dpkernels.decimals import float_at_least, rational, shortest
+from dpkernels.proven import proven
 from dpkernels.solve import first_feasible, floats_from
 
 # What every certificate excludes, and the coverage of those for which any two inputs are neighbours.
@@ -267,6 +268,7 @@ class Certificate(abc.ABC):
                 )
 
 
+@proven("row_mixtures#proof")
 @dataclass(frozen=True)
 class BoundedCertificate(Certificate):
     """Verified facts about a table with a row for every one of some inputs."""

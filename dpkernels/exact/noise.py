@@ -65,6 +65,7 @@ from dpkernels.exact.sampler import (
 from dpkernels.exact.tail import EDGE, FARTHEST, Tail, check_pure
 from dpkernels.mechanisms.additive import NORMS, Additive, AdditiveVector
 from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
+from dpkernels.proven import proven
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +182,7 @@ def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
     return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
 
 
+@proven("noise_tables#proof")
 def excess(weights: np.ndarray, shift: int, ratio: Fraction) -> Fraction:
     """Return the sum of max(0, w[j] - ratio w[j - shift]) over codes, for a shift of either sign; w is 0 outside."""
     alone, paired = (weights[:shift], weights[shift:]) if shift >= 0 else (weights[shift:], weights[:shift])
@@ -208,6 +210,7 @@ def rounding_share(table: NoiseTable, sensitivity: Fraction) -> Fraction:
     return min(Fraction(1), Fraction(-((-points << 32) // table.points_per_bin), 1 << 32))
 
 
+@proven("noise_tables#proof")
 def mixed_hockey_stick(table: NoiseTable, share: Fraction, ratio: Fraction) -> Fraction:
     """Return delta between the table T and the mixture of T and its neighbour S, T shifted by a cell, exactly.
 
@@ -327,6 +330,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         ]
 
 
+@proven("noise_tables#proof")
 def certify_noise(
     table: NoiseTable, sensitivity: float, epsilon: float, delta: float, *, is_mixed: bool = False
 ) -> NoiseCertificate:
@@ -384,6 +388,7 @@ def check_lattice(table: NoiseTable) -> None:
 _FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a bin.
 
 
+@proven("vectors#proof")
 @dataclass(frozen=True)
 class VectorClaim:
     """The claim for a vector."""
@@ -469,6 +474,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
         ]
 
 
+@proven("vectors#proof")
 def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
     """Verify the total, the cells, the lattice and delta, and return the certificate, or say what fails."""
     check_lattice(table)
@@ -789,6 +795,7 @@ def noise_table(
     return density_table(noise, D, resolution, *lattice, bits, stretch)
 
 
+@proven("endless_noise#proof")
 def endless_table(
     noise: Noise, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0], stretch: float = PURE_STRETCHES[0]
 ) -> NoiseTable:

@@ -38,6 +38,7 @@ from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed
 from dpkernels.numerics import RealArray, namespace
+from dpkernels.proven import proven
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
         ]
 
 
+@proven("vectors#proof")
 @dataclass(frozen=True)
 class MultivariateCertificate(Certificate, kind="multivariate"):
     """A certificate for vectors: s of d coordinates, chosen independently of the data, each by a certified table."""

@@ -25,6 +25,7 @@ from jax import Array
 from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.numerics import RealArray, namespace
+from dpkernels.proven import proven
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
 NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
@@ -271,6 +272,7 @@ def fraction_bits(shifts: int) -> int:
     return 16 if shifts >= 256 else 30 - shifts.bit_length()
 
 
+@proven("row_mixtures#proof")
 def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
     """Round every input at random to one of the two adjacent rows, so that its mean is kept.
 
@@ -286,6 +288,7 @@ def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, l
     return ((position + low_bits) >> bits).astype(np.int32, copy=False)
 
 
+@proven("row_mixtures#proof")
 def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
     """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
 

@@ -26,6 +26,7 @@ from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import MOST_WEIGHTS, CertificateError, frozen_weights, integers, moments
 from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
+from dpkernels.proven import proven
 
 # Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge. A
 # code of the tail stops at the largest one, at which the report is the edge, whatever the input.
@@ -78,6 +79,7 @@ class Tail:
         return cls(integer("rest", payload["rest"]), block, bits)
 
 
+@proven("endless_noise#proof")
 def check_pure(weights: np.ndarray, first: int, tail: Tail, distance: int, limit: Fraction) -> None:
     """Refuse a table with a tail if some ratio of probabilities up to ``distance`` codes apart may be above the limit.
 

@@ -16,6 +16,7 @@ from dpkernels.decimals import shortest
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import METHODS, Bounded, sample_from
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import check_key
 
@@ -145,6 +146,7 @@ def _over_runs(values: Any, length: int) -> Any:
     return sums[..., length - 1 :] - before
 
 
+@proven("vectors#proof")
 def chosen_coordinates(start: RealArray, dimensions: int, sampled: int) -> np.ndarray:
     """Return the cyclic run of s coordinates from each start, shape (rows, s)."""
     return (start[:, None] + namespace(start).arange(sampled)) % dimensions

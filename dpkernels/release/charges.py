@@ -13,6 +13,7 @@ from dpkernels.budgets.filters import ConcentratedFilter
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.noise import AdditiveCertificate
 from dpkernels.mechanisms.additive import check_shape
+from dpkernels.proven import proven
 from dpkernels.release import containers
 
 # Whom the rows of a release are about: all of them are charged, or one.
@@ -31,6 +32,7 @@ def is_statistic(certificate: Any) -> bool:
     return isinstance(certificate, AdditiveCertificate) or getattr(certificate, "sensitivity", None) is not None
 
 
+@proven("filters#proof")
 def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
     """Return the (epsilon, delta) of all reports of x that are about one person, by basic composition.
 
@@ -65,6 +67,7 @@ def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic:
     return count if rows == SAME_PEOPLE else count_of_a_row
 
 
+@proven("filters#proof")
 def charge(ledger: Chargeable, x: Any, samplers: Any, rows: str | None, label: str) -> str:
     """Charge a ledger for the release of x, and return the charge in words."""
     if isinstance(ledger, type) or not callable(getattr(ledger, "charge", None)):
