@@ -40,11 +40,12 @@ from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, 
 
 __all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor", "shuffled"]
 
-# The allowed relative difference of the bracket's upper end from the estimate of eps, and the least eps that is used.
-_NEAR, _LEAST_EPSILON = 1e-3, 1e-300
-_FARTHEST = 40.0
-_TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # For the last Newton step in the logarithm of a budget, or of a scale.
-# Of shuffled reports: conservative margins of log eps0, as the bracket exceeds the value by 1e-7 to 1e-2 of delta.
+_NEAR = 1e-3  # The allowed relative difference of the bracket's upper end from the estimate of eps.
+_LEAST_EPSILON = 1e-300  # The least eps that is used.
+_FARTHEST = 40.0  # The ends of the searched parameter t; a budget or a scale changes by e^t.
+_TOLERANCE = 1e-5  # The last Newton step in the logarithm of a budget.
+_SCALE_TOLERANCE = 1e-8  # The last Newton step in the logarithm of a scale.
+# Margins of log eps0 for shuffled reports, whose upper end exceeds the value by 1e-7 to 1e-2 of delta.
 _MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
 # The least step of log eps0 towards a budget that a constructor rejects.
 _FEWEST = 1e-2

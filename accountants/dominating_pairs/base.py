@@ -28,8 +28,8 @@ class DominatingPair(abc.ABC):
     - may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
     - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     - units_of_log: the units of |log delta| by which an upper bound of Gaussian integrals may exceed the truth.
-    - near: whether inputs are only within a sensitivity, so that those twice as far apart may have other distributions.
-    - is_shift: whether q is p shifted by a sensitivity. Alone it may be shifted twice as far, but not within others.
+    - near: whether the pair is valid only within the sensitivity; inputs twice as far apart may have other ones.
+    - is_shift: whether q(x) = p(x - D) for the sensitivity D. Alone it may be shifted by 2 D, but not within others.
     - has_estimated_masses: whether its masses are estimates by quadrature, so that no bound is proven.
     """
 

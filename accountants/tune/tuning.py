@@ -26,8 +26,7 @@ TURNS = 200  # A descent ends by itself, see ``Family.patience``; this bounds th
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
 _MOST = 100_000  # Of starts and of turns.
-# How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
-_NEAR = 1 / 6
+_NEAR = 1 / 6  # The width of the starts of a second search, relative to the first one's; see ``has_dips``.
 _COLD = 20  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
 _MANY = 200  # So many budgets are worth an optimised program.
 _TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.

@@ -41,7 +41,7 @@ _SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 class ComposableFamily(Family):
-    """A family whose members may be one of several releases; the budget that it holds does not count then."""
+    """A family whose members may be one of several releases; its own budget is then ignored."""
 
     def of_several(self, target: Composed) -> ComposableFamily:
         """Return the family of one of the releases that meet the target together."""
