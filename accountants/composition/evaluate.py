@@ -38,6 +38,8 @@ NO_SECOND_DERIVATIVES = (
     "(gradient(x + h) - gradient(x - h)) / (2 h), or the formulas of one release, which have both"
 )
 PANELS = 256  # The panels of quadrature that the varying losses of one release share.
+# The same for plain numbers and up to four releases on all the data, whose sums show the ends of single losses.
+_PANELS_OF_FOUR = 4096
 _TOGETHER = 8  # The most values that are evaluated together under vmap on a CPU.
 _STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
@@ -95,7 +97,9 @@ def evaluate_by_largest_profile(made: Any, what: str, at: Real) -> Any:
 
 def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
-    coarse = fine = made.repeated_losses(PANELS, few=are_few(made))
+    on_all_data = all(term.sampling_rate is None for term in made.terms)  # Samples have densities instead of nodes.
+    panels = _PANELS_OF_FOUR if on_all_data and _are_at_most(4, made) else PANELS
+    coarse = fine = made.repeated_losses(panels, few=are_few(made))
     if any(part.losses is not None and part.losses.width.any() for parts in fine for part in parts):
         coarse = made.repeated_losses()
     return list(zip(*(map(padded, directions) for directions in (fine, coarse)), strict=True))
@@ -108,8 +112,13 @@ def padded(parts: RepeatedLosses) -> RepeatedLosses:
 
 def are_few(made: Any) -> bool:
     """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
+    return _are_at_most(fft.FEW, made)
+
+
+def _are_at_most(most: int, made: Any) -> bool:
+    """Return whether the number of releases is known, and not larger than ``most``."""
     counts: list[Any] = [checks.concrete(term.count) for term in made.terms]
-    return all(count is not None for count in counts) and sum(counts) <= fft.FEW
+    return all(count is not None for count in counts) and sum(counts) <= most
 
 
 @partial(jax.jit, static_argnames=("what", "few"))
