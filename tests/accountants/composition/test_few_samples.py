@@ -150,7 +150,7 @@ def nested_delta(single, noise):
 
 
 def by_integral(scale, eps):
-    """Delta of two releases of logistic noise: that of one at eps less the first loss, which ends at plus and minus 1/b.
+    """Delta of two releases of logistic noise: that of one at eps less the first loss, which ends at -1/b and 1/b.
 
     A loss is above t below the point z where -4 artanh(tanh((z - 1/2)/(2 b)) tanh(1/(4 b))) = t.
     """
