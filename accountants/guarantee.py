@@ -30,7 +30,7 @@ from accountants.composition.cells import UnknownSteepnessError
 from accountants.composition.evaluate import directions_of_numbers
 from accountants.composition.outside_jit import evaluate
 from accountants.composition.renyi import renyi_divergence
-from accountants.composition.rigorous import RigorousBounds
+from accountants.composition.rigorous import GaussianReleases, RigorousBounds
 from accountants.composition.self_composed import (
     NEIGHBOURS,
     ON_ALL_DATA,
@@ -41,11 +41,13 @@ from accountants.composition.self_composed import (
     infinity_mass,
     with_one_neighbouring,
 )
+from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.base import DominatingPair, as_float64, check_masses
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import UNKNOWN, from_json_form, to_json_form
 from accountants.precision import in_64_bits
+from accountants.risk import Risks, plot_trade_off
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
@@ -54,22 +56,8 @@ ASK_FOR_AN_ESTIMATE = "ask for estimate_delta or estimate_epsilon, which may be 
 _SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 
 
-class ComposableGuarantee(abc.ABC):
+class ComposableGuarantee(Risks):
     """A guarantee that can be repeated and composed: of reports, or of shuffled reports."""
-
-    terms: Any
-
-    @abc.abstractmethod
-    def delta(self, epsilon: Real) -> Any:
-        """Return the smallest delta that is proven at an epsilon; of JAX numbers, an estimate of it."""
-
-    @abc.abstractmethod
-    def epsilon(self, delta: Real) -> Any:
-        """Return the smallest epsilon that is proven at a delta; of JAX numbers, an estimate of it."""
-
-    @abc.abstractmethod
-    def estimate_delta(self, epsilon: Real) -> Any:
-        """Return an estimate of delta at an epsilon, which may be on either side of the truth."""
 
     @abc.abstractmethod
     def estimate_epsilon(self, delta: Real) -> Any:
@@ -83,22 +71,36 @@ class ComposableGuarantee(abc.ABC):
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of eps at delta in (0, 1)."""
 
-    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval (lower, upper) for delta at an epsilon >= 0, or for epsilon at a delta in (0, 1).
+    def bracket(
+        self,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        alpha: float | None = None,
+        false_positive_rate: float | None = None,
+    ) -> tuple[float, float]:
+        """Return a rigorous interval (lower, upper), which includes truncation, quadrature and rounding errors.
 
-        The interval includes truncation, quadrature and rounding errors.
+        | argument | of |
+        |---|---|
+        | ``epsilon`` >= 0 | ``delta`` |
+        | ``delta`` in (0, 1) | ``epsilon`` |
+        | ``alpha`` in [0, 1] | ``trade_off`` |
+        | ``false_positive_rate`` in [0, 1] | ``true_positive_rate`` |
 
         Raises:
             ValueError: not exactly one argument is given, or it is out of range; or there is no bracket, as for a
                 density that states no bound on how fast it changes.
         """
-        check_one_given(epsilon, delta)
-        if delta is None:
-            checks.within("epsilon", at := checks.number("epsilon", epsilon), 0.0, np.inf)
-            low, high = self._delta_bracket(at)
+        given = {"epsilon": epsilon, "delta": delta, "alpha": alpha, "false_positive_rate": false_positive_rate}
+        name, at = check_one_given(**given)
+        largest = np.inf if name == "epsilon" else 1.0
+        checks.within(name, number := checks.number(name, at), 0.0, largest, open_ends=name == "delta")
+        if name in ("epsilon", "delta"):
+            low, high = self._delta_bracket(number) if name == "epsilon" else self._epsilon_bracket(number)
         else:
-            checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
-            low, high = self._epsilon_bracket(target)
+            point = self._curve_point(number)
+            low, high = point.error if name == "alpha" else point.power
         return float(low), float(high)
 
     def repeat(self, count: Real) -> Guarantee:
@@ -128,10 +130,12 @@ class ComposableGuarantee(abc.ABC):
         return Guarantee(with_one_neighbouring(sum((other.terms for other in others), self.terms)))
 
 
-def check_one_given(epsilon: Any, delta: Any) -> None:
-    """Raise ValueError unless exactly one of the two is given."""
-    if (epsilon is None) == (delta is None):
-        raise ValueError("epsilon, delta: exactly one of them must be given")
+def check_one_given(**given: Any) -> tuple[str, Any]:
+    """Return the name and the value of the one argument that is given; raise ValueError unless it is exactly one."""
+    some = [(name, value) for name, value in given.items() if value is not None]
+    if len(some) != 1:
+        raise ValueError(f"{', '.join(given)}: exactly one of them must be given")
+    return some[0]
 
 
 @pytree
@@ -242,8 +246,27 @@ class Guarantee(ComposableGuarantee):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return eps
 
-    def _is_traced(self, at: Any) -> bool:
-        return namespace(at, *jax.tree.leaves(self)) is not np
+    def _is_traced(self, *values: Any) -> bool:
+        return namespace(*values, *jax.tree.leaves(self)) is not np
+
+    def _check_proven(self) -> None:
+        check_masses((pair for term in self.terms for pair in term.pairs), ASK_FOR_AN_ESTIMATE)
+
+    def _curve_point(self, alpha: float) -> CurvePoint:
+        try:
+            return self._bounds.errors(alpha)
+        except UnknownSteepnessError as error:
+            raise UnknownSteepnessError(
+                f"{error}; state its steepness, or ask for estimate_trade_off, which may be above the truth"
+            ) from error
+
+    def _gaussian_mu(self) -> float:
+        if not all(term.is_gaussian for term in self.numeric.terms):
+            return 0.0
+        return float(GaussianReleases.of(self).form.mu) * (1 + 1e-12)
+
+    def _pure_epsilon(self) -> float:
+        return 0.0 if self._bounds.largest_loss <= 0 else self._bounds.largest_loss
 
     def _upper_ends(self, bounds: Callable[[np.ndarray], np.ndarray], at: Real) -> Any:
         """Return upper ends at numbers of any shape.
@@ -251,7 +274,7 @@ class Guarantee(ComposableGuarantee):
         Raises:
             ValueError: no bound is proven. The message names what to state, and the estimate.
         """
-        check_masses((pair for term in self.terms for pair in term.pairs), ASK_FOR_AN_ESTIMATE)
+        self._check_proven()
         try:
             return plain(bounds(np.asarray(at, np.float64)))
         except UnknownSteepnessError as error:
@@ -312,20 +335,6 @@ class Guarantee(ComposableGuarantee):
         checks.within("order", order, np.nextafter(1.0, 2.0), np.finfo(np.float64).max)
         return renyi_divergence(self, order)
 
-    def trade_off(self, alpha: Any) -> Any:
-        """Return the least type II error of a test of level alpha.
-
-        It is the maximum, over a grid of eps, of the two lines by which each (eps, delta) bounds the trade-off curve.
-        The deltas are estimates, ``estimate_delta``.
-        """
-        checks.within("alpha", alpha, 0.0, 1.0)
-        # Fewer lines give a lower curve, which is conservative; beyond this eps the lines are almost flat.
-        eps = np.linspace(0.0, min(self.estimate_epsilon(1e-9), 50.0), 129)
-        delta = np.asarray(self.estimate_delta(eps))
-        a = np.asarray(alpha, float)[..., None]
-        lines = np.maximum(1 - delta - np.exp(eps) * a, np.exp(-eps) * (1 - delta - a))
-        return np.maximum(lines.max(-1), 0.0)[()]
-
     def to_dict(self) -> dict[str, Any]:
         """Return a form that ``json`` can write."""
         return {"format": 1, "guarantee": {"type": "Guarantee", "terms": to_json_form(self.terms)}}
@@ -366,7 +375,7 @@ class Guarantee(ComposableGuarantee):
         return hash(self.to_json())
 
     def plot(self, path: Path | str, *, epsilon: float | None = None) -> None:
-        """Plot estimates of the privacy profile and the trade-off curve side by side into a PNG file.
+        """Plot the privacy profile, an estimate, and both ends of the trade-off curve side by side into a PNG file.
 
         The largest eps shown is ``epsilon``, by default the eps at which delta is 1e-9.
         """
@@ -378,11 +387,7 @@ class Guarantee(ComposableGuarantee):
         profile, trade = figure.subplots(1, 2)
         profile.semilogy(eps, np.maximum(self.estimate_delta(eps), 1e-18))
         profile.set(title="Privacy profile", xlabel="epsilon (nats)", ylabel="delta")
-        alpha = np.linspace(0, 1, 201)
-        trade.plot(alpha, self.trade_off(alpha))
-        trade.plot(alpha, 1 - alpha, ":", color="grey", label="no information")
-        trade.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
-        trade.legend(frameon=False)
+        plot_trade_off(self, trade)
         figure.savefig(Path(path), dpi=120)
 
 

@@ -33,6 +33,7 @@ from accountants.composition.cells import (
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, SelfComposed
 from accountants.composition.sums import BLOCK, ComposedBounds, compose, compose_directly
+from accountants.composition.trade_off import CurvePoint, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
 from accountants.loss_intervals import UNIT
@@ -46,6 +47,8 @@ from dpkernels.solve import first_feasible, root
 _WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
 _FINEST, _FINEST_DIRECTLY, _LEAST_FINER, _COARSER_BY = 0.15, 0.4, 0.8, 1.5
 _NARROW = 1e-4  # The relative width up to which the lower bounds of other directions are not computed.
+_WIDTH_OF_POWER = 5e-5  # The relative width aimed at of a power, or of a small error.
+_LEAST_SHARE = 0.02  # The least width of a power, as a share of that.
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 10
@@ -62,6 +65,9 @@ _WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is l
 _LEAST_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
+_LEAST_TILT, _LEAST_ERROR = 1e-6, 1e-300  # The least tilt of a test, and the least error that is not 0.
+_FAR_BELOW = 1.0  # How far the log of a power is below another one that decides.
+_ABOVE_ATOM = 0.7  # How far the log of a mass is above its limit at steep tilts.
 _APART = 1e-5  # The relative distance at which the slope of log delta is measured.
 _FURTHER = 2.0**-12, 2.0**-8, 2.0**-4  # How far from an estimate an eps is looked for, in turn.
 _LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, relative to delta.
@@ -105,6 +111,46 @@ class Bracket:
     def upper_epsilon(self, delta: float) -> float:
         """Return the upper end of the bracket of eps at delta."""
         return self.epsilon(delta)[1]
+
+    @proven("trade_off#proof")
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+        """Return bounds of the trade-off curve at alpha in (0, 1), from lines below and from tests above.
+
+        Both are those of the composed losses on a grid, which a coarse grid tells the eps of the highest line.
+        """
+        eps, is_flat, power = self._tangent(alpha)
+        eps = min(eps, largest_loss)
+        directions = self._estimated(lambda one: one.saddle(eps))
+        likely = math.exp(min(max(one.value for one in directions), 0.0))
+
+        # A steep line has a power, whose width is that of a smaller error.
+        width = _WIDTH_OF_POWER * (1.0 if is_flat else min(max((1 - power) / power, _LEAST_SHARE), 1.0))
+        low, high = self._refined(directions, likely, None, _PowerAt(alpha, eps, is_flat), width)
+        if not is_flat:
+            # Where the steep lines are not certain to be the highest ones, the error is at most alpha.
+            return CurvePoint.of_power(min(low, 1 - alpha), high, alpha)
+        return CurvePoint.of_error((1 - 2**-50) / high, (1 + 2**-50) / low if low > 0 else 1.0, alpha)
+
+    def _tangent(self, alpha: float) -> tuple[float, bool, float]:
+        """Return about the eps of the highest line at alpha, whether it is flat, and the power, from coarse grids."""
+        directions = self._estimated(lambda one: one.saddle_of_test(alpha))
+        largest = max(one.value for one in directions)
+        totals: list[ComposedBounds] = []
+        for one in directions:
+            if one.value > largest - _FAR_BELOW:
+                self._at_a_step(one, _COARSER * one.first_step(None), math.exp(largest), _Kept(totals), (1,))
+        tangents = {total.tangent(alpha) for total in totals}
+        deltas = {eps: max(total.delta(eps, 1) for total in totals) for eps, _ in tangents}
+
+        def power(eps: float, is_flat: bool) -> float:
+            return 1 - error_of_line(eps, deltas[eps], alpha) if is_flat else power_of_line(eps, deltas[eps], alpha)
+
+        def error(eps: float, is_flat: bool) -> float:
+            return error_of_line(eps, deltas[eps], alpha) if is_flat else 1 - power_of_line(eps, deltas[eps], alpha)
+
+        # A power next to 1 does not distinguish small errors, and an error next to 1 no small powers.
+        eps, is_flat = min(tangents, key=lambda one: (power(*one), -error(*one)))
+        return eps, is_flat, power(eps, is_flat)
 
     @cached_property
     def _terms(self) -> list[SelfComposed]:
@@ -171,9 +217,9 @@ class Bracket:
         return estimates
 
     def _refined(
-        self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound
+        self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound, width: float = _WIDTH
     ) -> tuple[float, float]:
-        """Return the bracket, refining the grid until it is narrow.
+        """Return the bracket, refining the grid until its relative width is narrow.
 
         The direction that is the worst one by estimate comes first. Of another one a coarse grid is enough if its upper
         bound is below the lower bound of the first, and that bound alone if it is not above the first bracket, which is
@@ -181,50 +227,43 @@ class Bracket:
         """
         low, high, finer = 0.0, 0.0, 1.0
         for estimate in sorted(estimates, key=lambda one: -one.value):
-            step = estimate.first_step(size)
+            step = estimate.first_step(size) * math.sqrt(width / _WIDTH)
             if high > 0.0:
                 if estimate.upper_bound(step * _COARSER, likely, bound) <= low:
                     continue
                 top = estimate.upper_bound(step * finer, likely, bound)
-                if math.isfinite(top) and top - high <= _WIDTH * top and high - low <= _NARROW * high:
+                if math.isfinite(top) and top - high <= width * top and high - low <= _NARROW * high:
                     high = max(high, top)
                     continue
-            bottom, top, last = self._of_direction(estimate, step, likely, bound, is_of_epsilon=size is not None)
+            bottom, top, last = self._of_direction(estimate, step, likely, bound, width, is_of_epsilon=size is not None)
             low, high, finer = max(low, bottom), max(high, top), last / step
         return low, high
 
     def _of_direction(
-        self, estimate: _Estimate, step: float, likely: float, bound: _Bound, *, is_of_epsilon: bool
+        self, estimate: _Estimate, step: float, likely: float, bound: _Bound, width: float, *, is_of_epsilon: bool
     ) -> tuple[float, float, float]:
         """Return (lower, upper) bounds of one direction, and the step of its last grid."""
-        for _ in range(_ENLARGEMENTS):
-            try:
-                low, high = estimate.bounds(step, likely, bound, (-1, 1))
-                break
-            except TooManyPointsError:
-                step *= 4
-        else:
-            low, high = estimate.bounds(step, likely, bound, (-1, 1))
-        if estimate.noise > _NOISE and high - low > _WIDTH * high and estimate.count <= _MOST_DIRECT:
+        low, high, step = self._at_a_step(estimate, step, likely, bound, (-1, 1))
+        if estimate.noise > _NOISE and high - low > width * high and estimate.count <= _MOST_DIRECT:
             bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
             low, high = max(low, bottom), min(high, top)
         last = math.inf
         for _ in range(_REFINEMENTS):
-            width = high - low
+            gap = high - low
             # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
             if (
-                not width > max(_WIDTH, _NOISY * estimate.noise) * high
-                or width > 0.9 * last
+                not gap > max(width, _NOISY * estimate.noise) * high
+                or gap > 0.9 * last
                 or (low == 0.0 < last < math.inf)
             ):
                 break
             finest = _FINEST_DIRECTLY if estimate.is_direct else _FINEST
-            finer = max(float(np.sqrt(0.7 * _WIDTH * high / width)), finest, estimate.points / _MOST_POINTS)
+            finer = max(float(np.sqrt(0.7 * width * high / gap)), finest, estimate.points / _MOST_POINTS)
             if finer > _LEAST_FINER or estimate.work > _MOST_WORK:
                 break
-            last = width
+            last = gap
             likely = likely if is_of_epsilon else min(likely, high)
-            if is_of_epsilon and width > _FAR_OFF * high and math.isfinite(high) and not estimate.is_direct:
+            if is_of_epsilon and gap > _FAR_OFF * high and math.isfinite(high) and not estimate.is_direct:
                 estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _STEEPEST)
             refined = None
             while refined is None and finer <= _LEAST_FINER:
@@ -238,6 +277,18 @@ class Bracket:
             bottom, top = refined
             low, high = max(low, bottom), min(high, top)
         return low, high, step
+
+    @staticmethod
+    def _at_a_step(
+        estimate: _Estimate, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]
+    ) -> tuple[float, float, float]:
+        """Return bounds from a grid of this step, or of a larger one if it has too many points; and the step."""
+        for _ in range(_ENLARGEMENTS):
+            try:
+                return *estimate.bounds(step, likely, bound, sides), step
+            except TooManyPointsError:
+                step *= 4
+        return *estimate.bounds(step, likely, bound, sides), step
 
     @staticmethod
     def _directly(estimate: _Estimate, step: float, likely: float, bound: _Bound) -> tuple[float, float]:
@@ -323,6 +374,37 @@ class _Direction:
             return c, self_composed.approximate(self.repeated, c)[0]
         # Next to the largest loss, or beyond it: the Chernoff bound.
         return c, self_composed.cumulants(self.repeated, np.float64(_STEEPEST))[0] - _STEEPEST * epsilon
+
+    def saddle_of_test(self, alpha: float) -> tuple[Any, Any]:
+        """Return the tilt for the highest line at alpha, and an estimate of the log of the power.
+
+        Delta falls like e^(-c eps), so that about c delta = e^eps q and (1 + c) delta = p, of the masses beyond eps.
+        The steep line is that of q = alpha, and the flat one that of p = 1 - alpha.
+        """
+        lines = []
+        infinite = float(self_composed.infinity_mass(self.repeated))
+        largest = float(sum(part.count * part.largest_loss(1) for part in self.repeated))
+        for is_flat in (False, True):
+
+            def log_mass(log_c: float, is_flat: bool = is_flat) -> float:
+                c = np.exp(log_c)
+                log_delta, eps, _ = self_composed.approximate(self.repeated, c)
+                return float(log_delta + (np.log1p(c) if is_flat else log_c - eps))
+
+            low, high = math.log(_LEAST_TILT), math.log(_STEEPEST)
+            # An atom at the largest loss may have more mass. Steeper tilts lose all others.
+            goal = max(math.log1p(-alpha) if is_flat else math.log(alpha), log_mass(high) + _ABOVE_ATOM)
+            is_inside = log_mass(low) > goal
+            c = math.exp(root(lambda x, _: log_mass(x) - goal, (), high, low, rtol=1e-4) if is_inside else low)  # noqa: B023
+            log_delta, eps, _ = map(float, self_composed.approximate(self.repeated, np.float64(c)))
+            if eps <= 0:
+                c, log_delta, eps = *map(float, self.saddle(0.0)), 0.0
+            delta = math.exp(min(log_delta, 0.0))
+            power = 1 - error_of_line(eps, delta, alpha) if is_flat else power_of_line(eps, delta, alpha)
+            lines.append((power, c))
+        power, c = min(lines)
+        power = min(power, power_of_line(largest, infinite, alpha))
+        return min(c, _STEEPEST), math.log(min(max(power, alpha), 1.0))
 
     def guess(self, delta: float) -> tuple[Any, Any]:
         target = max(delta - float(self_composed.infinity_mass(self.repeated)), delta / 2)
@@ -558,6 +640,46 @@ class _EpsilonAt:
     def noise(self, total: ComposedBounds, answer: float) -> float:
         # The log of delta falls about as fast as the tilt says.
         return total.noise(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The sums themselves."""
+
+    totals: list[ComposedBounds]
+
+    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
+        self.totals.append(total)
+        return 0.0
+
+    def noise(self, total: ComposedBounds, answer: float) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _PowerAt:
+    """The power at a type I error, or 1 over the type II error if lines are flat: what grows with delta."""
+
+    alpha: float
+    epsilon: float
+    is_flat: bool
+
+    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
+        if side > 0:
+            delta = total.delta(self.epsilon, 1)
+            if not self.is_flat:
+                return power_of_line(self.epsilon, delta, self.alpha, 1)
+            return 1 / max(error_of_line(self.epsilon, delta, self.alpha, -1), _LEAST_ERROR)
+        if not self.is_flat:
+            return total.test(self.alpha, False)
+        error = total.test(self.alpha, True)
+        # Where the flat lines are not certain to be the highest ones, the error is at most alpha.
+        return 1 / (error if error <= self.alpha else max(1 - total.test(self.alpha, False), self.alpha))
+
+    def noise(self, total: ComposedBounds, answer: float) -> float:
+        delta = total.delta(self.epsilon, 1)
+        whole = 1 - self.alpha - delta if self.is_flat else answer
+        return total.noise(self.epsilon) * delta / whole if whole > 0 else 0.0
 
 
 def _least_of(delta_at: Callable[[float], float], side: int, target: float, guess: float) -> float:

@@ -26,9 +26,11 @@ from accountants.composition.bounds import Bracket
 from accountants.composition.enumeration import JointOutcomes
 from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import check_one_mechanism
+from accountants.composition.trade_off import CurvePoint, around, around_estimate, curve_point
 from accountants.dominating_pairs.base import cap, lower_profile, profile
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.profile import epsilon_of
+from dpkernels.numerics import ndtri
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible
 
@@ -48,6 +50,11 @@ _OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
 # The largest eps at which profiles are evaluated, and the mu from which on one Gaussian release may need a larger one.
 _FARTHEST, _LARGE_MU = 0.99 * cap(np.float64), 10.0
 _LEAST = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
+# The points and the rounds of a search for the highest line, which narrows by 16 in each round.
+_ZOOM_POINTS, _ZOOMS = 33, 12
+# Losses of joint outcomes that agree in these digits are one; and the distance from one of them, relative to a gap, of
+# points between which delta is linear in e^eps.
+_DIGITS, _BESIDE = 12, 1e-3
 _REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
@@ -62,6 +69,8 @@ class Bounds(Protocol):
 
     def upper_epsilon(self, delta: float) -> float: ...
 
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint: ...
+
 
 class ClosedForm(abc.ABC):
     """Bounds by a formula with a bound on its rounding errors."""
@@ -73,6 +82,16 @@ class ClosedForm(abc.ABC):
     @abc.abstractmethod
     def estimate(self, delta: float) -> float:
         """Return an estimate of the least eps at delta, or inf."""
+
+    @abc.abstractmethod
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        """Return points around the eps of the highest line at alpha; see ``trade_off.curve_point``."""
+
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+        """Return bounds of the trade-off curve at alpha in (0, 1)."""
+        return curve_point(
+            self.delta, lambda alpha, is_flat: self.places(alpha, is_flat, largest_loss), alpha, largest_loss
+        )
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         return self.bound(epsilon, -1), self.bound(epsilon, 1)
@@ -116,6 +135,17 @@ class OneRelease(ClosedForm):
     def estimate(self, delta: float) -> float:
         return float(epsilon_of(self.pairs, np.float64(delta)))
 
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        low, high = 0.0, min(largest_loss, _FARTHEST if is_flat else -math.log(alpha))
+        for _ in range(_ZOOMS):
+            eps = np.linspace(low, high, _ZOOM_POINTS)
+            delta = profile(self.pairs, eps)
+            with np.errstate(over="ignore"):
+                height = np.exp(-eps) * (1 - alpha - delta) if is_flat else -delta - np.exp(eps) * alpha
+            best = int(height.argmax())
+            low, high = float(eps[max(best - 1, 0)]), float(eps[min(best + 1, len(eps) - 1)])
+        return around((low + high) / 2)
+
 
 @proven("sums#closed-forms")
 @dataclass(frozen=True)
@@ -150,6 +180,10 @@ class GaussianReleases(ClosedForm):
             guess = self.form.guess(log_delta)
             return float(self.form.solve(log_delta, guess, zero, zero, False)[0])
 
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        mu, quantile = float(self.form.mu), float(ndtri(np.float64(alpha)))
+        return around(mu * (mu / 2 + quantile if is_flat else -quantile - mu / 2))
+
 
 @proven("sums#closed-forms")
 @dataclass(frozen=True)
@@ -178,6 +212,27 @@ class FewOutcomes(ClosedForm):
     def estimate(self, delta: float) -> float:
         return float(enumeration.evaluate_outcomes("epsilon", self.directions, np.float64(delta)))
 
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        """Return the loss beyond which q has the mass alpha, or p that of 1 - alpha, and points on both sides."""
+        every = []
+        for loss, p, q in self._sorted:
+            place = min(int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha)), len(loss) - 1)
+            further = loss[max(place - 1, 0) : place + 2]
+            every += [further, loss[place] + _BESIDE * (further - loss[place])]
+        return np.concatenate([np.zeros(1), *every])
+
+    @cached_property
+    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return, for every direction, the different losses, falling, and the masses of p and q from each on."""
+        columns = []
+        for log_p, log_q in self.directions:
+            some = np.isfinite(log_p) & np.isfinite(log_q)
+            loss, index = np.unique(np.round(log_q[some] - log_p[some], _DIGITS), return_inverse=True)
+            infinite = np.exp(log_p[np.isneginf(log_q)]).sum()
+            p = infinite + np.cumsum(np.bincount(index, np.exp(log_p[some])))
+            columns.append((-loss, p, np.cumsum(np.bincount(index, np.exp(log_q[some])))))
+        return columns
+
 
 @dataclass(frozen=True)
 class ByDirections:
@@ -198,6 +253,12 @@ class ByDirections:
     def upper_epsilon(self, delta: float) -> float:
         return self.epsilon(delta)[1]
 
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+        def places(alpha: float, is_flat: bool) -> np.ndarray:
+            return around_estimate(self.otherwise.guarantee.estimate_delta, alpha, is_flat, largest_loss)
+
+        return curve_point(self.delta, places, alpha, largest_loss)
+
 
 class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
@@ -207,6 +268,7 @@ class RigorousBounds:
         self.guarantee = guarantee
         self.delta = lru_cache(_REMEMBERED)(self._delta)
         self.epsilon = lru_cache(_REMEMBERED)(self._epsilon)
+        self.errors = lru_cache(_REMEMBERED)(self._errors)
 
     @cached_property
     def method(self) -> Bounds:
@@ -271,6 +333,13 @@ class RigorousBounds:
 
     def upper_epsilon(self, delta: float) -> float:
         return min(self.method.upper_epsilon(delta), self.largest_loss)
+
+    def _errors(self, alpha: float) -> CurvePoint:
+        """Return bounds of the trade-off curve at alpha in [0, 1]."""
+        if 0 < alpha < 1 and self.largest_loss > 0:
+            return self.method.errors(alpha, self.largest_loss)
+        low, high = self._of_infinite_losses if alpha == 0 else (alpha, alpha)
+        return CurvePoint.of_power(low, high, alpha)
 
     @cached_property
     def _of_infinite_losses(self) -> tuple[float, float]:

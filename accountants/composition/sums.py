@@ -12,6 +12,7 @@ The bounds contain what wraps around a grid (Chernoff), the floating-point error
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ _MOST_PRODUCTS = 1 << 29  # The most products of one sum by positive terms, whic
 _FEW = 256  # The points up to which sums are computed point by point.
 _TINIEST = 5e-324  # The least positive float.
 _LEAST = 1e-300  # More than what products lose that are below the floats.
+_MIXING = 2.0**-40  # More than the relative rounding errors of a test that rejects at random between two losses.
 _MOST_RARE = 60  # The most rare losses of a sum.
 
 
@@ -90,6 +92,64 @@ class ComposedBounds:
         """Return the error of delta at eps that does not depend on the step, relative to delta."""
         bare = replace(self, error=0.0, outside=0.0, rounding=0.0).delta(epsilon, 1)
         return self.delta(epsilon, 1) / bare - 1 if bare > 0 else 0.0
+
+    def tail(self, index: int) -> tuple[float, float]:
+        """Return an upper bound of the mass of q, and a lower bound of that of p, of all losses from an index on."""
+        c, start = self.tilt, float(self.loss[index])
+        exponent = self.log_scale - c * start
+        if max(exponent, exponent - start) > _OVERFLOWS:  # The tilt is for a distant eps.
+            return 1.0, self.infinite
+        s, g = self.loss[index:] - start, self.g[index:]
+        rounding = self.rounding + 2 * (c + 1) * self._loss_error(start)
+        masses = []
+        for side, weight in ((1, np.exp(-(c + 1) * s)), (-1, np.exp(-c * s))):
+            value = (weight * g).sum()
+            masses.append(value + side * (self.error * _norm(weight) + self.outside + rounding * value))
+        q, p = math.exp(exponent - start) * masses[0] + _TINIEST, math.exp(exponent) * max(masses[1], 0.0)
+        return min(q, 1.0), min(self.infinite + p, 1.0)
+
+    @cached_property
+    def _tails(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return about the masses of q and p of all losses from each index on."""
+        with np.errstate(all="ignore"):
+            logs = np.log(self.g) + self.log_scale - self.tilt * self.loss
+            q, p = (np.cumsum(np.exp(np.minimum(each, 0.0))[::-1])[::-1] for each in (logs - self.loss, logs))
+        return np.append(q, 0.0), np.append(p, 0.0) + self.infinite
+
+    def _threshold(self, alpha: float, is_flat: bool) -> int:
+        """Return the index from which on q has at most the mass alpha, or p at most that of 1 - alpha."""
+        q, p = self._tails
+        return int(np.searchsorted(-p, alpha - 1) if is_flat else np.searchsorted(-q, -alpha))
+
+    def tangent(self, alpha: float) -> tuple[float, bool]:
+        """Return about the eps >= 0 of the highest line at alpha, and whether it is of the flat kind."""
+        index = self._threshold(alpha, False)
+        (q, p), eps = (each[index] for each in self._tails), self._loss_below(index)
+        is_flat = bool(1 - p - math.exp(min(eps, _OVERFLOWS)) * (alpha - q) < alpha)
+        return (self._loss_below(self._threshold(alpha, True)) if is_flat else eps), is_flat
+
+    def _loss_below(self, index: int) -> float:
+        return max(float(self.loss[max(index - 1, 0)]), 0.0)
+
+    @proven("trade_off#proof")
+    def test(self, alpha: float, is_flat: bool) -> float:
+        """Return a power that is at most that of the steep lines at alpha; or an error, at least that of the flat ones.
+
+        Tests reject from some loss on, at random between two losses. Of a test of level q and power p, delta is at
+        least p - e^eps q. So steep lines give at least the power p + alpha - q if q <= alpha. Flat lines give at most
+        the error q + 1 - alpha - p if p <= 1 - alpha, and else at most q.
+        """
+        index, target = self._threshold(alpha, is_flat), 1 - alpha
+        near = {min(max(index + step, 0), len(self.loss) - 1) for step in (-2, -1, 0, 1)}
+        tests = sorted([(0.0, self.infinite), (1.0, 1.0), *map(self.tail, near)])
+        for (q, p), (q_further, p_further) in itertools.pairwise(tests):
+            if is_flat and p < target < p_further:
+                tests.append((q + (q_further - q) * (target - p) / (p_further - p), target))
+            if not is_flat and q < alpha < q_further:
+                tests.append((alpha, p + (p_further - p) * (alpha - q) / (q_further - q)))
+        if is_flat:
+            return min(q + max(target - p, 0.0) for q, p in tests) * (1 + _MIXING)
+        return max(p + alpha - q for q, p in tests if q <= alpha) * (1 - _MIXING)
 
     def epsilon_near(self, delta: float) -> float | None:
         """Return about the eps at which the profile without errors is delta, if it is on the grid."""

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.composition.self_composed import SelfComposed
+from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from accountants.dominating_pairs.discrete import Atoms, of_dots
 from accountants.dominating_pairs.registry import bounded_pair
 from accountants.guarantee import ASK_FOR_AN_ESTIMATE, ComposableGuarantee, Guarantee, check_one_given
@@ -84,7 +85,7 @@ class Shuffled(ComposableGuarantee):
         return self._upper_ends(self._upper_epsilon, delta)
 
     def _upper_ends(self, bound: Callable[[float], float], at: Any) -> Any:
-        self._check_exact(f"; or {ASK_FOR_AN_ESTIMATE}")
+        self._check_proven()
         return _each(bound, at)
 
     @in_64_bits
@@ -135,7 +136,7 @@ class Shuffled(ComposableGuarantee):
 
         The value is the largest of those for an end and for the middle (for five rows of a table).
         """
-        check_one_given(epsilon, delta)
+        check_one_given(epsilon=epsilon, delta=delta)
         if self._is_traced(epsilon if delta is None else delta):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.
@@ -152,12 +153,29 @@ class Shuffled(ComposableGuarantee):
         low = bracket.conservative_epsilon(self._lower_bound(start[0], n), delta, *start, -1)
         return low, self._upper_epsilon(delta)
 
+    def _curve_point(self, alpha: float) -> CurvePoint:
+        if not 0 < alpha < 1:
+            return CurvePoint.of_power(alpha, alpha, alpha)
+        level = self._pure_epsilon()
+        return curve_point(
+            self._delta_bracket,
+            lambda alpha, is_flat: around_estimate(self.estimate_delta, alpha, is_flat, level),
+            alpha,
+            level,
+        )
+
+    def _pure_epsilon(self) -> float:
+        return float(self.inputs.level) * (1 + 1e-12)
+
+    def _check_proven(self) -> None:
+        self._check_exact(f"; or {ASK_FOR_AN_ESTIMATE}")
+
     def _upper_delta(self, epsilon: float) -> float:
         return bracket.upper_delta(self.inputs, self._whole_n, epsilon)
 
     def _upper_epsilon(self, delta: float) -> float:
         high = bracket.conservative_epsilon(self._upper_delta, delta, *self._upper.epsilon(delta), 1)
-        return min(high, float(self.inputs.level) * (1 + 1e-12))
+        return min(high, self._pure_epsilon())
 
     def _is_bounded(self, *values: Any) -> bool:
         """Return whether the worst pair is not proven, but a bound over all pairs is, and is returned instead."""
@@ -193,7 +211,7 @@ class Shuffled(ComposableGuarantee):
 
     def _interpolated(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
-        level = float(self.inputs.level) * (1 + 1e-12)
+        level = self._pure_epsilon()
         last = min(max(self.estimate_epsilon(_LAST), 1e-3 * level), 0.999 * level)
         eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)

@@ -332,7 +332,7 @@ def test_parameters_that_are_not_numbers_have_no_bracket():
 
 @pytest.mark.parametrize("wanted", [{}, {"epsilon": 1.0, "delta": 1e-5}])
 def test_exactly_one_of_epsilon_and_delta(wanted):
-    with pytest.raises(ValueError, match=r"^epsilon, delta: exactly one"):
+    with pytest.raises(ValueError, match=r"^epsilon, delta, alpha, false_positive_rate: exactly one"):
         smooth("gaussian").bracket(**wanted)
 
 

@@ -341,16 +341,6 @@ def test_renyi_of_truncated_noise_is_infinite():
     assert made.renyi(2.0) == math.inf
 
 
-def test_trade_off_of_gaussian():
-    mu, alpha = 0.8, np.array([0.0, 0.03, 0.3, 0.9, 1.0])
-    from scipy.special import ndtri
-
-    exact = np.where((alpha > 0) & (alpha < 1), ndtr(ndtri(1 - np.clip(alpha, 1e-9, 1 - 1e-9)) - mu), alpha == 0)
-    found = gaussian(1 / mu).trade_off(alpha)
-    assert np.all(found <= exact + 1e-12)
-    np.testing.assert_allclose(found, exact, atol=2e-3)
-
-
 def test_nothing_is_left_at_an_infinite_epsilon():
     """But the mass of infinite losses."""
     made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0))

@@ -1,0 +1,201 @@
+"""Trade-off curves: the least type II error of any test between neighbours, at every type I error.
+
+By its privacy profile a guarantee bounds the errors (a, b) of any test, in both neighbour directions, by two lines for
+each eps >= 0:
+
+    b >= 1 - delta(eps) - e^eps a,    b >= e^-eps (1 - delta(eps) - a).
+
+Their supremum f is the trade-off curve of the guarantee. It is convex, falls, and is its own inverse, because the two
+lines of one eps are mirror images. The first kind decides where f(a) >= a, the second where f(a) <= a.
+
+- Below: lines from upper bounds of delta, at any eps.
+- Above: delta is convex in t = e^eps. So delta + t a is convex in t, and (1 - delta - a)/t is concave in 1/t. Values at
+  some points, continued as chords, bound the extremum over all eps.
+
+Proofs: docs/proofs/trade_off.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dpkernels.proven import proven
+from dpkernels.solve import minimum
+
+Rates = tuple[float, float]
+Profile = Callable[[float], Rates]
+
+_ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
+_APART = 1e-9  # The relative distance of points from which on they have a chord.
+_SLOPE = 1e-6  # More than the relative error of the slope of a chord, by that of the places of its points.
+_STEEP = 1e300  # A slope of which nothing is known.
+_FARTHEST = 700.0  # The largest eps of a line.
+# Distances from the place of an extremum, in turn: those of precise profiles, and of others in units of 1/c, where
+# delta falls like e^(-c eps).
+_LADDER = 1e-9 * 4.0 ** np.arange(15)
+_STEPS = np.array([0.01, 0.1, 1.0])
+_SEARCH = 1e-4  # The precision of a search by an estimate, relative to the largest eps.
+
+
+class CurvePoint(NamedTuple):
+    """Bounds (lower, upper) of the least type II error at a type I error, and of the power, which is 1 minus it."""
+
+    error: Rates
+    power: Rates
+
+    @classmethod
+    def of_error(cls, low: float, high: float, alpha: float) -> CurvePoint:
+        low, high = max(float(low), 0.0), min(float(high), 1 - alpha)
+        return cls((min(low, high), high), (_down(1 - high), _up(1 - low)))
+
+    @classmethod
+    def of_power(cls, low: float, high: float, alpha: float) -> CurvePoint:
+        low, high = max(float(low), alpha), min(float(high), 1.0)
+        high = max(low, high)
+        return cls((_down(1 - high), _up(1 - low)), (low, high))
+
+
+def _down(value: float) -> float:
+    return max(value - _ROUNDING / 8, 0.0)
+
+
+def _up(value: float) -> float:
+    return min(value + _ROUNDING / 8, 1.0)
+
+
+def power_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
+    """Return delta + e^eps alpha, rounded up (side 1) or down (side -1)."""
+    return (delta + math.exp(min(epsilon, _FARTHEST)) * alpha) * (1 + side * _ROUNDING)
+
+
+def error_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
+    """Return e^-eps (1 - delta - alpha), rounded up (side 1) or down (side -1); it may be negative."""
+    value = math.exp(-epsilon) * ((1 - alpha) - delta + side * _ROUNDING / 2)
+    return value + side * _ROUNDING * abs(value)
+
+
+@proven("trade_off#proof")
+def convex_minimum(x: np.ndarray, low: np.ndarray, high: np.ndarray, floor: float = -np.inf) -> float:
+    """Return a lower bound of a convex function on the range of positive points, from bounds of its values there.
+
+    It is known to be at least ``floor`` x. Between two points it is above the chords of points on the left, continued
+    to the right, and the other way round.
+    """
+    order = np.argsort(x)
+    with np.errstate(over="ignore"):
+        x = x[order]
+        least = np.maximum(_least_between(x, low[order], high[order]), np.minimum(floor * x[:-1], floor * x[1:]))
+        return float(least.min())
+
+
+def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return a lower bound between every two neighbouring points, which increase."""
+    gap = x[:, None] - x
+    is_apart = gap > _APART * x[:, None]
+    gap = np.where(is_apart, gap, 1.0)
+    rising = np.where(is_apart, (low[:, None] - high) / gap, -_STEEP).max(1)
+    falling = np.where(is_apart, (high[:, None] - low) / gap, _STEEP).min(0)
+    rising, falling = rising - _SLOPE * np.abs(rising), falling + _SLOPE * np.abs(falling)
+    start, slope, stop, other, width = low[:-1], rising[:-1], low[1:], falling[1:], np.diff(x)
+    at_start, at_stop = np.maximum(start, stop - other * width), np.maximum(start + slope * width, stop)
+    # Where both lines meet, by the one that is less steep.
+    meets = (start + slope * width < stop) == (stop - other * width < start)
+    place = (start - stop + other * width) / np.where(other == slope, 1.0, other - slope)
+    place = np.clip(place, 0.0, width)
+    by_start = np.abs(slope) <= np.abs(other)
+    inner = np.where(by_start, start + slope * place, stop - other * (width - place))
+    inner = np.where(meets, inner, np.inf)
+    rounding = 8 * 2.0**-53 * (np.minimum(np.abs(slope), np.abs(other)) * x[1:] + np.abs(start) + np.abs(stop))
+    return np.minimum(np.minimum(at_start, at_stop), inner) - rounding
+
+
+def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
+    """Return bounds of the least delta(eps) + e^eps alpha over 0 <= eps, from points next to its place."""
+    points, low, high = _bounds(profile, points, farthest)
+    values = [[power_of_line(eps, delta, alpha, side) for eps, delta in zip(points, rates, strict=True)]
+              for rates, side in ((low, -1), (high, 1))]  # fmt: skip
+    # At eps = 0 delta is at least that of the first point. Beyond the farthest eps the sum rises.
+    ends = [0.0, farthest]
+    lowest = [power_of_line(0.0, low[0], alpha, -1), power_of_line(farthest, 0.0, alpha, -1)]
+    highest = [power_of_line(eps, 1.0, alpha, 1) for eps in ends]
+    x = np.exp(np.append(points, ends))
+    bound = convex_minimum(x, np.append(values[0], lowest), np.append(values[1], highest), alpha * (1 - _ROUNDING))
+    return bound, float(min(values[1]))
+
+
+def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
+    """Return bounds of the largest e^-eps (1 - delta(eps) - alpha) over 0 <= eps, from points next to its place."""
+    points, low, high = _bounds(profile, points, farthest)
+    values = [[error_of_line(eps, delta, alpha, side) for eps, delta in zip(points, rates, strict=True)]
+              for rates, side in ((high, -1), (low, 1))]  # fmt: skip
+    ends = [0.0, farthest]
+    lowest = [error_of_line(eps, 1.0, alpha, -1) for eps in ends]
+    highest = [error_of_line(0.0, low[0], alpha, 1), error_of_line(farthest, 0.0, alpha, 1)]
+    x = np.exp(-np.append(points, ends))
+    bound = -convex_minimum(x, -np.append(values[1], highest), -np.append(values[0], lowest), -(1 - alpha + _ROUNDING))
+    return float(max(values[0])), max(bound, 0.0)
+
+
+def _bounds(profile: Profile, points: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    points = np.unique(np.clip(points, 0.0, farthest))
+    low, high = np.transpose([profile(float(eps)) for eps in points])
+    return points, low, high
+
+
+@proven("trade_off#proof")
+def curve_point(
+    profile: Profile, places: Callable[[float, bool], np.ndarray], alpha: float, largest_loss: float
+) -> CurvePoint:
+    """Return bounds of the curve at alpha in (0, 1), from bounds of delta at an eps >= 0.
+
+    ``places(alpha, is_flat)`` returns points around the eps whose line is the highest one, of either kind.
+    """
+    farthest = min(largest_loss, _FARTHEST)
+    steep = None
+    if alpha <= 0.5:  # f(a) < a from some a <= 1/2 on.
+        reach = min(farthest, -math.log(alpha))  # From there on e^eps alpha is at least 1.
+        low, high = steep_power(profile, places(alpha, False), alpha, reach)
+        steep = CurvePoint.of_power(low, high, alpha)
+        if steep.error[0] >= alpha:
+            return steep
+    flat = CurvePoint.of_error(*flat_error(profile, places(alpha, True), alpha, farthest), alpha)
+    if steep is None:
+        return flat
+    # Where f(a) < a is not certain, f(a) is at most the larger of a and of the bound by the first kind.
+    high = max(steep.error[1], alpha)
+    if flat.error[1] <= alpha:
+        high = min(high, flat.error[1])
+    return CurvePoint.of_error(max(steep.error[0], flat.error[0]), high, alpha)
+
+
+def around(place: float) -> np.ndarray:
+    """Return points around the place of an extremum, for a precise profile."""
+    return np.concatenate([place - _LADDER, [place], place + _LADDER])
+
+
+def searched_place(estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float) -> float:
+    """Return about the eps whose line is the highest one."""
+    farthest = min(largest_loss, _FARTHEST if is_flat else -math.log(alpha))
+
+    def objective(eps: float, _: object) -> float:
+        if is_flat:
+            return -error_of_line(float(eps), estimate(float(eps)), alpha)
+        return power_of_line(float(eps), estimate(float(eps)), alpha)
+
+    if is_flat and not math.isfinite(largest_loss):
+        # The lines are 0 or negative almost everywhere: no eps is larger than where delta is small.
+        farthest = next((eps for eps in 2.0 ** np.arange(-6, 10) if estimate(eps) < (1 - alpha) * _SEARCH), farthest)
+    return minimum(objective, (), np.float64(0.0), np.float64(farthest), rtol=_SEARCH)
+
+
+def around_estimate(estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+    """Return points around the eps whose line is the highest one, for bounds that are not precise."""
+    place = searched_place(estimate, alpha, is_flat, largest_loss)
+    delta = max(estimate(place), 1e-300)
+    falls = (1 - alpha) / delta - 1 if is_flat else alpha * math.exp(place) / delta
+    steps = _STEPS / min(max(falls, 0.1), 1e3)
+    return np.concatenate([place - steps, [place], place + steps])

@@ -1,0 +1,346 @@
+"""What a guarantee means as a risk: trade-off curves, attacks, beliefs, and the Gaussian guarantee next to it.
+
+An attacker sees everything that is released, knows all other records, and tests which of two neighbouring inputs it was
+computed from. All numbers bound the best such attack. Neighbours are those of the guarantee.
+
+| risk | definition |
+|---|---|
+| ``trade_off(alpha)`` | the least type II error of a test with type I error alpha: f in f-DP (Dong, Roth, Su 2022) |
+| ``true_positive_rate(rate)`` | the largest share of members found where this share of others is taken for members |
+| ``advantage()`` | the largest true positive rate minus false positive rate: total variation, delta(0) |
+| ``odds(delta)`` | the largest factor of odds, but with probability delta: e^epsilon |
+| ``posterior(prior, delta)`` | the largest belief after the release, but with probability delta |
+| ``reconstruction(prior)`` | the largest success of a guess that succeeds with probability prior without the release |
+| ``gaussian_mu()`` | the least mu of a Gaussian mechanism that is no more private, and how much less private it is |
+
+Reconstruction: Balle, Cherubin, Hayes (2022); Kaissis, Hayes, Ziller, Rueckert (2023). Gaussian: Gomez et al. (2025).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from accountants.composition.gaussian import GaussianProfile
+from accountants.composition.trade_off import CurvePoint
+from accountants.precision import in_64_bits
+from dpkernels import checks
+from dpkernels.numerics import Real, namespace, ndtri, plain, without_derivative
+from dpkernels.solve import root
+
+# A search for the highest line: the first grid of eps, and the points and number of grids next to its best point.
+_FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))
+_POINTS, _ZOOMS = 9, 5
+# Of the Gaussian: the relative width of mu that is aimed at, the most lines, and the points at which delta is compared.
+_WIDTH, _MOST_LINES, _COMPARED = 2e-3, 80, 65
+_LARGEST_MU = 100.0
+_ROUNDING = 2.0**-40
+
+
+class GaussianFit(NamedTuple):
+    """The Gaussian guarantee next to another guarantee.
+
+    - mu: Gaussian noise of standard deviation 1/mu and sensitivity 1 is no more private, at any error of a test in
+      the range that was asked for.
+    - error: an estimate of the least k with f(a + k) - k <= G_mu(a) at all a: how far both errors of a test are apart.
+    """
+
+    mu: float
+    error: float
+
+
+class Risks(abc.ABC):
+    """The risks of a guarantee of reports, or of shuffled reports.
+
+    Of plain numbers every risk is an upper bound, and the trade-off curve a lower one. Of JAX numbers they are
+    estimates with derivatives.
+    """
+
+    terms: Any
+
+    @abc.abstractmethod
+    def delta(self, epsilon: Real) -> Any:
+        """Return a delta at an epsilon."""
+
+    @abc.abstractmethod
+    def epsilon(self, delta: Real) -> Any:
+        """Return an epsilon at a delta."""
+
+    @abc.abstractmethod
+    def estimate_delta(self, epsilon: Real) -> Any:
+        """Return an estimate of delta at an epsilon."""
+
+    @abc.abstractmethod
+    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
+        """Return bounds of delta at an epsilon, or of epsilon at a delta."""
+
+    @abc.abstractmethod
+    def _curve_point(self, alpha: float) -> CurvePoint:
+        """Return bounds of the trade-off curve at alpha in [0, 1]."""
+
+    @abc.abstractmethod
+    def _pure_epsilon(self) -> float:
+        """Return an upper bound of the largest loss, inf if there is none."""
+
+    @abc.abstractmethod
+    def _check_proven(self) -> None:
+        """Raise ValueError if no bound is proven."""
+
+    def _gaussian_mu(self) -> float:
+        """Return mu of Gaussian noise alone, rounded up; 0 of everything else."""
+        return 0.0
+
+    @abc.abstractmethod
+    def _is_traced(self, *values: Any) -> bool:
+        """Return whether there is a JAX number."""
+
+    def trade_off(self, alpha: Real) -> Any:
+        """Return the least type II error of a test of the type I error alpha, for alpha in [0, 1] of any shape.
+
+        It is the curve f of f-DP that ``delta`` implies. It is convex, falls, and is its own inverse, so that it holds
+        for both neighbour directions. Of plain numbers it is the lower end of ``bracket(alpha=alpha)``, so that no
+        test does better. Of JAX numbers it is ``estimate_trade_off``, which is differentiable.
+
+        Raises:
+            ValueError: alpha is not in [0, 1], or no bound is proven (see ``delta``).
+        """
+        if self._is_traced(alpha):
+            return self.estimate_trade_off(alpha)
+        return self._each("alpha", alpha, lambda at: self._curve_point(at).error[0])
+
+    @partial(in_64_bits, computes_on_host=True)
+    def estimate_trade_off(self, alpha: Real) -> Any:
+        """Return an estimate of ``trade_off``, from ``estimate_delta``; of JAX numbers with derivatives.
+
+        It is the highest of the lines by which each (eps, delta) bounds the curve, as found by a search over eps.
+        """
+        checks.within("alpha", alpha, 0.0, 1.0)
+        xp = namespace(alpha, *jax.tree.leaves(self.terms if self._is_traced() else ()))
+        alpha = xp.asarray(alpha, float)
+        still, at = jax.tree.map(without_derivative, self), without_derivative(alpha)
+        eps, delta = _grid(still, xp)
+        eps, height = xp.broadcast_to(eps, (*at.shape, len(eps))), _line(eps, delta, at[..., None])
+        for _ in range(_ZOOMS):
+            low, _, high = _around_best(eps, height)
+            eps = low + (high - low) * np.linspace(0.0, 1.0, _POINTS)
+            height = _line(eps, still.estimate_delta(xp.abs(eps)), at[..., None])
+        # The top of the parabola through the best three points.
+        places, heights = (_around_best(each, height) for each in (eps, height))
+        rise, fall = heights[1] - heights[0], heights[1] - heights[2]
+        step = (rise - fall) / xp.maximum(rise + fall, np.finfo(np.float32).tiny) / 2
+        place = (places[1] + xp.clip(step, -1.0, 1.0) * (places[2] - places[0]) / 2)[..., 0]
+        place = without_derivative(place)
+        value = xp.clip(_line(place, self.estimate_delta(xp.abs(place)), alpha), 0.0, 1 - alpha)
+        return plain(value) if xp is np else value
+
+    def true_positive_rate(self, false_positive_rate: Real) -> Any:
+        """Return the largest share of members that an attack finds, at a share of others that it takes for members.
+
+        Of plain numbers it is the upper end of ``bracket(false_positive_rate=rate)``.
+
+        Raises:
+            ValueError: the rate is not in [0, 1], or no bound is proven.
+        """
+        if self._is_traced(false_positive_rate):
+            return 1 - self.estimate_trade_off(false_positive_rate)
+        return self._each("false_positive_rate", false_positive_rate, lambda at: self._curve_point(at).power[1])
+
+    def advantage(self) -> Any:
+        """Return the largest true positive rate minus false positive rate of an attack: its advantage over a coin.
+
+        If a record is in the data with probability 1/2, an attacker guesses right with probability (1 + advantage)/2.
+        ``bracket(epsilon=0.0)`` has both ends.
+        """
+        return self.delta(0.0)
+
+    def odds(self, delta: float = 0.0) -> Any:
+        """Return the largest factor by which a release changes the odds of an input, but with probability delta.
+
+        It is e^epsilon; inf if delta is 0 and losses are unbounded.
+        """
+        checks.below_one("delta", delta)
+        if self._is_traced(delta):
+            return namespace(delta).exp(self.epsilon(delta)) if not isinstance(delta, float) else self._jax_odds(delta)
+        eps = self.epsilon(delta) if delta > 0 else self._pure_epsilon()
+        return float(np.exp(eps)) * (1 + _ROUNDING) if eps < 709 else math.inf
+
+    def _jax_odds(self, delta: float) -> Any:
+        eps = self.epsilon(delta)
+        return namespace(eps).exp(eps)
+
+    def posterior(self, prior: Real, delta: float = 0.0) -> Any:
+        """Return the largest belief in an input after the release, but with probability delta.
+
+        Args:
+            prior: the probability of the input before the release, in [0, 1].
+            delta: in [0, 1): with this probability the belief may be larger.
+        """
+        checks.within("prior", prior, 0.0, 1.0)
+        odds = self.odds(delta)
+        # prior odds / (1 - prior + prior odds), also for infinite odds.
+        xp = namespace(prior, odds)
+        prior = xp.asarray(prior, np.float64) if xp is np else prior
+        with np.errstate(divide="ignore", invalid="ignore"):
+            belief = prior / (prior + (1 - prior) / odds)
+        belief = xp.where(prior == 0, 0.0, belief)
+        return plain(np.minimum(belief * (1 + _ROUNDING), 1.0)) if xp is np else belief
+
+    def reconstruction(self, prior: Real) -> Any:
+        """Return the largest probability of a successful reconstruction of a record.
+
+        Success is whatever a guess without the release reaches with probability at most ``prior``, such as 1/k for one
+        of k equally likely values. It is the true positive rate at this false positive rate.
+
+        Raises:
+            ValueError: the prior is not in [0, 1], or no bound is proven.
+        """
+        checks.within("prior", prior, 0.0, 1.0)
+        return self.true_positive_rate(prior)
+
+    def gaussian_mu(self, smallest: float = 1e-6) -> GaussianFit:
+        """Return the Gaussian guarantee that contains this one, and how much less private it is.
+
+        The least mu with G_mu(alpha) <= f(alpha), where both errors are at least ``smallest``. It is never too
+        small, and mostly at most 0.4 % too large. Of Gaussian noise alone it is exact.
+
+        Raises:
+            ValueError: smallest is not in (0, 0.1], there is a JAX number, or no bound is proven.
+        """
+        checks.within("smallest", smallest, np.nextafter(0.0, 1.0), 0.1, span="(0, 0.1]")
+        if self._is_traced():
+            raise ValueError("gaussian_mu: takes numbers, no JAX arrays")
+        self._check_proven()
+        mu = self._gaussian_mu() or _least_mu(self.delta, self.estimate_delta, smallest)
+        eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED)
+        gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
+        return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(eps)), initial=0.0)))
+
+    def _each(self, name: str, at: Real, bound: Callable[[float], float]) -> Any:
+        checks.within(name, at, 0.0, 1.0)
+        self._check_proven()
+        values = np.asarray(at, np.float64)
+        return plain(np.array([bound(float(each)) for each in values.ravel()], np.float64).reshape(values.shape))
+
+
+def plot_trade_off(guarantee: Risks, axes: Any) -> None:
+    """Plot both ends of the trade-off curve, and the curve of releases without information."""
+    alpha = np.concatenate([np.geomspace(1e-3, 0.5, 16), np.linspace(0.5, 1.0, 9)[1:]])
+    rates = np.transpose([guarantee._curve_point(float(at)).error for at in alpha])
+    # The curve is its own inverse: its points at small errors are also those at large ones.
+    axes.fill_between(alpha, *rates, alpha=0.3, color="C0", linewidth=0)
+    for at, errors in ((alpha, rates[0]), (rates[0], alpha)):
+        axes.plot(at, errors, color="C0")
+    axes.plot([0, 1], [1, 0], ":", color="grey", label="no information")
+    axes.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.legend(frameon=False)
+
+
+def _grid(guarantee: Any, xp: Any) -> tuple[Any, Any]:
+    """Return the first grid of eps, of lines of both kinds, and delta at |eps|."""
+    delta = guarantee.estimate_delta(xp.asarray(_FIRST_GRID))
+    return xp.concatenate([-xp.asarray(_FIRST_GRID)[:0:-1], xp.asarray(_FIRST_GRID)]), xp.concatenate(
+        [delta[:0:-1], delta]
+    )
+
+
+def _around_best(values: Any, height: Any) -> list[Any]:
+    """Return the values before, at and after the place of the highest line."""
+    xp = namespace(values, height)
+    best = xp.clip(height.argmax(-1), 1, height.shape[-1] - 2)[..., None]
+    return [xp.take_along_axis(values, best + step, -1) for step in (-1, 0, 1)]
+
+
+def _line(epsilon: Any, delta: Any, alpha: Any) -> Any:
+    """Return the steep line of an eps >= 0 at alpha, or the flat line of -eps, where delta is that at |eps|."""
+    xp = namespace(epsilon, delta, alpha)
+    size = xp.abs(epsilon)
+    steep = 1 - delta - xp.exp(xp.minimum(size, 80.0)) * alpha
+    return xp.where(epsilon >= 0, steep, xp.exp(-size) * (1 - delta - alpha))
+
+
+# The Gaussian guarantee
+
+
+def _gaussian_delta(mu: float, epsilon: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return np.exp(GaussianProfile((), np.float64(mu)).evaluate(np.asarray(epsilon, np.float64))[0])
+
+
+def _mu_through(alpha: float, error: float) -> float:
+    """Return the mu whose curve goes through a point."""
+    if not 0.0 < error < 1.0:
+        return math.inf if error <= 0 else 0.0
+    return max(float(-ndtri(np.float64(alpha)) - ndtri(np.float64(error))), 0.0)
+
+
+def _least_mu(upper_delta: Callable[[float], float], estimate: Callable[[float], float], smallest: float) -> float:
+    """Return a mu whose curve is below the lines of upper bounds of delta, where both errors are at least ``smallest``.
+
+    G_mu is convex. So it is below the highest of some lines if it is below their corners. Estimates choose the lines.
+    """
+    lines = {0.0: estimate(0.0)}
+    for _ in range(_MOST_LINES):
+        mu, alpha = _highest_corner(lines, smallest)
+        mu = min(mu, _LARGEST_MU)
+        # The line that touches G_mu at this corner.
+        eps = max(mu * (float(-ndtri(np.float64(alpha))) - mu / 2), 0.0)
+        if min(abs(eps - other) for other in lines) <= 1e-9 * (1 + eps):
+            break
+        lines[eps] = estimate(eps)
+        if mu <= max(_mu_of(eps, delta) for eps, delta in lines.items()) * (1 + _WIDTH / 2):
+            break
+    enough = _highest_corner(lines, smallest)[0] * (1 + _WIDTH / 2)
+    for eps in sorted(lines)[1:]:
+        fewer = {other: delta for other, delta in lines.items() if other != eps}
+        if _highest_corner(fewer, smallest)[0] <= enough:
+            lines = fewer
+    return _highest_corner({eps: upper_delta(eps) for eps in lines}, smallest)[0] * (1 + _ROUNDING)
+
+
+def _highest_corner(lines: dict[float, float], smallest: float) -> tuple[float, float]:
+    """Return the largest mu whose curve goes through a corner of the highest of some lines, and alpha there."""
+    return max((_mu_through(alpha, error), alpha) for alpha, error in _corners(lines, smallest))
+
+
+def _corners(lines: dict[float, float], smallest: float) -> list[tuple[float, float]]:
+    """Return the points of the highest of some lines, on the side of alpha <= f, between which it is straight."""
+
+    def height(alpha: float) -> float:
+        return max(1 - delta - math.exp(eps) * alpha for eps, delta in lines.items())
+
+    by_eps = sorted(lines.items())
+    ends = [smallest]
+    for k, (eps, delta) in enumerate(by_eps):
+        for further, less in by_eps[k + 1 :]:
+            alpha = (delta - less) / (math.exp(further) - math.exp(eps))
+            if alpha > smallest:
+                ends.append(alpha)
+    # Where f(alpha) = alpha; lines of eps = 0 are symmetric about it.
+    ends.append((1 - lines[0.0]) / 2)
+    corners = [(alpha, height(alpha)) for alpha in ends]
+    return [(alpha, error) for alpha, error in corners if smallest <= alpha <= error * (1 + 1e-9)] or [
+        (smallest, max(height(smallest), 0.0))
+    ]
+
+
+def _mu_of(epsilon: float, delta: float) -> float:
+    """Return the mu at which Gaussian noise has a delta at an eps."""
+    if delta <= 0.0:
+        return 0.0
+    if delta >= 1.0:
+        return math.inf
+
+    def excess(log_mu: float, _: Any) -> float:
+        return float(_gaussian_delta(math.exp(log_mu), np.float64(epsilon))) - delta
+
+    low, high = math.log(1e-12), math.log(_LARGEST_MU)
+    if excess(high, ()) < 0 or excess(low, ()) > 0:
+        return _LARGEST_MU if excess(high, ()) < 0 else 0.0
+    return math.exp(root(excess, (), low, high, rtol=1e-10))
