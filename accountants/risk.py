@@ -28,18 +28,16 @@ import jax
 import numpy as np
 
 from accountants.composition.gaussian import GaussianProfile
-from accountants.composition.trade_off import CurvePoint
+from accountants.composition.trade_off import CurvePoint, searched_place
 from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, ndtri, plain, without_derivative
-from dpkernels.solve import root
 
 # A search for the highest line: the first grid of eps, and the points and number of grids next to its best point.
 _FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))
 _POINTS, _ZOOMS = 9, 5
-# Of the Gaussian: the relative width of mu that is aimed at, the most lines, and the points at which delta is compared.
-_WIDTH, _MOST_LINES, _COMPARED = 2e-3, 80, 65
-_LARGEST_MU = 100.0
+# Of the Gaussian: the relative width of mu that is aimed at, the lines, and the points at which delta is compared.
+_WIDTH, _LINES, _COMPARED = 2e-3, 65, 65
 _ROUNDING = 2.0**-40
 
 
@@ -216,7 +214,7 @@ class Risks(abc.ABC):
         if self._is_traced():
             raise ValueError("gaussian_mu: takes numbers, no JAX arrays")
         self._check_proven()
-        mu = self._gaussian_mu() or _least_mu(self.delta, self.estimate_delta, smallest)
+        mu = self._gaussian_mu() or _least_mu(self, smallest)
         eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED)
         gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
         return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(eps)), initial=0.0)))
@@ -273,74 +271,35 @@ def _gaussian_delta(mu: float, epsilon: Any) -> Any:
         return np.exp(GaussianProfile((), np.float64(mu)).evaluate(np.asarray(epsilon, np.float64))[0])
 
 
-def _mu_through(alpha: float, error: float) -> float:
-    """Return the mu whose curve goes through a point."""
-    if not 0.0 < error < 1.0:
-        return math.inf if error <= 0 else 0.0
-    return max(float(-ndtri(np.float64(alpha)) - ndtri(np.float64(error))), 0.0)
-
-
-def _least_mu(upper_delta: Callable[[float], float], estimate: Callable[[float], float], smallest: float) -> float:
-    """Return a mu whose curve is below the lines of upper bounds of delta, where both errors are at least ``smallest``.
+def _least_mu(guarantee: Risks, smallest: float) -> float:
+    """Return a mu whose curve is below that of a guarantee, where both errors are at least ``smallest``.
 
     G_mu is convex. So it is below the highest of some lines if it is below their corners. Estimates choose the lines.
     """
-    lines = {0.0: estimate(0.0)}
-    for _ in range(_MOST_LINES):
-        mu, alpha = _highest_corner(lines, smallest)
-        mu = min(mu, _LARGEST_MU)
-        # The line that touches G_mu at this corner.
-        eps = max(mu * (float(-ndtri(np.float64(alpha))) - mu / 2), 0.0)
-        if min(abs(eps - other) for other in lines) <= 1e-9 * (1 + eps):
-            break
-        lines[eps] = estimate(eps)
-        if mu <= max(_mu_of(eps, delta) for eps, delta in lines.items()) * (1 + _WIDTH / 2):
-            break
-    enough = _highest_corner(lines, smallest)[0] * (1 + _WIDTH / 2)
-    for eps in sorted(lines)[1:]:
-        fewer = {other: delta for other, delta in lines.items() if other != eps}
-        if _highest_corner(fewer, smallest)[0] <= enough:
-            lines = fewer
-    return _highest_corner({eps: upper_delta(eps) for eps in lines}, smallest)[0] * (1 + _ROUNDING)
+    last = searched_place(lambda eps: float(guarantee.estimate_delta(eps)), smallest, False, guarantee._pure_epsilon())
+    eps = np.linspace(0.0, last, _LINES)
+    delta = np.asarray(guarantee.estimate_delta(eps))
+    kept = np.arange(_LINES)
+    enough = _mu_above(eps, delta, smallest) * (1 + _WIDTH)
+    for index in range(1, _LINES - 1):
+        fewer = kept[kept != index]
+        if _mu_above(eps[fewer], delta[fewer], smallest) <= enough:
+            kept = fewer
+    eps = eps[kept]
+    return _mu_above(eps, np.asarray(guarantee.delta(eps)), smallest) * (1 + _ROUNDING)
 
 
-def _highest_corner(lines: dict[float, float], smallest: float) -> tuple[float, float]:
-    """Return the largest mu whose curve goes through a corner of the highest of some lines, and alpha there."""
-    return max((_mu_through(alpha, error), alpha) for alpha, error in _corners(lines, smallest))
-
-
-def _corners(lines: dict[float, float], smallest: float) -> list[tuple[float, float]]:
-    """Return the points of the highest of some lines, on the side of alpha <= f, between which it is straight."""
-
-    def height(alpha: float) -> float:
-        return max(1 - delta - math.exp(eps) * alpha for eps, delta in lines.items())
-
-    by_eps = sorted(lines.items())
-    ends = [smallest]
-    for k, (eps, delta) in enumerate(by_eps):
-        for further, less in by_eps[k + 1 :]:
-            alpha = (delta - less) / (math.exp(further) - math.exp(eps))
-            if alpha > smallest:
-                ends.append(alpha)
-    # Where f(alpha) = alpha; lines of eps = 0 are symmetric about it.
-    ends.append((1 - lines[0.0]) / 2)
-    corners = [(alpha, height(alpha)) for alpha in ends]
-    return [(alpha, error) for alpha, error in corners if smallest <= alpha <= error * (1 + 1e-9)] or [
-        (smallest, max(height(smallest), 0.0))
-    ]
-
-
-def _mu_of(epsilon: float, delta: float) -> float:
-    """Return the mu at which Gaussian noise has a delta at an eps."""
-    if delta <= 0.0:
-        return 0.0
-    if delta >= 1.0:
-        return math.inf
-
-    def excess(log_mu: float, _: Any) -> float:
-        return float(_gaussian_delta(math.exp(log_mu), np.float64(epsilon))) - delta
-
-    low, high = math.log(1e-12), math.log(_LARGEST_MU)
-    if excess(high, ()) < 0 or excess(low, ()) > 0:
-        return _LARGEST_MU if excess(high, ()) < 0 else 0.0
-    return math.exp(root(excess, (), low, high, rtol=1e-10))
+def _mu_above(eps: np.ndarray, delta: np.ndarray, smallest: float) -> float:
+    """Return the least mu whose curve is below all corners of the highest of some steep lines, the first of eps = 0."""
+    i, k = np.triu_indices(len(eps), 1)
+    slopes = -np.exp(eps)
+    crossings = (delta[i] - delta[k]) / (slopes[i] - slopes[k])
+    # The curve of lines is symmetric about the diagonal, which the line of eps = 0 crosses at right angles.
+    middle = (1 - delta[0]) / 2
+    alpha = np.concatenate([[smallest, middle], crossings[(crossings > smallest) & (crossings < middle)]])
+    height = np.max(1 - delta + slopes * alpha[:, None], 1)
+    # Beyond the diagonal corners are mirror images.
+    on_this_side = (height >= alpha * (1 - 1e-9)) | (alpha == middle)
+    with np.errstate(invalid="ignore"):
+        mu = -ndtri(alpha) - ndtri(np.clip(height, 0.0, 1.0))
+    return float(np.max(mu[on_this_side], initial=0.0))

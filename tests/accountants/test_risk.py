@@ -1,0 +1,124 @@
+"""Risks against closed forms, attacks that reach them, and their order."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+
+import dpkernels as dpk
+from accountants import guarantee, randomised_response, shuffled
+from accountants.composition.gaussian import GaussianProfile
+
+
+def gaussian(mu):
+    return guarantee(dpk.gaussian(sigma=1 / mu), 1.0)
+
+
+def test_gaussian_noise():
+    made, mu = gaussian(0.5).repeat(4), 1.0
+    assert made.advantage() == pytest.approx(2 * ndtr(mu / 2) - 1, abs=1e-12)
+    for rate in (1e-12, 1e-3, 0.1, 0.9):
+        power = ndtr(mu + ndtri(rate))
+        assert made.true_positive_rate(rate) == pytest.approx(power, rel=1e-11)
+        low, high = made.bracket(false_positive_rate=rate)
+        assert low - 1e-15 <= power <= high == made.true_positive_rate(rate)
+        assert made.reconstruction(rate) == high
+    fit = made.gaussian_mu()
+    assert mu <= fit.mu <= mu * (1 + 1e-11)
+    assert fit.error < 1e-11
+    assert made.odds() == math.inf
+    assert made.posterior(0.01) == 1.0
+
+
+def test_randomised_response():
+    """The report tells all: beliefs, odds and powers are reached by guessing what it says."""
+    eps = math.log(3)
+    made = guarantee(randomised_response(eps))
+    assert made.advantage() == pytest.approx(0.5, abs=1e-12)
+    assert made.true_positive_rate(0.25) == pytest.approx(0.75, abs=1e-12)
+    assert made.odds() == pytest.approx(3.0, rel=1e-10)
+    assert made.odds() >= 3.0
+    assert made.posterior(0.5) == pytest.approx(0.75, rel=1e-10)
+    np.testing.assert_allclose(made.posterior(np.array([0.0, 0.01, 1.0])), [0.0, 0.03 / (0.03 + 0.99), 1.0], rtol=1e-10)
+    assert made.reconstruction(0.1) == pytest.approx(0.3, rel=1e-10)
+
+
+def test_a_belief_is_larger_with_probability_delta():
+    made = gaussian(1.0)
+    assert made.odds(1e-6) == pytest.approx(math.exp(made.epsilon(1e-6)), rel=1e-9)
+    assert made.posterior(0.5, 1e-6) == pytest.approx(made.odds(1e-6) / (1 + made.odds(1e-6)), rel=1e-9)
+    assert made.posterior(0.1, 1e-3) < made.posterior(0.1, 1e-6) < made.posterior(0.1) == 1.0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        guarantee(dpk.laplace(epsilon=1.0)),
+        guarantee(dpk.hybrid(epsilon=0.5, lower=0.0, upper=1.0)).repeat(4),
+        pytest.param(guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.05).repeat(50), marks=pytest.mark.lengthy),
+        pytest.param(
+            shuffled(dpk.exact_sampler(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 1000),
+            marks=pytest.mark.lengthy,
+        ),
+    ],
+    ids=["laplace", "local", "training", "shuffled"],
+)
+def test_the_gaussian_contains_the_curve_and_touches_it(made):
+    smallest = 1e-3
+    fit = made.gaussian_mu(smallest)
+    alpha = np.append(np.geomspace(smallest, 0.5, 8), 0.7)
+    curve = np.array([made.bracket(alpha=a)[1] for a in alpha])
+    gaussian_curve = ndtr(-ndtri(alpha) - fit.mu)
+    inside = curve >= smallest
+    assert np.all(gaussian_curve[inside] <= curve[inside] + 1e-12)
+    # A mu that is 5 % smaller does not contain it.
+    fine = np.geomspace(smallest, 0.5, 20)
+    curve = made.estimate_trade_off(fine)
+    assert np.any(ndtr(-ndtri(fine) - 0.95 * fit.mu) > curve)
+    # The error: both errors of the Gaussian's tests, increased by it, are those of tests here.
+    eps = np.linspace(0.0, 5.0, 21)
+    log_delta = GaussianProfile((), np.float64(fit.mu)).evaluate(eps)[0]
+    assert np.all(np.exp(log_delta) <= made.estimate_delta(eps) + (fit.error + 1e-3) * (1 + np.exp(eps)))
+
+
+def test_a_larger_budget_has_larger_risks():
+    small, large = (guarantee(dpk.laplace(epsilon=0.2)).repeat(n) for n in (3, 6))
+    assert small.advantage() < large.advantage()
+    assert small.true_positive_rate(0.01) < large.true_positive_rate(0.01)
+    assert small.posterior(0.1) < large.posterior(0.1)
+    assert small.odds(1e-6) < large.odds(1e-6)
+    assert small.gaussian_mu().mu < large.gaussian_mu().mu
+
+
+@pytest.mark.lengthy
+def test_attacks_on_shuffled_reports_reach_no_more():
+    """The count of reports of the first half, of people at one end and one person at either: a binomial test."""
+    n, eps = 20, 1.0
+    table = np.array([[math.exp(eps), 1.0], [1.0, math.exp(eps)]]) / (1 + math.exp(eps))
+    made = shuffled(table, n)
+    from scipy.stats import binom
+
+    k = np.arange(n + 1)
+    p = table[0, 0]
+    q = binom.pmf(k, n, p)  # All at 0.
+    one = 1 - p  # One person at 1.
+    other = binom.pmf(k, n - 1, p) * (1 - one) + np.append(0.0, binom.pmf(k[:-1], n - 1, p)) * one
+    for first, second in ((q, other), (other, q)):
+        order = np.argsort(-second / first)
+        level, power = np.cumsum(first[order]), np.cumsum(second[order])
+        for at in (3, 10):
+            assert power[at] <= made.true_positive_rate(min(level[at], 1.0)) + 1e-12
+
+
+def test_errors_name_the_argument():
+    made = guarantee(dpk.laplace(epsilon=1.0))
+    for call, name in (
+        (lambda: made.true_positive_rate(1.5), "false_positive_rate"),
+        (lambda: made.posterior(-0.1), "prior"),
+        (lambda: made.reconstruction(2.0), "prior"),
+        (lambda: made.odds(1.0), "delta"),
+        (lambda: made.gaussian_mu(0.5), "smallest"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            call()
