@@ -9,6 +9,7 @@ noise for a budget, and ``tune`` the best free parameters. ``recycling`` account
 import lazy_loader
 
 from accountants import calibrate, recycling
+from accountants.audit import Audit, audit, audit_training
 from accountants.charges import repeated_charge
 from accountants.closed_forms.approximate import parallel_composition
 from accountants.comparison import compare
@@ -27,6 +28,7 @@ from dpkernels.budgets.ledger import Ledger, LedgerError
 __getattr__ = lazy_loader.attach(__name__, submodules=["tune"])[0]
 
 __all__ = [
+    "Audit",
     "BudgetExceeded",
     "ConcentratedFilter",
     "Filter",
@@ -36,6 +38,8 @@ __all__ = [
     "Odometer",
     "Shuffled",
     "amplified",
+    "audit",
+    "audit_training",
     "calibrate",
     "check_steepness",
     "compare",

@@ -1,0 +1,303 @@
+"""Lower bounds of epsilon from what a release puts out, with a guaranteed error rate.
+
+An audit can prove that a release is less private than it claims. It never proves that it is private.
+
+- ``audit`` draws outputs for two neighbouring inputs. An event is chosen on one half of the draws. On the other half
+  its probabilities are bounded by Clopper and Pearson (1934). By the definition of (eps, delta)-DP, eps is at least
+  log((P - delta)/Q). Events are sets of intervals of values and of the spacing of floats. So floating-point noise is
+  found by its low bits (Mironov 2012), and discrete outputs by their values.
+- ``audit_training`` needs one training run. Every canary is in the data with probability 1/2, and guesses from the
+  scores say which ones are (Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+
+_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
+_COORDINATES = 8  # The coordinates of a vector of which events are made one by one.
+_DRAWS = 200_000
+_FARTHEST = 100.0  # The largest epsilon that is looked for.
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit: a lower bound of epsilon, which is too large with probability at most ``error_rate``.
+
+    - epsilon: the lower bound; 0 if nothing was found.
+    - delta, error_rate: as given.
+    - event: what the event is about.
+    - power, level: the lower bound of the event's probability for one input, and its upper bound for the other one.
+    """
+
+    epsilon: float
+    delta: float
+    error_rate: float
+    event: str
+    power: float
+    level: float
+
+    def contradicts(self, epsilon: float) -> bool:
+        """Return whether a claim of (epsilon, delta)-DP is refuted."""
+        return self.epsilon > checks.number("epsilon", epsilon)
+
+    def __str__(self) -> str:
+        found = f"epsilon >= {self.epsilon:.4g}" if self.epsilon > 0 else "nothing found"
+        return f"{found} at delta {self.delta:g}, error rate {self.error_rate:g}; event: {self.event}"
+
+
+def audit(
+    release: Callable[[Any, int], Any],
+    neighbours: tuple[Any, Any],
+    *,
+    draws: int = _DRAWS,
+    delta: float = 0.0,
+    error_rate: float = 1e-6,
+    statistic: Callable[[np.ndarray], Any] | None = None,
+) -> Audit:
+    """Return a lower bound of the epsilon of a release, from independent outputs for two neighbouring inputs.
+
+    Args:
+        release: maps (input, count) to ``count`` independent outputs: an array whose first axis has this length.
+        neighbours: the two inputs.
+        draws: the number of outputs for every input, of which one half chooses the event.
+        delta: the delta of the claim, in [0, 1).
+        error_rate: the probability with which the bound may be above the smallest epsilon of the release, in (0, 1).
+        statistic: maps an array of outputs to one number or value each, of which events are made; by default the
+            coordinates of the outputs, their norm, and the direction in which the means differ.
+
+    Raises:
+        TypeError: draws is not an integer.
+        ValueError: an argument is out of range, or the outputs are not as many as asked for.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> noisy = lambda x, count: x + rng.laplace(scale=0.5, size=count)  # epsilon is 2, not 1
+        >>> audit(noisy, (0.0, 1.0)).contradicts(1.0)
+        True
+    """
+    checks.whole("draws", draws, 100, 1 << 40)
+    checks.below_one("delta", delta)
+    checks.within("error_rate", error_rate, 0.0, 1.0, open_ends=True)
+    if len(neighbours) != 2:
+        raise ValueError(f"neighbours: {len(neighbours)} inputs; must be two")
+    chosen, tested = ([_outputs(release, x, count) for x in neighbours] for count in (draws // 2, draws - draws // 2))
+    return _bound_of_event(_best_event(chosen, delta, error_rate, statistic), tested, delta, error_rate)
+
+
+def _outputs(release: Callable[[Any, int], Any], x: Any, count: int) -> np.ndarray:
+    outputs = np.asarray(release(x, count))
+    if outputs.ndim == 0 or len(outputs) != count:
+        raise ValueError(f"release: returned an array of shape {outputs.shape} for a count of {count}")
+    return outputs
+
+
+@dataclass(frozen=True)
+class _Event:
+    """A set of cells of a statistic, more likely for one of two inputs."""
+
+    name: str
+    cells: Callable[[np.ndarray], np.ndarray]  # From outputs to the numbers of cells.
+    chosen: np.ndarray  # Whether each cell is in the event.
+    first: int  # The input for which the event is the more likely one.
+
+    def counts(self, outputs: list[np.ndarray]) -> tuple[int, int]:
+        several = [int(self.chosen[self.cells(outputs[k])].sum()) for k in (self.first, 1 - self.first)]
+        return several[0], several[1]
+
+
+def _bound_of_event(event: _Event | None, outputs: list[np.ndarray], delta: float, error_rate: float) -> Audit:
+    if event is None:
+        return Audit(0.0, delta, error_rate, "none", 0.0, 1.0)
+    (hits, alarms), sizes = event.counts(outputs), [len(each) for each in outputs]
+    power = float(_lower(np.array([hits]), sizes[event.first], error_rate / 2)[0])
+    level = float(_upper(np.array([alarms]), sizes[1 - event.first], error_rate / 2)[0])
+    epsilon = math.log((power - delta) / level) if power - delta > level else 0.0
+    return Audit(epsilon, delta, error_rate, event.name, power, level)
+
+
+def _lower(hits: np.ndarray, size: int, error_rate: float) -> np.ndarray:
+    """Return Clopper and Pearson's lower bounds of a probability."""
+    from scipy.special import betaincinv
+
+    return np.where(hits > 0, betaincinv(np.maximum(hits, 1), size - hits + 1.0, error_rate), 0.0)
+
+
+def _upper(hits: np.ndarray, size: int, error_rate: float) -> np.ndarray:
+    return 1.0 - _lower(size - hits, size, error_rate)
+
+
+def _best_event(
+    outputs: list[np.ndarray], delta: float, error_rate: float, statistic: Callable[[np.ndarray], Any] | None
+) -> _Event | None:
+    """Return the event whose bound of epsilon would be the largest one, by these outputs."""
+    best, event = 0.0, None
+    sizes = [len(each) for each in outputs]
+    for name, values in _statistics(outputs, statistic):
+        cells, count = _cells(np.concatenate([values(each) for each in outputs]))
+        places = [cells(values(each)) for each in outputs]
+        counts = np.array([np.bincount(each, minlength=count) for each in places])
+        for first in (0, 1):
+            hits, alarms = counts[first], counts[1 - first]
+            # By the ratio of probabilities: unions of the first cells are the best tests.
+            order = np.argsort(-(hits + 0.5) / (alarms + 0.5), kind="stable")
+            power = _lower(np.cumsum(hits[order]), sizes[first], error_rate / 2) - delta
+            level = _upper(np.cumsum(alarms[order]), sizes[1 - first], error_rate / 2)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                bounds = np.where(power > level, np.log(power / level), 0.0)
+            last = int(bounds.argmax())
+            if bounds[last] > best:
+                best, chosen = float(bounds[last]), np.zeros(count, bool)
+                chosen[order[: last + 1]] = True
+                event = _Event(name, lambda each, cells=cells, values=values: cells(values(each)), chosen, first)
+    return event
+
+
+_Values = Callable[[np.ndarray], np.ndarray]
+
+
+def _statistics(
+    outputs: list[np.ndarray], statistic: Callable[[np.ndarray], Any] | None
+) -> Iterator[tuple[str, _Values]]:
+    """Yield names and functions from outputs to one value each."""
+    if statistic is not None:
+        yield "the statistic", lambda each: np.asarray(statistic(each)).reshape(len(each))
+        return
+    kind = outputs[0].dtype.kind
+    if kind not in "biuf":
+        yield "the value", lambda each: each.reshape(len(each), -1)[:, 0]
+        return
+    first = outputs[0].reshape(len(outputs[0]), -1)
+    size = first.shape[1]
+    for k in range(min(size, _COORDINATES)):
+        at = "" if size == 1 else f" of coordinate {k}"
+        yield f"the value{at}", lambda each, k=k: each.reshape(len(each), -1)[:, k]
+        if kind == "f":
+            yield f"the lowest bit{at}", lambda each, k=k: _lowest_bit(each.reshape(len(each), -1)[:, k])
+            yield f"the value and the lowest bit{at}", lambda each, k=k: _both(each.reshape(len(each), -1)[:, k])
+    if size > 1:
+        yield "the norm", lambda each: np.linalg.norm(each.reshape(len(each), -1), axis=1)
+        means = [each.reshape(len(each), -1).mean(0) for each in outputs]
+        yield "the direction of the means", lambda each: each.reshape(len(each), -1) @ (means[1] - means[0])
+
+
+def _lowest_bit(values: np.ndarray) -> np.ndarray:
+    """Return the exponent of the lowest bit of every float: the largest power of 2 of which it is a multiple."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        whole = np.nan_to_num(np.abs(mantissa) * 2.0**53).astype(np.int64)
+    lowest = (whole & -whole).astype(np.float64)
+    return np.where(whole > 0, exponent - 53 + np.log2(np.maximum(lowest, 1.0)), 2048.0)
+
+
+def _both(values: np.ndarray) -> np.ndarray:
+    """Return the lowest bit where a value is small for it, else a large number."""
+    exponent = np.frexp(values.astype(np.float64))[1]
+    return np.clip(exponent - _lowest_bit(values), 0, 60) + 64 * np.clip(exponent, -8, 8)
+
+
+def _cells(values: np.ndarray) -> tuple[_Values, int]:
+    """Return a function from values to the numbers of cells, and how many there are.
+
+    Few different values are a cell each. Many are cut at quantiles, of which the outermost are close to each other.
+    Values that were not seen are in a cell of their own, or in the next interval.
+    """
+    different, counts = np.unique(values, return_counts=True)
+    if len(different) <= 16 * _CELLS:
+        kept = different if len(different) <= _CELLS else np.sort(different[np.argsort(-counts)[: 8 * _CELLS]])
+
+        def by_value(each: np.ndarray) -> np.ndarray:
+            place = np.minimum(np.searchsorted(kept, each), len(kept) - 1)
+            return np.where(kept[place] == each, place, len(kept))
+
+        return by_value, len(kept) + 1
+    tail = np.geomspace(1e-5, 0.5, _CELLS // 2)
+    finite = values[np.isfinite(values)]
+    cuts = np.unique(np.quantile(finite, np.concatenate([tail, 1 - tail]))) if len(finite) else np.zeros(1)
+
+    def by_interval(each: np.ndarray) -> np.ndarray:
+        return np.where(np.isnan(each), len(cuts) + 1, np.searchsorted(cuts, each, side="right"))
+
+    return by_interval, len(cuts) + 2
+
+
+# One training run
+
+
+def audit_training(
+    scores: Any,
+    included: Any,
+    *,
+    guesses: int | Sequence[int],
+    delta: float = 0.0,
+    error_rate: float = 1e-6,
+) -> Audit:
+    """Return a lower bound of the epsilon of one training run, from the scores of its canaries.
+
+    Every canary was in the training data with probability 1/2, independently. Half of the guesses say that the canaries
+    with the largest scores were included, the other half that those with the smallest scores were not.
+
+    Args:
+        scores: one number for each canary; large where it seems to be included, such as minus its loss.
+        included: whether each canary was included.
+        guesses: how many guesses are made, chosen without a look at ``included``; or several numbers, of which the best
+            one counts, at an error rate that is divided by how many they are.
+        delta: the delta of the claim, in [0, 1).
+        error_rate: the probability with which the bound may be too large, in (0, 1).
+
+    Raises:
+        ValueError: an argument is out of range, scores are NaN, or lengths differ.
+    """
+    checks.below_one("delta", delta)
+    checks.within("error_rate", error_rate, 0.0, 1.0, open_ends=True)
+    scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
+    if scores.ndim != 1 or scores.shape != included.shape:
+        raise ValueError(f"scores, included: of shapes {scores.shape} and {included.shape}; must be equal vectors")
+    if np.isnan(scores).any():
+        raise ValueError("scores: some are NaN")
+    numbers = [checks.whole("guesses", each, 1, len(scores)) for each in np.atleast_1d(np.asarray(guesses)).tolist()]
+    order = np.argsort(scores, kind="stable")
+    best = Audit(0.0, delta, error_rate, "none", 0.0, 1.0)
+    for number in numbers:
+        low, high = order[: number // 2], order[len(order) - (number - number // 2) :]
+        right = int(included[high].sum()) + int((~included[low]).sum())
+        epsilon = _epsilon_of_guesses(len(scores), number, right, delta, error_rate / len(numbers))
+        if epsilon > best.epsilon:
+            best = Audit(epsilon, delta, error_rate, f"{right} of {number} guesses", right / number, 1 - right / number)
+    return best
+
+
+def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, error_rate: float) -> float:
+    """Return the largest eps at which so many right guesses have at most the probability ``error_rate``."""
+
+    def is_refuted(epsilon: float) -> bool:
+        return _probability_of_guesses(canaries, guesses, right, epsilon, delta) <= error_rate
+
+    low, high = 0.0, _FARTHEST
+    if not is_refuted(low):
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
+
+
+def _probability_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Return a bound of the probability of so many right guesses, or more, if training is (eps, delta)-DP."""
+    from scipy.stats import binom
+
+    chance = 1 / (1 + math.exp(-epsilon))
+    beyond = float(binom.sf(right - 1, guesses, chance))
+    if delta == 0.0 or right == 0:
+        return beyond
+    fewer = np.arange(1, right + 1)
+    further = float((np.cumsum(binom.pmf(right - fewer, guesses, chance)) / fewer).max())
+    return min(beyond + 2 * canaries * delta * further, 1.0)
