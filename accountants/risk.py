@@ -21,7 +21,10 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +42,8 @@ _POINTS, _ZOOMS = 9, 5
 # Of the Gaussian: the relative width of mu that is aimed at, the lines, and the points at which delta is compared.
 _WIDTH, _LINES, _COMPARED = 2e-3, 65, 65
 _ROUNDING = 2.0**-40
+# Of reports: beliefs before a release, and shares of others that are taken for members.
+PRIORS, RATES = (0.01, 0.1, 0.5), (0.001, 0.01, 0.1)
 
 
 class GaussianFit(NamedTuple):
@@ -219,6 +224,21 @@ class Risks(abc.ABC):
         gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
         return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(eps)), initial=0.0)))
 
+    def report(self, delta: float = 1e-6) -> RiskReport:
+        """Return what this guarantee means for one person: a text, a dictionary or a picture.
+
+        Args:
+            delta: the probability with which beliefs may be larger, in (0, 1).
+
+        Raises:
+            ValueError: delta is out of range, there is a JAX number, or no bound is proven.
+        """
+        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+        if self._is_traced(delta):
+            raise ValueError("report: takes numbers, no JAX arrays")
+        self._check_proven()
+        return RiskReport(self, delta)
+
     def _each(self, name: str, at: Real, bound: Callable[[float], float]) -> Any:
         checks.within(name, at, 0.0, 1.0)
         self._check_proven()
@@ -226,14 +246,96 @@ class Risks(abc.ABC):
         return plain(np.array([bound(float(each)) for each in values.ravel()], np.float64).reshape(values.shape))
 
 
+@dataclass(frozen=True)
+class RiskReport:
+    """What a guarantee means for one person, for readers without a background in privacy."""
+
+    guarantee: Any
+    delta: float
+
+    @cached_property
+    def _numbers(self) -> dict[str, Any]:
+        return {
+            "neighbouring": self.guarantee.neighbouring,
+            "delta": self.delta,
+            "epsilon": float(self.guarantee.epsilon(self.delta)),
+            "advantage": float(self.guarantee.advantage()),
+            "beliefs": {prior: float(self.guarantee.posterior(prior, self.delta)) for prior in PRIORS},
+            "true_positive_rates": {rate: float(self.guarantee.true_positive_rate(rate)) for rate in RATES},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, in a form that ``json`` can write; an infinite epsilon is None."""
+        numbers = self._numbers
+        return numbers | {
+            "epsilon": numbers["epsilon"] if math.isfinite(numbers["epsilon"]) else None,
+            "beliefs": [{"prior": prior, "at_most": belief} for prior, belief in numbers["beliefs"].items()],
+            "true_positive_rates": [
+                {"false_positive_rate": rate, "at_most": power}
+                for rate, power in numbers["true_positive_rates"].items()
+            ],
+        }
+
+    def __str__(self) -> str:
+        numbers = self._numbers
+        right = (1 + numbers["advantage"]) / 2
+        budget = f"({_rounded_up(numbers['epsilon'], 4)}, {self.delta:g})"
+        lines = [
+            f"Neighbouring: {numbers['neighbouring']}.",
+            f"The release is {budget}-DP. Every number is an upper bound, for attackers who know everything else.",
+            "",
+            f"Who decides between two neighbouring inputs, each with probability 50 %, is right in {_percent(right)}.",
+            "",
+            f"The belief in one person's input before and after the release, but with probability {self.delta:g}:",
+            "",
+            "  before   after",
+            *(f"  {f'{100 * prior:g} %':<9}{_percent(belief)}" for prior, belief in numbers["beliefs"].items()),
+            "",
+            "The members of the data who are found, and the others who are taken for members by mistake:",
+            "",
+            "  mistakes  found",
+            *(
+                f"  {f'{100 * rate:g} %':<10}{_percent(power)}"
+                for rate, power in numbers["true_positive_rates"].items()
+            ),
+        ]
+        return "\n".join(lines)
+
+    def plot(self, path: Path | str) -> None:
+        """Plot the trade-off curve and the beliefs after the release into a PNG file."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        trade, beliefs = figure.subplots(1, 2)
+        plot_trade_off(self.guarantee, trade)
+        prior = np.linspace(0.0, 1.0, 101)
+        beliefs.plot(prior, self.guarantee.posterior(prior, self.delta), label="after the release, at most")
+        beliefs.plot(prior, prior, ":", color="grey", label="no information")
+        beliefs.set(title=f"Beliefs, but with probability {self.delta:g}", xlabel="before", ylabel="after")
+        beliefs.set(aspect="equal", xlim=(0, 1), ylim=(0, 1))
+        beliefs.legend(frameon=False)
+        figure.savefig(Path(path), dpi=120)
+
+
+def _percent(share: float) -> str:
+    return f"{_rounded_up(100 * share, 3)} %"
+
+
+def _rounded_up(value: float, digits: int) -> str:
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value):f}"
+
+
 def plot_trade_off(guarantee: Risks, axes: Any) -> None:
     """Plot both ends of the trade-off curve, and the curve of releases without information."""
-    alpha = np.concatenate([np.geomspace(1e-3, 0.5, 16), np.linspace(0.5, 1.0, 9)[1:]])
-    rates = np.transpose([guarantee._curve_point(float(at)).error for at in alpha])
-    # The curve is its own inverse: its points at small errors are also those at large ones.
-    axes.fill_between(alpha, *rates, alpha=0.3, color="C0", linewidth=0)
-    for at, errors in ((alpha, rates[0]), (rates[0], alpha)):
-        axes.plot(at, errors, color="C0")
+    alpha = np.append(np.geomspace(1e-3, 0.02, 8), np.linspace(0.02, 0.5, 20)[1:])
+    low, high = np.transpose([guarantee._curve_point(float(at)).error for at in alpha])
+    # The curve is its own inverse: its points are also those of large errors.
+    order = np.argsort(np.append(alpha, low))
+    axes.plot(np.append(alpha, low)[order], np.append(low, alpha)[order], color="C0", label="no test does better")
+    order = np.argsort(np.append(alpha, high))
+    axes.plot(
+        np.append(alpha, high)[order], np.append(high, alpha)[order], "--", color="C1", label="some test does this"
+    )
     axes.plot([0, 1], [1, 0], ":", color="grey", label="no information")
     axes.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
     axes.set(xlim=(0, 1), ylim=(0, 1))

@@ -46,6 +46,7 @@ _SHUFFLED_COVERS = (
 )
 # The points at which the profile is printed by default.
 _DELTAS = (1e-5, 1e-6, 1e-9)
+_RISK_DELTA = 1e-6  # of beliefs, by default
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
 _EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # of a mechanism without a claim
 
@@ -251,7 +252,51 @@ class SeveralReports:
             _plot_shuffled(target, self)
 
 
+@dataclass(frozen=True)
+class Risk:
+    """What the privacy of one report, or of several, means for one person."""
+
+    account: Account | SeveralReports
+    report: Any  # An ``accountants.risk.RiskReport``.
+
+    @classmethod
+    def of(cls, account: Account | SeveralReports) -> Risk:
+        one = account if isinstance(account, Account) else account.single_report
+        if len(one.deltas) > 1 or one.epsilons:
+            raise click.UsageError("--risk: takes one --at-delta and no --at-epsilon")
+        guarantee = accountants.guarantee(one.mechanism) if isinstance(account, Account) else account.guarantee
+        (delta,) = one.deltas or (_RISK_DELTA,)
+        return cls(account, guarantee.report(delta))
+
+    def to_dict(self) -> dict[str, Any]:
+        form = self.account.to_dict()
+        return {name: form[name] for name in form if name not in self.account.tables} | {"risk": self.report.to_dict()}
+
+    def __str__(self) -> str:
+        one = self.account if isinstance(self.account, Account) else self.account.single_report
+        return f"{one.description}\n\n{self.report}"
+
+    def plot(self, target: Path) -> None:
+        self.report.plot(target)
+
+
 def account_for(
+    name: str,
+    at_epsilon: Sequence[float],
+    at_delta: Sequence[float],
+    shuffle: Sequence[int],
+    reports: Sequence[int],
+    subsample: Sequence[float],
+    risk: bool = False,
+    **options: tuple[Any, ...],
+) -> Account | SeveralReports | Risk:
+    """Account for one report of a mechanism, several that are composed, or shuffled ones of its certified integers."""
+    account = _account_for(name, at_epsilon, at_delta, shuffle, reports, subsample, **options)
+    with usage_errors("--risk: "):
+        return Risk.of(account) if risk else account
+
+
+def _account_for(
     name: str,
     at_epsilon: Sequence[float],
     at_delta: Sequence[float],
@@ -260,7 +305,6 @@ def account_for(
     subsample: Sequence[float],
     **options: tuple[Any, ...],
 ) -> Account | SeveralReports:
-    """Account for one report of a mechanism, several that are composed, or shuffled ones of its certified integers."""
     several = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
     if "shuffle" in several and len(several) > 1:
         raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")

@@ -69,6 +69,7 @@ Examples:
   dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
   dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
   dpkernels account piecewise --lower 0 --upper 120 --epsilon 4 --shuffle 100000 --plot shuffled.png
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 10 --risk --plot risk.png
 """
 
 _MORE_TUNE = """\b
@@ -129,6 +130,7 @@ _TUNED: opts.Options = {
 @click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta here; repeats.")
 @click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon here; repeats.")
 @opts.options_of(_TOGETHER)
+@click.option("--risk", is_flag=True, help="Print what it means for one person instead: attacks and beliefs.")
 @opts.plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
 @opts.json_option()
 def account(mechanism: str, plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
@@ -136,7 +138,8 @@ def account(mechanism: str, plot: Path | None, as_json: bool, **options: tuple[A
 
     `dpkernels mechanisms` lists the mechanisms with their options. Without --epsilon and --delta the mechanism makes no
     claim, and the parameters of its noise must be given. With --reports, --subsample or --shuffle, print the privacy
-    of all these reports together, each number with rigorous bounds.
+    of all these reports together, each number with rigorous bounds. With --risk, print how often the best attack on
+    one person succeeds, and how much a belief can change.
     """
     with importing():
         from dpkernels.cli import account as accounting

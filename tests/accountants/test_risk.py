@@ -1,5 +1,6 @@
 """Risks against closed forms, attacks that reach them, and their order."""
 
+import json
 import math
 
 import numpy as np
@@ -122,3 +123,24 @@ def test_errors_name_the_argument():
     ):
         with pytest.raises(ValueError, match=f"^{name}: "):
             call()
+
+
+def test_a_report_says_what_the_methods_do(tmp_path):
+    made = guarantee(dpk.laplace(epsilon=1.0)).repeat(3)
+    report = made.report(1e-6)
+    numbers = report.to_dict()
+    assert numbers["epsilon"] == made.epsilon(1e-6)
+    assert numbers["beliefs"][2] == {"prior": 0.5, "at_most": made.posterior(0.5, 1e-6)}
+    assert numbers["true_positive_rates"][1] == {
+        "false_positive_rate": 0.01,
+        "at_most": made.true_positive_rate(0.01),
+    }
+    json.dumps(numbers)
+    text = str(report)
+    for share in (made.posterior(0.1, 1e-6), made.true_positive_rate(0.1), (1 + made.advantage()) / 2):
+        printed = [float(word) for word in text.split() if word.replace(".", "").isdigit()]
+        assert any(0 <= number - 100 * share < 0.1 + 1e-9 for number in printed)
+    report.plot(tmp_path / "risk.png")
+    assert (tmp_path / "risk.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"^delta: "):
+        made.report(0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
@@ -41,7 +42,9 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
         budget += f", delta {shortest(total.delta)}"
         realised += f", delta {shortest(total.realised_delta)}"
     lines.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {total.neighbouring}")
-    if total.delta >= 1:
+    if total.delta < 1:
+        lines.append(_belief(float(total.epsilon), float(total.delta)))
+    else:
         lines.append("WARNING: a total delta of 1 or more guarantees nothing")
     if release.ledger_charge is not None:
         lines.append(str(release.ledger_charge))
@@ -55,6 +58,15 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if places is not None:
         return [*lines, f"{rows}: {places[0]}, certificates: {places[1]}"]
     return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
+
+
+def _belief(epsilon: float, delta: float) -> str:
+    """Return what a guarantee means for one person."""
+    belief = 100 / (1 + math.exp(-epsilon)) * (1 + 1e-15)
+    but = f", but with probability {shortest(delta)}" if delta else ""
+    return (
+        f"a belief of 50 % in a row's value becomes at most {_rounded_up(min(belief, 100.0))} % after the release{but}"
+    )
 
 
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:
@@ -95,7 +107,7 @@ def advice(release: Release) -> list[str]:
 
 
 def _rounded_up(margin: float) -> str:
-    """Return four digits, rounded up, so that the interval has at least its probability."""
+    """Return four digits, rounded up, so that the number remains a bound."""
     return format_number(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
 
 

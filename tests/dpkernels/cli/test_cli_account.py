@@ -225,3 +225,23 @@ def test_reports_on_samples_are_composed(run: Run) -> None:
 )
 def test_wrong_reports(run: Run, given: list[str], words: str) -> None:
     assert_refused(run("account", "gaussian", "--sigma", "3", "--sensitivity", "2", *given), 2, words)
+
+
+# What it means for one person.
+
+
+def test_the_risk_is_that_of_the_guarantee(run: Run) -> None:
+    given = ["laplace", "--sensitivity", "1", "--epsilon", "0.5", "--reports", "3", "--risk", "--at-delta", "1e-5"]
+    done = run("account", *given, "--json", "--plot", "risk.png")
+    guarantee = accountants.guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(3)
+    assert json.loads(done.out)["risk"] == guarantee.report(1e-5).to_dict()
+    assert Path("risk.png").read_bytes().startswith(b"\x89PNG")
+    assert str(guarantee.report(1e-5)) in run("account", *given).out
+    one = run("account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk", "--json")
+    assert json.loads(one.out)["risk"]["delta"] == 1e-6
+
+
+def test_the_risk_has_one_delta(run: Run) -> None:
+    given = ["account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk"]
+    assert_refused(run(*given, "--at-epsilon", "1"), 2, "--risk: takes one --at-delta")
+    assert_refused(run(*given, "--at-delta", "1e-5", "--at-delta", "1e-6"), 2, "--risk: takes one --at-delta")
