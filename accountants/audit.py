@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ def _best_event(
             if bounds[last] > best:
                 best, chosen = float(bounds[last]), np.zeros(count, bool)
                 chosen[order[: last + 1]] = True
-                event = _Event(name, lambda each, cells=cells, values=values: cells(values(each)), chosen, first)
+                event = _Event(name, partial(_cells_of, cells, values), chosen, first)
     return event
 
 
@@ -169,39 +170,58 @@ def _statistics(
 ) -> Iterator[tuple[str, _Values]]:
     """Yield names and functions from outputs to one value each."""
     if statistic is not None:
-        yield "the statistic", lambda each: np.asarray(statistic(each)).reshape(len(each))
+        yield "the statistic", partial(_given, statistic)
         return
     kind = outputs[0].dtype.kind
     if kind not in "biuf":
-        yield "the value", lambda each: each.reshape(len(each), -1)[:, 0]
+        yield "the value", partial(_coordinate, 0)
         return
-    first = outputs[0].reshape(len(outputs[0]), -1)
-    size = first.shape[1]
+    size = outputs[0].reshape(len(outputs[0]), -1).shape[1]
     for k in range(min(size, _COORDINATES)):
         at = "" if size == 1 else f" of coordinate {k}"
-        yield f"the value{at}", lambda each, k=k: each.reshape(len(each), -1)[:, k]
+        yield f"the value{at}", partial(_coordinate, k)
         if kind == "f":
-            yield f"the lowest bit{at}", lambda each, k=k: _lowest_bit(each.reshape(len(each), -1)[:, k])
-            yield f"the value and the lowest bit{at}", lambda each, k=k: _both(each.reshape(len(each), -1)[:, k])
+            yield f"the lowest bit{at}", partial(_lowest_bit, k)
+            yield f"the value and the lowest bit{at}", partial(_relative_lowest_bit, k)
     if size > 1:
-        yield "the norm", lambda each: np.linalg.norm(each.reshape(len(each), -1), axis=1)
-        means = [each.reshape(len(each), -1).mean(0) for each in outputs]
-        yield "the direction of the means", lambda each: each.reshape(len(each), -1) @ (means[1] - means[0])
+        yield "the norm", _norm
+        first, second = (each.reshape(len(each), -1).mean(0) for each in outputs)
+        yield "the direction of the means", partial(_projection, second - first)
 
 
-def _lowest_bit(values: np.ndarray) -> np.ndarray:
+def _cells_of(cells: _Values, values: _Values, outputs: np.ndarray) -> np.ndarray:
+    return cells(values(outputs))
+
+
+def _given(statistic: Callable[[np.ndarray], Any], outputs: np.ndarray) -> np.ndarray:
+    return np.asarray(statistic(outputs)).reshape(len(outputs))
+
+
+def _coordinate(k: int, outputs: np.ndarray) -> np.ndarray:
+    return outputs.reshape(len(outputs), -1)[:, k]
+
+
+def _norm(outputs: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(outputs.reshape(len(outputs), -1), axis=1)
+
+
+def _projection(direction: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    return outputs.reshape(len(outputs), -1) @ direction
+
+
+def _lowest_bit(k: int, outputs: np.ndarray) -> np.ndarray:
     """Return the exponent of the lowest bit of every float: the largest power of 2 of which it is a multiple."""
-    mantissa, exponent = np.frexp(values.astype(np.float64))
+    mantissa, exponent = np.frexp(_coordinate(k, outputs).astype(np.float64))
     with np.errstate(invalid="ignore"):
         whole = np.nan_to_num(np.abs(mantissa) * 2.0**53).astype(np.int64)
     lowest = (whole & -whole).astype(np.float64)
     return np.where(whole > 0, exponent - 53 + np.log2(np.maximum(lowest, 1.0)), 2048.0)
 
 
-def _both(values: np.ndarray) -> np.ndarray:
-    """Return the lowest bit where a value is small for it, else a large number."""
-    exponent = np.frexp(values.astype(np.float64))[1]
-    return np.clip(exponent - _lowest_bit(values), 0, 60) + 64 * np.clip(exponent, -8, 8)
+def _relative_lowest_bit(k: int, outputs: np.ndarray) -> np.ndarray:
+    """Return the exponent of every float, and that of its lowest bit relative to it, as one number."""
+    exponent = np.frexp(_coordinate(k, outputs).astype(np.float64))[1]
+    return np.clip(exponent - _lowest_bit(k, outputs), 0, 60) + 64 * np.clip(exponent, -8, 8)
 
 
 def _cells(values: np.ndarray) -> tuple[_Values, int]:

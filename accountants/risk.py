@@ -403,5 +403,5 @@ def _mu_above(eps: np.ndarray, delta: np.ndarray, smallest: float) -> float:
     # Beyond the diagonal corners are mirror images.
     on_this_side = (height >= alpha * (1 - 1e-9)) | (alpha == middle)
     with np.errstate(invalid="ignore"):
-        mu = -ndtri(alpha) - ndtri(np.clip(height, 0.0, 1.0))
+        mu = np.asarray(-ndtri(alpha) - ndtri(np.clip(height, 0.0, 1.0)))
     return float(np.max(mu[on_this_side], initial=0.0))

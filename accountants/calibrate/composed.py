@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.calibrate.risk_limit import RiskLimit, risk_limit, risk_parameter
 from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee, guarantee
@@ -56,14 +57,18 @@ _RTOL, _LEAST_LOG = 1e-12, 700.0
 def composed_scale(
     noise: Distribution,
     *,
-    epsilon: Real,
-    delta: Real,
+    epsilon: Any = None,
+    delta: Any = None,
     sensitivity: Real = 1.0,
     count: int,
     rate: Any = None,
     adjacency: str = "add_remove",
+    advantage: float | None = None,
+    true_positive_rate: tuple[float, float] | None = None,
 ) -> Real:
-    """Return the least c such that ``count`` releases with noise c Z are (eps, delta)-DP together.
+    """Return the least c such that ``count`` releases with noise c Z meet a target together.
+
+    The target is (eps, delta)-DP, or a limit of one risk. Plain numbers meet it by the rigorous bound.
 
     Args:
         noise: the distribution of Z.
@@ -73,19 +78,28 @@ def composed_scale(
         count: the number of releases, an integer in 1..2^40.
         rate: the rate of the Poisson sample of each release, in (0, 1].
         adjacency: the neighbours of samples; see ``Guarantee.subsample``.
+        advantage: instead of eps and delta, the largest ``Guarantee.advantage``, in (0, 1); plain numbers only.
+        true_positive_rate: instead of these, (false positive rate, largest true positive rate); plain numbers only.
 
     Raises:
         ValueError: an argument is out of range, or a case of ``noise_scale_factor``, which computes c.
         TypeError: count is not an integer, or the distribution is of an unknown type.
     """
-    check_target(epsilon, delta, sensitivity)
-    _check_releases(epsilon, count, rate)
-    noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
-    start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
+    limit = risk_limit(epsilon, delta, advantage, true_positive_rate, (noise, sensitivity, count, rate))
 
     def releases(scale: Any) -> Guarantee:
         return _releases(Additive(rescaled(noise, scale), sensitivity), count, rate, adjacency)
 
+    if limit is not None:
+        checks.sensitivity(sensitivity)
+        _check_samples(count, rate)
+        start = gaussian_scale(noise, sensitivity, limit.mu / math.sqrt(count) / (1.0 if rate is None else rate))
+        limit.check_noise_is_needed(_delta_without_noise(releases(start)))
+        return start * math.exp(risk_parameter(lambda t: releases(start * math.exp(t)), limit))
+    check_target(epsilon, delta, sensitivity)
+    _check_releases(epsilon, count, rate)
+    noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
+    start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
     made = releases(start)
     if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
         _check_noise_is_needed(made, delta)
@@ -99,18 +113,20 @@ def composed_scale(
 def composed(
     noise: Distribution,
     *,
-    epsilon: Real,
-    delta: Real,
+    epsilon: Any = None,
+    delta: Any = None,
     sensitivity: Real = 1.0,
     count: int,
     rate: Any = None,
     adjacency: str = "add_remove",
+    advantage: float | None = None,
+    true_positive_rate: tuple[float, float] | None = None,
 ) -> Additive:
-    """Return noise of this shape with the smallest scale that (eps, delta) of ``count`` releases together allows.
+    """Return noise of this shape with the smallest scale that the target of ``count`` releases together allows.
 
     Arguments and errors are those of ``composed_scale``; sensitivity is in data units. The mechanism's claim, which a
     release verifies, is for one release on all the data (or on the sample): its own eps at delta / count, if that is at
-    most 20. JAX numbers give no claim.
+    most 20. JAX numbers and limits of a risk give no claim.
 
     Example:
         >>> from dpkernels.distributions.gaussian import Gaussian
@@ -118,11 +134,12 @@ def composed(
         >>> round(m.noise.sigma, 3)
         1.563
     """
-    scale = composed_scale(
-        noise, epsilon=epsilon, delta=delta, sensitivity=sensitivity, count=count, rate=rate, adjacency=adjacency
-    )
+    target = {"epsilon": epsilon, "delta": delta, "advantage": advantage, "true_positive_rate": true_positive_rate}
+    scale = composed_scale(noise, sensitivity=sensitivity, count=count, rate=rate, adjacency=adjacency, **target)
     made = Additive(rescaled(noise, scale), sensitivity)
-    return made if namespace(delta, *jax.tree.leaves(made)) is jnp else with_own_claim(made, delta / count)
+    if delta is None or namespace(delta, *jax.tree.leaves(made)) is jnp:
+        return made
+    return with_own_claim(made, delta / count)
 
 
 def with_own_claim(made: Additive, delta: Real) -> Additive:
@@ -135,8 +152,17 @@ def with_own_claim(made: Additive, delta: Real) -> Additive:
 
 
 @in_64_bits
-def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
-    """Return the factor by which all noise must be scaled so that all releases together are (eps, delta)-DP.
+def noise_scale_factor(
+    made: Guarantee,
+    *,
+    epsilon: Any = None,
+    delta: Any = None,
+    advantage: float | None = None,
+    true_positive_rate: tuple[float, float] | None = None,
+) -> Real:
+    """Return the factor by which all noise must be scaled so that all releases together meet a target.
+
+    The target is (eps, delta)-DP, or a limit of one risk, as in ``composed_scale``.
 
     Neighbours are those of the guarantee ``made``, of additive noise, such as
     ``guarantee(m).subsample(rate).repeat(n)``. Plain numbers are rounded conservatively, in the time of about eight
@@ -148,6 +174,9 @@ def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
         TypeError: the releases are not additive noise.
         ConvergenceError: no factor was found.
     """
+    if (limit := risk_limit(epsilon, delta, advantage, true_positive_rate, made)) is not None:
+        limit.check_noise_is_needed(_delta_without_noise(made))
+        return math.exp(risk_parameter(lambda t: _with_log_factor(t, made), limit))
     check_target(epsilon, delta)
     checks.positive("epsilon", epsilon)
     _check_noise_is_needed(made, delta)
@@ -168,14 +197,19 @@ def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
 
 
 def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
-    """Check that noise is needed: with probability prod (1 - r)^n the record is in no sample."""
-    parts = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
-    if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
+    """Check that noise is needed."""
+    parts = [part for term in made.terms for part in (term.sampling_rate, term.count) if part is not None]
+    if any(checks.concrete(part) is None for part in (*parts, delta)):
         return
-    with np.errstate(divide="ignore"):
-        most = -math.expm1(sum(float(count) * np.log1p(-float(rate)) for rate, count in parts))
-    if delta >= most:
+    if delta >= (most := _delta_without_noise(made)):
         raise ValueError(f"delta: {delta:g}; on these samples releases without noise have {most:.6g} already")
+
+
+def _delta_without_noise(made: Guarantee) -> float:
+    """Return delta of releases without noise: with probability prod (1 - r)^n the record is in no sample."""
+    rates = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
+    with np.errstate(divide="ignore"):
+        return -math.expm1(sum(float(count) * np.log1p(-float(rate)) for rate, count in rates))
 
 
 def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
@@ -191,18 +225,20 @@ def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
 def composed_budget(
     constructor: Callable[..., Any],
     *,
-    epsilon: Real,
-    delta: Real,
+    epsilon: Any = None,
+    delta: Any = None,
     count: int,
     rate: Any = None,
     adjacency: str = "add_remove",
     initial_guess: float | None = None,
+    advantage: float | None = None,
+    true_positive_rate: tuple[float, float] | None = None,
     **arguments: Any,
 ) -> Mechanism:
-    """Return the mechanism of the largest eps0 in [0.01, 20] such that ``count`` releases are (eps, delta)-DP together.
+    """Return the mechanism of the largest eps0 in [0.01, 20] such that ``count`` releases meet a target together.
 
-    Plain numbers are rounded conservatively by the bracket; JAX numbers are those of the estimate, NaN if
-    eps0 = 0.01 is infeasible.
+    The target is (eps, delta)-DP, or a limit of one risk. Plain numbers are rounded conservatively by the bracket; JAX
+    numbers are those of the estimate, NaN if eps0 = 0.01 is infeasible.
 
     Args:
         constructor: makes the mechanism, such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with
@@ -213,16 +249,22 @@ def composed_budget(
         rate: the rate of the Poisson sample of each release, in (0, 1].
         adjacency: neighbours of samples; see ``Guarantee.subsample``.
         initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is lowered only as far as it requires.
+        advantage: instead of eps and delta, the largest ``Guarantee.advantage``, as in ``composed_scale``.
+        true_positive_rate: instead of these, (false positive rate, largest true positive rate).
         **arguments: the constructor's other arguments, such as lower and upper.
 
     Raises:
         ValueError: an argument is out of range, or eps0 = 0.01 exceeds the target, with the delta that it has.
         TypeError: count is not an integer.
     """
-    check_target(epsilon, delta)
-    _check_releases(epsilon, count, rate)
     if initial_guess is not None:
         checks.positive("initial_guess", initial_guess)
+    limit = risk_limit(epsilon, delta, advantage, true_positive_rate, (arguments, count, rate))
+    if limit is not None:
+        _check_samples(count, rate)
+        return _budget_for_risk(constructor, arguments, limit, count, rate, adjacency, initial_guess)
+    check_target(epsilon, delta)
+    _check_releases(epsilon, count, rate)
     member, numbers = split_arguments(constructor, arguments)
     guess = gaussian_ratio(epsilon, delta, count, rate) if initial_guess is None else initial_guess
     if namespace(epsilon, delta, count, rate, *jax.tree.leaves(numbers)) is jnp:
@@ -247,6 +289,35 @@ def composed_budget(
             f"have delta {best:.6g} at this epsilon"
         )
     return mechanism(conservative_parameter(releases, float(epsilon), float(delta), is_known=initial_guess is not None))
+
+
+def _budget_for_risk(
+    constructor: Callable[..., Any],
+    arguments: dict[str, Any],
+    limit: RiskLimit,
+    count: int,
+    rate: float | None,
+    adjacency: str,
+    guess: float | None,
+) -> Mechanism:
+    least, most = (math.log(end) for end in checks.EPSILON_RANGE)
+    if guess is None:
+        guess = limit.mu / math.sqrt(count) / (1.0 if rate is None else rate)
+    start = min(max(math.log(guess), least), most)
+
+    def mechanism(t: float) -> Any:
+        return constructor(epsilon=math.exp(min(max(start - t, least), most)), **arguments)
+
+    def releases(t: float) -> Guarantee:
+        return _releases(mechanism(t), count, rate, adjacency)
+
+    for end, t in ((most, start - most), (least, start - least)):
+        risk = limit.bound(releases(t))
+        if end == most and risk <= limit.limit:
+            return mechanism(t)
+        if end == least and risk > limit.limit:
+            raise ValueError(f"{limit}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, have {risk:.6g}")
+    return mechanism(risk_parameter(releases, limit))
 
 
 def largest_budget(
@@ -293,6 +364,10 @@ def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _check_releases(epsilon: Real, count: int, rate: Any) -> None:
     checks.positive("epsilon", epsilon)
+    _check_samples(count, rate)
+
+
+def _check_samples(count: int, rate: Any) -> None:
     if not isinstance(count, jax.Array):
         checks.whole("count", count, 1, 1 << 40)
     if rate is not None:
@@ -384,12 +459,22 @@ def conservative_parameter(
 
 
 @in_64_bits
-def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: int, **arguments: Any) -> Any:
-    """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports are (eps, delta)-DP.
+def shuffled(
+    constructor: Callable[..., Any],
+    *,
+    epsilon: Any = None,
+    delta: Any = None,
+    n: int,
+    advantage: float | None = None,
+    true_positive_rate: tuple[float, float] | None = None,
+    **arguments: Any,
+) -> Any:
+    """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports meet a target.
 
-    Neighbours differ in one person's input. The shuffler is trusted, and n counts honest reports; see
-    ``accountants.shuffle``. For plain numbers the upper end of the rigorous bracket, for the integers that a release
-    samples, meets the target. For JAX numbers the integral does, to its precision; NaN if eps0 = 0.01 is infeasible.
+    The target is (eps, delta)-DP, or a limit of one risk. Neighbours differ in one person's input. The shuffler is
+    trusted, and n counts honest reports; see ``accountants.shuffle``. For plain numbers the upper end of the rigorous
+    bracket, for the integers that a release samples, meets the target. For JAX numbers the integral does, to its
+    precision; NaN if eps0 = 0.01 is infeasible.
 
     Args:
         constructor: makes a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the
@@ -397,6 +482,8 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
         epsilon: the central eps, positive.
         delta: the central delta, in (0, 1).
         n: the number of honest reports.
+        advantage: instead of eps and delta, the largest ``Shuffled.advantage``, as in ``composed_scale``.
+        true_positive_rate: instead of these, (false positive rate, largest true positive rate).
         **arguments: the constructor's other arguments, such as lower and upper.
 
     Raises:
@@ -408,10 +495,13 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
         >>> round(shuffled(piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0).epsilon, 3)
         3.747
     """
-    checks.positive("epsilon", epsilon)
-    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     n = checks.whole("n", n, 2, 1 << 50)
     member, numbers = split_arguments(constructor, arguments)
+    limit = risk_limit(epsilon, delta, advantage, true_positive_rate, arguments)
+    if limit is not None:
+        return _shuffled_for_risk(lambda t: member(math.exp(t), {}), limit, n)
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     t = log_budget(member, numbers, n=n, epsilon=epsilon, delta=delta)
     if (xp := namespace(t)) is not np:
         return member(xp.exp(t), numbers)
@@ -429,6 +519,20 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
         return bool(reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon)
 
     return first_feasible(candidates, meets)
+
+
+def _shuffled_for_risk(mechanism: Callable[[float], Any], limit: RiskLimit, n: int) -> Any:
+    low, high = (math.log(end) for end in checks.EPSILON_RANGE)
+
+    def excess(t: float) -> float:
+        return limit.excess(limit.estimate(account(mechanism(t), n)))
+
+    if excess(low) > 0:
+        risk = limit.estimate(account(mechanism(low), n))
+        raise ValueError(f"{limit}; {n} reports of eps0 = 0.01 already have {risk:.4g}")
+    t = _root_from_below(excess, low, high)
+    candidates = (mechanism(max(t - margin, low)) for margin in _MARGINS)
+    return first_feasible(candidates, lambda made: limit.bound(account(exact_sampler(made), n)) <= limit.limit)
 
 
 def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:

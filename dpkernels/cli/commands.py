@@ -133,7 +133,7 @@ _TUNED: opts.Options = {
 @click.option("--risk", is_flag=True, help="Print what it means for one person instead: attacks and beliefs.")
 @opts.plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
 @opts.json_option()
-def account(mechanism: str, plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
+def account(mechanism: str, risk: bool, plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
     """Print the privacy of MECHANISM: delta at epsilons, epsilon at deltas, pure level and variance.
 
     `dpkernels mechanisms` lists the mechanisms with their options. Without --epsilon and --delta the mechanism makes no
@@ -144,7 +144,7 @@ def account(mechanism: str, plot: Path | None, as_json: bool, **options: tuple[A
     with importing():
         from dpkernels.cli import account as accounting
 
-    _print(accounting.account_for(mechanism, **options), as_json, plot)
+    _print(accounting.account_for(mechanism, risk=risk, **options), as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_TUNE)
