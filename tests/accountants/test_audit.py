@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 import dpkernels as dpk
-from accountants import audit, audit_training
+from accountants import audit, audit_training, calibrate
 from accountants.audit import _best_event, _bound_of_event, _probability_of_guesses
 
 FALSE_ALARM = 1e-6
@@ -64,6 +64,27 @@ def test_exact_releases_of_the_same_noise_are_not_refuted():
 def test_releases_of_the_package_are_not_refuted(made, neighbours, epsilon, delta):
     found = audit(lambda x, count: dpk.perturb(np.full(count, x), made), neighbours, delta=delta)
     assert 0.5 * epsilon < found.epsilon <= epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("made", "neighbours"),
+    [
+        (dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0), (0.0, 1.0)),
+        (dpk.hybrid(epsilon=3.0, lower=-1.0, upper=1.0), (-1.0, 0.5)),
+        (dpk.duchi(epsilon=0.5, lower=0.0, upper=1.0), (0.0, 1.0)),
+        (dpk.laplace(epsilon=1.0, sensitivity=1.0), (0.0, 1.0)),
+        (dpk.staircase(epsilon=2.0, sensitivity=1.0), (-0.25, 0.75)),
+        (dpk.discrete_laplace(epsilon=1.0, sensitivity=1), (0.0, 1.0)),
+        (calibrate.gaussian(epsilon=1.0, delta=1e-3, sensitivity=1.0), (0.0, 1.0)),
+    ],
+    ids=["piecewise", "hybrid", "duchi", "laplace", "staircase", "discrete", "gaussian"],
+)
+def test_ten_million_reports_of_every_kind_refute_nothing(made, neighbours, kind):
+    epsilon, delta = made.epsilon, getattr(made, "delta", 0.0) or 0.0
+    release = lambda x, count: dpk.perturb(np.full(count, x, kind), made)  # noqa: E731
+    assert audit(release, neighbours, draws=10**7, delta=delta).epsilon <= epsilon
 
 
 @pytest.mark.lengthy
