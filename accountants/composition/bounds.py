@@ -33,7 +33,7 @@ from accountants.composition.cells import (
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, SelfComposed
 from accountants.composition.sums import BLOCK, ComposedBounds, compose, compose_directly
-from accountants.composition.trade_off import CurvePoint, error_of_line, power_of_line
+from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
 from accountants.loss_intervals import UNIT
@@ -66,6 +66,9 @@ _LEAST_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
 _LEAST_TILT, _LEAST_ERROR = 1e-6, 1e-300  # The least tilt of a test, and the least error that is not 0.
+# The relative error of delta on a coarse grid, and that by its transforms from which on another tilt is needed; and the
+# precision of the eps of a line.
+_EQUAL, _UNRELIABLE, _PLACE = 1e-4, 1e-2, 1e-7
 _FAR_BELOW = 1.0  # How far the log of a power is below another one that decides.
 _ABOVE_ATOM = 0.7  # How far the log of a mass is above its limit at steep tilts.
 _APART = 1e-5  # The relative distance at which the slope of log delta is measured.
@@ -118,39 +121,32 @@ class Bracket:
 
         Both are those of the composed losses on a grid, which a coarse grid tells the eps of the highest line.
         """
-        eps, is_flat, power = self._tangent(alpha)
-        eps = min(eps, largest_loss)
-        directions = self._estimated(lambda one: one.saddle(eps))
-        likely = math.exp(min(max(one.value for one in directions), 0.0))
+        directions = _CoarseDirections(self._estimated(lambda one: one.saddle_of_test(alpha)))
+        tangents = directions.tangents(alpha)
+        # The highest line of one direction is that of all, if its delta is the largest one there.
+        best = [
+            (eps, is_flat)
+            for one, eps, is_flat in tangents
+            if directions.delta(one, eps) >= directions.upper_delta(eps) * (1 - _EQUAL)
+        ]
+        if not best:  # It is where the profiles of two directions cross.
 
+            def places(alpha: float, is_flat: bool) -> np.ndarray:
+                return around_estimate(directions.upper_delta, alpha, is_flat, largest_loss, _PLACE)
+
+            return curve_point(self.delta, places, alpha, largest_loss)
+        eps, is_flat = min(best[0][0], largest_loss), best[0][1]
         # A steep line has a power, whose width is that of a smaller error.
+        power = min(power_of_line(eps, directions.upper_delta(eps), alpha), 1.0)
         width = _WIDTH_OF_POWER * (1.0 if is_flat else min(max((1 - power) / power, _LEAST_SHARE), 1.0))
-        low, high = self._refined(directions, likely, None, _PowerAt(alpha, eps, is_flat), width)
+        estimates = self._estimated(lambda one: one.saddle(eps))
+        likely = math.exp(min(max(one.value for one in estimates), 0.0))
+        low, high = self._refined(estimates, likely, None, _PowerAt(alpha, eps, is_flat), width)
         if not is_flat:
             # Where the steep lines are not certain to be the highest ones, the error is at most alpha.
             return CurvePoint.of_power(min(low, 1 - alpha), high, alpha)
-        return CurvePoint.of_error((1 - 2**-50) / high, (1 + 2**-50) / low if low > 0 else 1.0, alpha)
-
-    def _tangent(self, alpha: float) -> tuple[float, bool, float]:
-        """Return about the eps of the highest line at alpha, whether it is flat, and the power, from coarse grids."""
-        directions = self._estimated(lambda one: one.saddle_of_test(alpha))
-        largest = max(one.value for one in directions)
-        totals: list[ComposedBounds] = []
-        for one in directions:
-            if one.value > largest - _FAR_BELOW:
-                self._at_a_step(one, _COARSER * one.first_step(None), math.exp(largest), _Kept(totals), (1,))
-        tangents = {total.tangent(alpha) for total in totals}
-        deltas = {eps: max(total.delta(eps, 1) for total in totals) for eps, _ in tangents}
-
-        def power(eps: float, is_flat: bool) -> float:
-            return 1 - error_of_line(eps, deltas[eps], alpha) if is_flat else power_of_line(eps, deltas[eps], alpha)
-
-        def error(eps: float, is_flat: bool) -> float:
-            return error_of_line(eps, deltas[eps], alpha) if is_flat else 1 - power_of_line(eps, deltas[eps], alpha)
-
-        # A power next to 1 does not distinguish small errors, and an error next to 1 no small powers.
-        eps, is_flat = min(tangents, key=lambda one: (power(*one), -error(*one)))
-        return eps, is_flat, power(eps, is_flat)
+        error = 0.0 if high >= 1 / _LEAST_ERROR else (1 - 2**-50) / high
+        return CurvePoint.of_error(error, (1 + 2**-50) / low if low > 0 else 1.0, alpha)
 
     @cached_property
     def _terms(self) -> list[SelfComposed]:
@@ -300,6 +296,39 @@ class Bracket:
         except TooManyPointsError:
             estimate.is_direct, estimate.tilt = False, tilt
             return 0.0, math.inf
+
+
+class _CoarseDirections:
+    """Upper bounds of delta of all directions on coarse grids, with a tilt for every eps that needs one of its own."""
+
+    def __init__(self, estimates: list[_Estimate]) -> None:
+        self.likely = math.exp(max(one.value for one in estimates))
+        self.estimates = [one for one in estimates if one.value > math.log(self.likely) - _FAR_BELOW]
+        self.totals: list[list[ComposedBounds]] = [[] for _ in self.estimates]
+
+    def tangents(self, alpha: float) -> list[tuple[int, float, bool]]:
+        """Return the number of each direction, and about the eps of its highest line, and whether it is flat."""
+        for number in range(len(self.estimates)):
+            self._compose(number)
+        return [(number, *totals[0].tangent(alpha)) for number, totals in enumerate(self.totals)]
+
+    def _compose(self, number: int) -> None:
+        estimate = self.estimates[number]
+        step = _COARSER * estimate.first_step(None)
+        Bracket._at_a_step(estimate, step, self.likely, _Kept(self.totals[number]), (1,))
+
+    def delta(self, number: int, epsilon: float) -> float:
+        """Return an upper bound of delta at eps of one direction."""
+        if not any(total.delta(epsilon, 1) < 1 and total.noise(epsilon) < _UNRELIABLE for total in self.totals[number]):
+            estimate = self.estimates[number]
+            with np.errstate(all="ignore"):
+                estimate.tilt = min(float(estimate.direction.saddle(epsilon)[0]), _STEEPEST)
+            self._compose(number)
+        return min(total.delta(epsilon, 1) for total in self.totals[number])
+
+    def upper_delta(self, epsilon: float) -> float:
+        """Return an upper bound of delta at eps."""
+        return max(self.delta(number, epsilon) for number in range(len(self.estimates)))
 
 
 def _is_gaussian(term: SelfComposed) -> bool:
@@ -674,7 +703,8 @@ class _PowerAt:
             return total.test(self.alpha, False)
         error = total.test(self.alpha, True)
         # Where the flat lines are not certain to be the highest ones, the error is at most alpha.
-        return 1 / (error if error <= self.alpha else max(1 - total.test(self.alpha, False), self.alpha))
+        error = error if error <= self.alpha else max(1 - total.test(self.alpha, False), self.alpha)
+        return 1 / max(error, _LEAST_ERROR)
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         delta = total.delta(self.epsilon, 1)

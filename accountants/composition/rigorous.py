@@ -15,7 +15,7 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import jax
@@ -26,7 +26,7 @@ from accountants.composition.bounds import Bracket
 from accountants.composition.enumeration import JointOutcomes
 from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import check_one_mechanism
-from accountants.composition.trade_off import CurvePoint, around, around_estimate, curve_point
+from accountants.composition.trade_off import CurvePoint, around, around_estimate, curve_point, searched_place
 from accountants.dominating_pairs.base import cap, lower_profile, profile
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.profile import epsilon_of
@@ -52,9 +52,7 @@ _FARTHEST, _LARGE_MU = 0.99 * cap(np.float64), 10.0
 _LEAST = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
 # The points and the rounds of a search for the highest line, which narrows by 16 in each round.
 _ZOOM_POINTS, _ZOOMS = 33, 12
-# Losses of joint outcomes that agree in these digits are one; and the distance from one of them, relative to a gap, of
-# points between which delta is linear in e^eps.
-_DIGITS, _BESIDE = 12, 1e-3
+_DIGITS, _PRECISE = 12, 1e-15  # The digits in which equal losses agree, and the precision of a search.
 _REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
@@ -213,13 +211,16 @@ class FewOutcomes(ClosedForm):
         return float(enumeration.evaluate_outcomes("epsilon", self.directions, np.float64(delta)))
 
     def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
-        """Return the loss beyond which q has the mass alpha, or p that of 1 - alpha, and points on both sides."""
-        every = []
-        for loss, p, q in self._sorted:
-            place = min(int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha)), len(loss) - 1)
-            further = loss[max(place - 1, 0) : place + 2]
-            every += [further, loss[place] + _BESIDE * (further - loss[place])]
-        return np.concatenate([np.zeros(1), *every])
+        """Return points around the loss beyond which q has the mass alpha, or p that of 1 - alpha.
+
+        Of two directions, the highest line may be where their profiles cross.
+        """
+        if len(self.directions) > 1:
+            upper = partial(self.bound, side=1)
+            return around(searched_place(upper, alpha, is_flat, largest_loss, _PRECISE))
+        ((loss, p, q),) = self._sorted
+        place = int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha))
+        return np.append(around(float(loss[min(place, len(loss) - 1)])), 0.0)
 
     @cached_property
     def _sorted(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -129,7 +129,7 @@ class ComposedBounds:
         return (self._loss_below(self._threshold(alpha, True)) if is_flat else eps), is_flat
 
     def _loss_below(self, index: int) -> float:
-        return max(float(self.loss[max(index - 1, 0)]), 0.0)
+        return max(float(self.loss[min(max(index - 1, 0), len(self.loss) - 1)]), 0.0)
 
     @proven("trade_off#proof")
     def test(self, alpha: float, is_flat: bool) -> float:

@@ -37,7 +37,7 @@ _FARTHEST = 700.0  # The largest eps of a line.
 # Distances from the place of an extremum, in turn: those of precise profiles, and of others in units of 1/c, where
 # delta falls like e^(-c eps).
 _LADDER = 1e-9 * 4.0 ** np.arange(15)
-_STEPS = np.array([0.01, 0.1, 1.0])
+_STEPS = np.array([1e-3, 0.01, 0.1, 1.0])
 _SEARCH = 1e-4  # The precision of a search by an estimate, relative to the largest eps.
 
 
@@ -79,17 +79,14 @@ def error_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> 
 
 
 @proven("trade_off#proof")
-def convex_minimum(x: np.ndarray, low: np.ndarray, high: np.ndarray, floor: float = -np.inf) -> float:
-    """Return a lower bound of a convex function on the range of positive points, from bounds of its values there.
+def convex_minimum(x: np.ndarray, low: np.ndarray, high: np.ndarray, floor: np.ndarray | float = -np.inf) -> float:
+    """Return a lower bound of a convex function on the range of increasing, positive points, from bounds of its values.
 
-    It is known to be at least ``floor`` x. Between two points it is above the chords of points on the left, continued
-    to the right, and the other way round.
+    Between two points it is above the chords of points on the left, continued to the right, and the other way round. It
+    is known to be at least ``floor`` between every two neighbouring points.
     """
-    order = np.argsort(x)
     with np.errstate(over="ignore"):
-        x = x[order]
-        least = np.maximum(_least_between(x, low[order], high[order]), np.minimum(floor * x[:-1], floor * x[1:]))
-        return float(least.min())
+        return float(np.maximum(_least_between(x, low, high), floor).min())
 
 
 def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -115,35 +112,39 @@ def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
 
 def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
     """Return bounds of the least delta(eps) + e^eps alpha over 0 <= eps, from points next to its place."""
-    points, low, high = _bounds(profile, points, farthest)
-    values = [[power_of_line(eps, delta, alpha, side) for eps, delta in zip(points, rates, strict=True)]
-              for rates, side in ((low, -1), (high, 1))]  # fmt: skip
-    # At eps = 0 delta is at least that of the first point. Beyond the farthest eps the sum rises.
-    ends = [0.0, farthest]
-    lowest = [power_of_line(0.0, low[0], alpha, -1), power_of_line(farthest, 0.0, alpha, -1)]
-    highest = [power_of_line(eps, 1.0, alpha, 1) for eps in ends]
-    x = np.exp(np.append(points, ends))
-    bound = convex_minimum(x, np.append(values[0], lowest), np.append(values[1], highest), alpha * (1 - _ROUNDING))
-    return bound, float(min(values[1]))
+    eps, low, high = _bounds(profile, points, farthest)
+    bottom, top = (
+        np.array([power_of_line(each, delta, alpha, side) for each, delta in zip(eps, rates, strict=True)])
+        for rates, side in ((low, -1), (high, 1))
+    )
+    # Between two points delta is at least that of the right one. Beyond the farthest eps the sum rises.
+    floor = [power_of_line(start, delta, alpha, -1) for start, delta in zip(eps[:-1], low[1:], strict=True)]
+    return convex_minimum(np.exp(eps), bottom, top, np.array(floor)), float(top.min())
 
 
 def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
     """Return bounds of the largest e^-eps (1 - delta(eps) - alpha) over 0 <= eps, from points next to its place."""
-    points, low, high = _bounds(profile, points, farthest)
-    values = [[error_of_line(eps, delta, alpha, side) for eps, delta in zip(points, rates, strict=True)]
-              for rates, side in ((high, -1), (low, 1))]  # fmt: skip
-    ends = [0.0, farthest]
-    lowest = [error_of_line(eps, 1.0, alpha, -1) for eps in ends]
-    highest = [error_of_line(0.0, low[0], alpha, 1), error_of_line(farthest, 0.0, alpha, 1)]
-    x = np.exp(-np.append(points, ends))
-    bound = -convex_minimum(x, -np.append(values[1], highest), -np.append(values[0], lowest), -(1 - alpha + _ROUNDING))
-    return float(max(values[0])), max(bound, 0.0)
+    eps, low, high = (each[::-1] for each in _bounds(profile, points, farthest))
+    bottom, top = (
+        np.array([error_of_line(each, delta, alpha, side) for each, delta in zip(eps, rates, strict=True)])
+        for rates, side in ((high, -1), (low, 1))
+    )
+    ends = zip(eps[:-1], eps[1:], low[:-1], strict=True)
+    most = [max(error_of_line(each, delta, alpha, 1) for each in (start, stop)) for start, stop, delta in ends]
+    bound = -convex_minimum(np.exp(-eps), -top, -bottom, -np.array(most))
+    # Beyond the largest loss delta is constant. Beyond any other eps it is not negative.
+    beyond = error_of_line(farthest, low[0] if farthest < _FARTHEST else 0.0, alpha, 1)
+    return float(bottom.max()), max(bound, beyond, 0.0)
 
 
 def _bounds(profile: Profile, points: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points, eps = 0 and the farthest one, and bounds of delta; those at the ends follow from the others."""
     points = np.unique(np.clip(points, 0.0, farthest))
     low, high = np.transpose([profile(float(eps)) for eps in points])
-    return points, low, high
+    before, after = bool(points[0] > 0.0), bool(points[-1] < farthest)
+    eps = np.concatenate([[0.0] * before, points, [farthest] * after])
+    low = np.concatenate([[low[0]] * before, low, [0.0] * after])
+    return eps, low, np.concatenate([[1.0] * before, high, [high[-1]] * after])
 
 
 @proven("trade_off#proof")
@@ -177,7 +178,9 @@ def around(place: float) -> np.ndarray:
     return np.concatenate([place - _LADDER, [place], place + _LADDER])
 
 
-def searched_place(estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float) -> float:
+def searched_place(
+    estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH
+) -> float:
     """Return about the eps whose line is the highest one."""
     farthest = min(largest_loss, _FARTHEST if is_flat else -math.log(alpha))
 
@@ -189,12 +192,14 @@ def searched_place(estimate: Callable[[float], float], alpha: float, is_flat: bo
     if is_flat and not math.isfinite(largest_loss):
         # The lines are 0 or negative almost everywhere: no eps is larger than where delta is small.
         farthest = next((eps for eps in 2.0 ** np.arange(-6, 10) if estimate(eps) < (1 - alpha) * _SEARCH), farthest)
-    return minimum(objective, (), np.float64(0.0), np.float64(farthest), rtol=_SEARCH)
+    return minimum(objective, (), np.float64(0.0), np.float64(farthest), rtol=rtol)
 
 
-def around_estimate(estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+def around_estimate(
+    estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH
+) -> np.ndarray:
     """Return points around the eps whose line is the highest one, for bounds that are not precise."""
-    place = searched_place(estimate, alpha, is_flat, largest_loss)
+    place = searched_place(estimate, alpha, is_flat, largest_loss, rtol)
     delta = max(estimate(place), 1e-300)
     falls = (1 - alpha) / delta - 1 if is_flat else alpha * math.exp(place) / delta
     steps = _STEPS / min(max(falls, 0.1), 1e3)

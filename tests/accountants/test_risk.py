@@ -125,6 +125,7 @@ def test_errors_name_the_argument():
             call()
 
 
+@pytest.mark.lengthy
 def test_a_report_says_what_the_methods_do(tmp_path):
     made = guarantee(dpk.laplace(epsilon=1.0)).repeat(3)
     report = made.report(1e-6)

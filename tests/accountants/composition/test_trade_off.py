@@ -228,3 +228,51 @@ def test_errors_name_the_argument():
         made.trade_off(1.5)
     with pytest.raises(ValueError, match=r"^epsilon, delta, alpha, false_positive_rate: exactly one"):
         made.bracket(alpha=0.1, delta=0.1)
+
+
+def random_guarantee(rng):
+    eps = float(10 ** rng.uniform(-1.5, 0.7))
+    made = [
+        lambda: guarantee(dpk.laplace(epsilon=eps)),
+        lambda: guarantee(dpk.gaussian(sigma=float(10 ** rng.uniform(-0.3, 1.0))), 1.0),
+        lambda: guarantee(dpk.staircase(epsilon=eps)),
+        lambda: guarantee(dpk.hybrid(epsilon=eps, lower=0.0, upper=1.0)),
+        lambda: guarantee(dpk.truncated_laplace(epsilon=min(eps, 2.0), delta=1e-3, sensitivity=1.0)),
+        lambda: guarantee(randomised_response(eps)),
+        lambda: guarantee(dpk.discrete_laplace(epsilon=eps, sensitivity=1)),
+    ][rng.integers(7)]()
+    made = made.subsample(float(10 ** rng.uniform(-2, 0))) if rng.random() < 0.4 else made
+    return made.repeat(int(10 ** rng.uniform(0, 2)))
+
+
+@pytest.mark.lengthy
+def test_random_guarantees():
+    """Both ends are in order, no line is above the upper end, and the curve is its own inverse."""
+    rng, narrow = np.random.default_rng(5), 0
+    for _ in range(60):
+        made = random_guarantee(rng)
+        alpha = float(
+            rng.choice([10 ** rng.uniform(-12, -0.3), rng.uniform(0.01, 0.99), 1 - 10 ** rng.uniform(-8, -0.3)])
+        )
+        low, high = made.bracket(alpha=alpha)
+        least, most = made.bracket(false_positive_rate=alpha)
+        assert 0 <= low <= high <= 1 - alpha + 1e-15
+        assert alpha - 1e-15 <= least <= most <= 1
+        narrow += high - low <= max(2e-4 * high, 1e-12)
+        for eps in (0.0, float(10 ** rng.uniform(-2, 1))):
+            delta = made.bracket(epsilon=eps)[1]
+            line = max(1 - delta - math.exp(eps) * alpha, math.exp(-eps) * (1 - delta - alpha))
+            assert line <= high * (1 + 1e-13) + 1e-15
+        if low > 1e-12:
+            assert made.bracket(alpha=low)[1] >= alpha * (1 - 1e-9) - 1e-15
+        if 0.0 < high < 1.0:
+            assert made.bracket(alpha=high)[0] <= alpha * (1 + 1e-9) + 1e-15
+    assert narrow >= 55
+
+
+def test_no_error_is_left_if_losses_are_infinite_often():
+    """With probability 1 - 0.9^20 some loss is infinite: at small powers there is no error at all."""
+    made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=1.0)).repeat(20)
+    assert made.bracket(alpha=0.5)[0] == 0.0
+    assert made.bracket(alpha=0.9)[1] <= 1e-290
+    assert made.bracket(false_positive_rate=1e-9)[1] <= 1.0
