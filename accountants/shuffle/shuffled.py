@@ -156,13 +156,15 @@ class Shuffled(ComposableGuarantee):
     def _curve_point(self, alpha: float) -> CurvePoint:
         if not 0 < alpha < 1:
             return CurvePoint.of_power(alpha, alpha, alpha)
-        level = self._pure_epsilon()
-        return curve_point(
-            self._delta_bracket,
-            lambda alpha, is_flat: around_estimate(self.estimate_delta, alpha, is_flat, level),
-            alpha,
-            level,
-        )
+        if alpha not in self._known_points:
+            level = self._pure_epsilon()
+            places = partial(around_estimate, self.estimate_delta, largest_loss=level)
+            self._known_points[alpha] = curve_point(self._delta_bracket, places, alpha, level)
+        return self._known_points[alpha]
+
+    @cached_property
+    def _known_points(self) -> dict[float, CurvePoint]:
+        return {}
 
     def _pure_epsilon(self) -> float:
         return float(self.inputs.level) * (1 + 1e-12)
