@@ -169,13 +169,10 @@ class Risks(abc.ABC):
         """
         checks.below_one("delta", delta)
         if self._is_traced(delta):
-            return namespace(delta).exp(self.epsilon(delta)) if not isinstance(delta, float) else self._jax_odds(delta)
+            eps = self.epsilon(delta)
+            return namespace(eps).exp(eps)
         eps = self.epsilon(delta) if delta > 0 else self._pure_epsilon()
         return float(np.exp(eps)) * (1 + _ROUNDING) if eps < 709 else math.inf
-
-    def _jax_odds(self, delta: float) -> Any:
-        eps = self.epsilon(delta)
-        return namespace(eps).exp(eps)
 
     def posterior(self, prior: Real, delta: float = 0.0) -> Any:
         """Return the largest belief in an input after the release, but with probability delta.
