@@ -8,7 +8,7 @@ is assumed to be right to c (1 + |log t|) roundings of itself, and a loss l to m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,33 +111,42 @@ class LossIntervals:
 @proven("brackets#proof-of-1-quadrature")
 def of_tails(
     source: Any,
-    shift: float,
-    weights: np.ndarray,
+    shifts: Sequence[float],
+    weights: tuple[np.ndarray, np.ndarray],
     ends: tuple[np.ndarray, np.ndarray],
     inverse: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> LossIntervals:
-    """Return the intervals of p = w_p f and q = w_q f(. - D), from f's tails, and from f where they are narrow.
+    """Return the intervals of p and q from tails of f, and from f where they are narrow.
 
+    p and q are sums of f at the shifts, with ``weights`` of shape (shifts, pieces), those of p and those of q.
     ``inverse`` returns the points of pieces at given levels, at the nearer end if a piece has none, and bounds on how
     far the losses there are from the levels.
     """
     left, right = ends
-    weights_p, weights_q = weights
+    try:
+        source.steepness(0.0, 0.0)
+        steepness = source.steepness
+    except TypeError:  # Not known.
+        steepness = None
 
     def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
         with np.errstate(all="ignore"):
             x, apart = inverse(level, piece)
-            p, p_error = _between(source, x, 0.0, weights_p[piece[1:]])
-            q, q_error = _between(source, x, shift, weights_q[piece[1:]])
-        loss_error = np.maximum(apart[:-1], apart[1:])
-        return IntervalMasses(p, q, p - q, p_error, q_error, p_error + q_error, loss_error)
+            masses, errors = np.array([_between(source, x, shift, steepness) for shift in shifts]).swapaxes(0, 1)
+        of_p, of_q = (weight[:, piece[1:]] for weight in weights)
+        # The difference keeps its digits where f at one shift is a part of both.
+        p, q, difference = ((weight * masses).sum(0) for weight in (of_p, of_q, of_p - of_q))
+        p_error, q_error, off = ((weight * errors).sum(0) for weight in (of_p, of_q, np.abs(of_p - of_q)))
+        return IntervalMasses(p, q, difference, p_error, q_error, off, np.maximum(apart[:-1], apart[1:]))
 
     # Both weights have one factor, which is computed.
     return LossIntervals(left, right, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _OF_WEIGHTS)
 
 
-def _between(source: Any, x: np.ndarray, shift: float, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weighted masses of f(. - shift) between consecutive points, in either order; and their errors."""
+def _between(
+    source: Any, x: np.ndarray, shift: float, steepness: Callable[[Any, Any], Any] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return masses of f(. - shift) between consecutive points, in either order; and their errors."""
     z, units = x - shift, float(source.roundings)
     lower, tail = z < 0, np.empty(x.shape)
     for some, function in ((lower, source.cdf), (~lower, source.sf)):
@@ -148,17 +157,18 @@ def _between(source: Any, x: np.ndarray, shift: float, weight: np.ndarray) -> tu
     mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
     start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
     error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ACROSS * UNIT * across)
-    steep = np.where(width > 0, source.steepness(start - shift, start + width - shift), np.inf)
-    # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-    narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _EXACT))
-    start, width, steep = start[narrow], width[narrow], steep[narrow]
-    logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
-    by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
-    places = steep * (np.abs(start) + width + abs(shift))
-    better = units * UNIT * (2 + np.abs(logs).max(1, initial=0.0) + places) * by_nodes + _LEAST
-    use = better < error[narrow]
-    mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
-    return weight * mass, weight * error
+    if steepness is not None:
+        steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
+        # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
+        narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _EXACT))
+        start, width, steep = start[narrow], width[narrow], steep[narrow]
+        logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
+        by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
+        places = steep * (np.abs(start) + width + abs(shift))
+        better = units * UNIT * (2 + np.abs(logs).max(1, initial=0.0) + places) * by_nodes + _LEAST
+        use = better < error[narrow]
+        mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
+    return mass, error
 
 
 _SAMPLES = 64  # Of pieces with more levels, losses at so many points.

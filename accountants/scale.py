@@ -14,12 +14,22 @@ from accountants.profile import epsilon_of
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import MARGINS, first_feasible, promote, root
 
-__all__ = ["gaussian", "infeasible_shift", "laplace", "largest_shift", "rescaled", "scaled", "smallest_scale"]
+__all__ = [
+    "gaussian",
+    "generalised_normal",
+    "infeasible_shift",
+    "laplace",
+    "largest_shift",
+    "rescaled",
+    "scaled",
+    "smallest_scale",
+]
 
 
 def rescaled(noise: Noise, factor: Real) -> Any:
@@ -107,6 +117,11 @@ def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive
 def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Return Laplace noise of the smallest scale, b = D/(eps - 2 ln(1 - delta)); errors are those of ``scaled``."""
     return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+
+
+def generalised_normal(*, exponent: Real, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
+    """Return generalised normal noise of an exponent, in [1, 8], with the smallest scale; errors as ``scaled``."""
+    return scaled(GeneralisedNormal(1.0, exponent), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def check_target(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> None:

@@ -3,6 +3,7 @@
 from .distributions.discrete import DiscreteGaussian as DiscreteGaussian
 from .distributions.discrete import DiscreteLaplace as DiscreteLaplace
 from .distributions.gaussian import Gaussian as Gaussian
+from .distributions.generalised_normal import GeneralisedNormal as GeneralisedNormal
 from .distributions.laplace import Laplace as Laplace
 from .distributions.laplace import MergedLaplace as MergedLaplace
 from .distributions.logistic import Logistic as Logistic
@@ -38,6 +39,7 @@ from .mechanisms.named import discrete_gaussian as discrete_gaussian
 from .mechanisms.named import discrete_laplace as discrete_laplace
 from .mechanisms.named import duchi as duchi
 from .mechanisms.named import gaussian as gaussian
+from .mechanisms.named import generalised_normal as generalised_normal
 from .mechanisms.named import hybrid as hybrid
 from .mechanisms.named import laplace as laplace
 from .mechanisms.named import logistic as logistic

@@ -60,6 +60,10 @@ _TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
 # Errors in units in the last place: of the numbers that eps is computed from, of the norm of reweighted noise, and of
 # the numbers from which the mass of noise on samples with replaced records is computed.
 _UNITS, _UNITS_REWEIGHTED, _UNITS_REPLACED = 4, 256, 16
+# The roundings of the loss of a replaced record: log densities of up to 700 are subtracted.
+_LOSS_REPLACED = 1024
+# The weights of p and of q in f and in its shift.
+_WHOLE = np.eye(2)
 _LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
 _REPLACED = (0.0, 1.0, -1.0)
@@ -119,6 +123,7 @@ class AdditivePair(DominatingPair):
 def additive_pair(noise: Distribution, shift: Real) -> AdditivePair:
     """Return the pair of noise and its shift, of any unit, with the number of staircase periods that it needs."""
     xp = namespace(shift)
+    noise = noise if len(noise.edges) else noise.unweighted
     noise, shift = noise.rescale(1.0, xp.abs(shift)), xp.where(shift < 0, -1.0, 1.0)[()]
     return AdditivePair(noise, shift, _periods(noise))
 
@@ -325,17 +330,24 @@ class NoiseFormulas:
         return self.source.inverse(least, np.ones(1, bool)), self.source.inverse(least, np.zeros(1, bool))
 
     def _intervals(
-        self, pieces: Pieces, loss: Any, inverse: Callable[[Any, Any], Any] | None = None
+        self,
+        pieces: Pieces,
+        loss: Any,
+        inverse: Callable[[Any, Any], Any] | None = None,
+        distances: tuple[float, ...] = (0.0, 1.0),
+        shares: np.ndarray = _WHOLE,
+        units: float = LOSS_UNITS,
     ) -> LossIntervals | None:
-        """Return the masses between levels of the loss, for plain numbers."""
+        """Return the masses between levels of the loss, for plain numbers.
+
+        ``shares`` has the factors of the weights at these distances, for p and for q. ``units`` are the roundings to
+        which the loss is known.
+        """
         if self.xp is not np:
             return None
-        low, high = self._far_reach
-        ends = tuple(
-            np.clip(end, low + min(0.0, self.D), high + max(0.0, self.D)) for end in (pieces.left, pieces.right)
-        )
-
-        units = max(LOSS_UNITS, self.source.roundings)
+        (low, high), places = self._far_reach, [distance * self.D for distance in distances]
+        ends = tuple(np.clip(end, low + min(places), high + max(places)) for end in (pieces.left, pieces.right))
+        units = max(units, self.source.roundings)
 
         def points(level: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             if inverse is None:
@@ -343,7 +355,8 @@ class NoiseFormulas:
             error = units * UNIT * (1 + np.abs(np.where(np.isfinite(level), level, 0.0)))
             return np.clip(inverse(level, piece), ends[0][piece], ends[1][piece]), error
 
-        intervals = of_tails(self.source, self.D, pieces.weights.T, ends, points)
+        weights = shares[:, :, None] * pieces.weights.T
+        intervals = of_tails(self.source, places, (weights[0], weights[1]), ends, points)
         return intervals.where((pieces.weights > 0).any(-1))
 
     def _steepness(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Callable[[Any, Any, Any], Any]:
@@ -407,7 +420,13 @@ class NoiseFormulas:
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
         whole = self.split(_REPLACED)
         left, right = self.within_reach(whole, _REPLACED)
-        pieces = replace(self._replaced_pieces(left, right, right - left, rate), beyond=(whole.left, whole.right))
+        intervals = None
+        if len(self.noise.edges) == 0 and namespace(rate) is np:  # The density is log-concave, so the loss is monotone.
+            shares = np.array([[1 - rate, rate, 0.0], [1 - rate, 0.0, rate]])
+            loss = self.replaced_loss
+            intervals = self._intervals(whole, lambda x, _: loss(x, rate), None, _REPLACED, shares, _LOSS_REPLACED)
+        pieces = self._replaced_pieces(left, right, right - left, rate)
+        pieces = replace(pieces, beyond=(whole.left, whole.right), intervals=intervals)
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
 
     def _replaced_pieces(self, left: Any, right: Any, width: Any, rate: Any) -> SmoothPieces:

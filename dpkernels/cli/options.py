@@ -152,7 +152,12 @@ _PARAMETERS: Options = {
         "Half the window of square-wave, in widths of the interval. Default: the published one.",
     ),
     "sigma": (float, "S", "Standard deviation of Gaussian noise. Default: the least for epsilon and delta."),
-    "scale": (float, "B", "Scale of the Laplace kernel of recycled-laplace. Default: the best."),
+    "scale": (
+        float,
+        "B",
+        "Scale of generalised-normal noise, or of the kernel of recycled-laplace. Default: the best.",
+    ),
+    "exponent": (float, "B", "Exponent of generalised-normal noise, 1 (Laplace) to 8; 2 is Gaussian."),
     "theta": (float, "T", "Tolerated error of budget recycling: noise beyond it is redrawn with probability q."),
     "q": (float, "Q", "Probability of a redraw, in [0, 1). Default: the best for epsilon and delta."),
     "bound": (float, "T", "Largest noise of truncated-gaussian. Default: from delta."),

@@ -112,7 +112,7 @@ class Distribution(Noise):
     """A distribution with a density that is smooth between knots, and log-concave or with known turning points.
 
     A subclass defines ``log_prob``, ``cdf``, ``sf`` and ``inverse``, and other members if it has a formula for them.
-    Rigorous brackets require ``steepness``.
+    Rigorous brackets follow from its tails. With ``steepness`` they need fewer digits of these.
     """
 
     # Brackets assume that tail probabilities and densities v are right to so many roundings (2^-53), times 1 + |log v|,
@@ -130,11 +130,12 @@ class Distribution(Noise):
     def steepness(self, left: Real, right: Real) -> Any:
         """Return s with |f'| <= s f and |f^(8)| <= s^8 f on [left, right], which holds no knot; f is the density.
 
-        Brackets are proven from it (docs/proofs/brackets.md). ``accountants.check_steepness`` samples it.
+        With it, brackets integrate the density where an interval is so narrow that its mass, as a difference of tails,
+        has few digits (docs/proofs/brackets.md). ``accountants.check_steepness`` samples it.
         """
         name = type(self).__name__
         raise TypeError(
-            f"noise: {name} has no bound on how fast its density changes, so it has no bracket; write the method "
+            f"noise: {name} has no bound on how fast its density changes; write the method "
             f"{name}.steepness(left, right), or ask for estimate_delta or estimate_epsilon"
         )
 

@@ -22,6 +22,7 @@ from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import MOST_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.reweighted import Reweighted
@@ -275,6 +276,23 @@ def gaussian(
     ``accountants.calibrate`` finds sigma for a budget.
     """
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
+
+
+def generalised_normal(
+    *,
+    scale: float,
+    exponent: float,
+    sensitivity: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Additive:
+    """Return generalised normal (Subbotin) noise, of density proportional to exp(-(|z|/s)^b), with a claim if given.
+
+    The scale s is in [1e-140, 1e140], and the exponent b in [1, 8]: 1 is Laplace noise and 2 Gaussian noise. With the
+    exponent 1 the noise is pure (D/s)-DP; above 1 its claim has a delta, like that of Gaussian noise.
+    ``accountants.calibrate`` finds the scale for a budget, and ``accountants.tune`` the exponent.
+    """
+    return Additive(GeneralisedNormal(scale, exponent), sensitivity, epsilon, delta)
 
 
 def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:

@@ -69,6 +69,14 @@ ADDITIVE: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "discrete-gaussian, calibrated": (CLAIM, lambda: calibrate.discrete_gaussian(**TARGET)),
     "logistic": (PURE, lambda: dpk.logistic(epsilon=1.0, sensitivity=2.0)),
     "student, degrees": ([*PURE, "--degrees", "5"], lambda: dpk.student(epsilon=1.0, sensitivity=2.0, degrees=5.0)),
+    "generalised-normal": (
+        [*CLAIM, "--exponent", "1.4"],
+        lambda: calibrate.generalised_normal(**TARGET, exponent=1.4),
+    ),
+    "generalised-normal, scale": (
+        [*CLAIM, "--exponent", "1.4", "--scale", "9"],
+        lambda: dpk.generalised_normal(scale=9.0, exponent=1.4, **TARGET),
+    ),
     "truncated-discrete-laplace": (CLAIM, lambda: dpk.truncated_discrete_laplace(**TARGET)),
 }
 

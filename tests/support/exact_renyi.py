@@ -20,6 +20,9 @@ def _log_density(law):
     if isinstance(law, dpk.Logistic):
         b = mp.mpf(float(law.scale))
         return lambda x: -abs(x) / b - 2 * mp.log1p(mp.exp(-abs(x) / b)), [mp.mpf(0)]
+    if isinstance(law, dpk.GeneralisedNormal):
+        s, b = mp.mpf(float(law.scale)), mp.mpf(float(law.exponent))
+        return lambda x: -((abs(x) / s) ** b), [mp.mpf(0)]
     if isinstance(law, dpk.Student):
         nu, s = mp.mpf(float(law.degrees)), mp.mpf(float(law.scale))
         return lambda x: -(nu + 1) / 2 * mp.log1p(x * x / (nu * s * s)), [mp.mpf(0)]

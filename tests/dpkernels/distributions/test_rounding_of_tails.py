@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.student import Student
@@ -29,6 +30,11 @@ def student_tail(law, z):
     return mp.betainc(nu / 2, 0.5, 0, nu / (nu + (z / law.scale) ** 2), regularized=True) / 2
 
 
+def generalised_tail(law, z):
+    b = mp.mpf(law.exponent)
+    return mp.gammainc(1 / b, (z / law.scale) ** b, regularized=True) / 2
+
+
 def merged_tail(law, z):
     """Integrate from the start of each segment, or from z, a density that is 1 at 0."""
     level, masses = mp.mpf(1), []
@@ -44,6 +50,7 @@ TAILS = [
     (Laplace(0.037), laplace_tail, 25.0),
     (MergedLaplace((1.0, 0.3, 2.0), (0.5, 2.0)), merged_tail, 300.0),
     (Logistic(7.3), logistic_tail, 5000.0),
+    *((GeneralisedNormal(0.7, b), generalised_tail, 0.7 * 690.0 ** (1 / b)) for b in (1.0, 1.02, 1.5, 2.5, 8.0)),
     (Student(1.0, 3.0), student_tail, 1e90),
     (Student(1.0, 100.0), student_tail, 3e3),
     (Student(1.0, 1000.0), student_tail, 75.0),

@@ -51,6 +51,7 @@ CASES = {
     "logistic": (dpk.logistic, {"epsilon": 0.9, "sensitivity": 1.5}, {}),
     "student": (dpk.student, {"epsilon": 0.9, "sensitivity": 1.5}, {"degrees": 6.5}),
     "gaussian": (dpk.gaussian, {**NOISE, "sigma": 2.1}, {}),
+    "generalised_normal": (dpk.generalised_normal, {**NOISE, "scale": 2.1, "exponent": 1.4}, {}),
     "truncated_laplace": (dpk.truncated_laplace, NOISE, {}),
     "truncated_laplace-upper": (dpk.truncated_laplace, {**NOISE, "upper": 16.0}, {}),
     "merged_laplace": (dpk.merged_laplace, {**NOISE, "rates": (0.3, 0.9), "breaks": (1.1,)}, {}),
