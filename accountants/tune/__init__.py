@@ -8,7 +8,8 @@ unconstrained, and ``calibrate`` solves for what the budget determines, with imp
 search is private, and the budget needs no penalty.
 """
 
-from accountants.tune import objectives, tuning
+from accountants.tune import best_noise, objectives, tuning
+from accountants.tune.best_noise import *  # noqa: F403
 from accountants.tune.families import composed as _composed
 from accountants.tune.families import constructed as _constructed
 from accountants.tune.families import noise as _noise
@@ -20,5 +21,5 @@ from accountants.tune.objectives import *  # noqa: F403
 from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
-_HOMES = _composed, _constructed, _noise, objectives, tuning
+_HOMES = best_noise, _composed, _constructed, _noise, objectives, tuning
 __all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]
