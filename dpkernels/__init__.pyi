@@ -10,6 +10,7 @@ from .distributions.logistic import Logistic as Logistic
 from .distributions.reweighted import Reweighted as Reweighted
 from .distributions.staircase import Staircase as Staircase
 from .distributions.student import Student as Student
+from .distributions.tabulated import Tabulated as Tabulated
 from .estimation.consistency import ConsistentCounts as ConsistentCounts
 from .estimation.consistency import consistent_counts as consistent_counts
 from .estimation.counts import Counts as Counts

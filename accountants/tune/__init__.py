@@ -9,6 +9,7 @@ search is private, and the budget needs no penalty.
 """
 
 from accountants.tune import best_noise, objectives, tuning
+from accountants.tune import free_form as _free_form
 from accountants.tune.best_noise import *  # noqa: F403
 from accountants.tune.families import composed as _composed
 from accountants.tune.families import constructed as _constructed
@@ -17,9 +18,10 @@ from accountants.tune.families.composed import *  # noqa: F403
 from accountants.tune.families.constructed import *  # noqa: F403
 from accountants.tune.families.noise import *  # noqa: F403
 from accountants.tune.family import Family
+from accountants.tune.free_form import *  # noqa: F403
 from accountants.tune.objectives import *  # noqa: F403
 from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
-_HOMES = best_noise, _composed, _constructed, _noise, objectives, tuning
+_HOMES = best_noise, _free_form, _composed, _constructed, _noise, objectives, tuning
 __all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]

@@ -43,7 +43,8 @@ __all__ = ["NOISE_FAMILIES", "BestNoise", "NoiseCost", "NoiseFamily", "noise"]
 
 _STEP = 1e-4  # Of differences, in t and in the shape.
 _TOLERANCE = 1e-3  # Of the last step of t, whose error is about its square.
-_SECANTS, _STEEP = 6, 20.0  # The most steps of t before it is bracketed, and the most of its slope or one over it.
+_SECANTS = 6  # The most steps of t before it is bracketed.
+_FLATTEST, _STEEPEST = 0.05, 1e7  # Of the slope of the excess in t. Nearly pure noise has a steep one.
 _FARTHEST, _LONGEST = 40.0, 1.0  # Of t from its start, and of its steps.
 _TURNS, _GAIN = 10, 1e-6  # The most steps of a shape, and the relative gain at which a descent ends.
 _LEAST, _MOST = 1e-300, 1e2  # The least delta, and the least and the most of eps over that of the budget.
@@ -319,7 +320,7 @@ class _Search:
             t, before = t + step, excess
             excess = self.excess(t, shape)
             slope = (excess - before) / step
-            self.slope = slope if -_STEEP < slope < -1 / _STEEP else -1.0
+            self.slope = slope if -_STEEPEST < slope < -_FLATTEST else -1.0
         ends, width = (t - _FARTHEST, t + _FARTHEST), {"tolerance": _TOLERANCE, "longest": _LONGEST}
         t = newton(lambda t, _: self.excess(t, shape), (), t, ends, **width)
         if math.isnan(t):

@@ -1,0 +1,132 @@
+"""Compare the best noise of every family for k releases with a free form, certify and verify it, and draw the ratios.
+
+    python -m benchmarks.best_noise [--quick] [--output docs/_static/best_noise.png]
+
+A row has the variance at sensitivity 1 of the noise that ``tune.noise`` finds, and that of its integer table; the upper
+end of the bracket of k releases of this table over delta, and dp_accounting's delta from the weights of the table over
+delta (an upper bound, on a grid of losses); then the variances of the families, and of the free form.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+
+import dpkernels as dpk
+from accountants import guarantee, tune
+from benchmarks.shown import machine, markdown, parser_of
+
+BUDGETS = ((0.5, 1e-6), (1.0, 1e-6), (4.0, 1e-6), (1.0, 1e-9))
+# The numbers of releases, and for each the cells of a sensitivity in the free form: few releases need steps.
+CELLS = {1: 12, 2: 12, 3: 12, 5: 6, 10: 4, 30: 1, 100: 1}
+SHOWN = ("Gaussian", "Laplace", "staircase", "logistic", "generalised normal", "Student")
+FEW = 5  # Up to so many releases noise is nearly pure, and delta most sensitive to the grid.
+
+
+class Row(NamedTuple):
+    """One budget and one number of releases."""
+
+    epsilon: float
+    delta: float
+    count: int
+    best: Any
+    table_variance: float
+    bound: float
+    accounted: float
+    free: float
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        return {cost.family: cost for cost in self.best.costs}
+
+    def cells(self) -> list[str]:
+        shape = ", ".join(f"{name} {value:.3g}" for name, value in self.best.parameters.items())
+        costs = [f"{self.costs[name].value:.5g}" for name in SHOWN]
+        return [
+            *(f"{self.epsilon:g}, {self.delta:.0e}".replace("e-0", "e-"), f"{self.count}", self.best.family, shape),
+            *(f"{self.best.value:.5g}", f"{self.table_variance:.5g}", f"{self.bound / self.delta:.5f}"),
+            *(f"{self.accounted / self.delta:.4f}", *costs, f"{self.free:.5g}"),
+        ]
+
+
+def accounted_delta(sampler: Any, epsilon: float, count: int) -> float:
+    """Return dp_accounting's delta of ``count`` releases, from the weights of a table."""
+    certificate = sampler.certificate
+    table, shift = certificate.table.finite, int(certificate.shift)
+    logs = np.log(table.weights.astype(np.float64)) - table.bits * np.log(2.0)
+    step = epsilon / count / 2**17 if count <= FEW else 3e-6
+    one = dict(enumerate(logs.tolist()))
+    other = {code + shift: log for code, log in one.items()}
+    losses = privacy_loss_distribution.from_two_probability_mass_functions(
+        other, one, value_discretization_interval=step, symmetric=bool((table.weights == table.weights[::-1]).all())
+    )
+    return float(losses.self_compose(count).get_delta_for_epsilon(epsilon))
+
+
+def row_of(epsilon: float, delta: float, count: int) -> Row:
+    """Return the row of a budget."""
+    free = tune.free_form(epsilon=epsilon, delta=delta, count=count, cells=CELLS[count])
+    sampler = dpk.exact_sampler(free.named.mechanism)
+    accounted = accounted_delta(sampler, epsilon, count)
+    bound, variance = guarantee(sampler).repeat(count).delta(epsilon), float(sampler.certificate.worst_variance)
+    return Row(epsilon, delta, count, free.named, variance, bound, accounted, free.value)
+
+
+def draw(rows: list[Row], output: Path) -> None:
+    """Draw the variances of all families over the number of releases, relative to the least that was found."""
+    figure, axes = plt.subplots(1, len(BUDGETS), figsize=(13.0, 3.6), sharey=True, layout="constrained")
+    for axis, (epsilon, delta) in zip(axes, BUDGETS, strict=True):
+        those = [row for row in rows if (row.epsilon, row.delta) == (epsilon, delta)]
+        counts = [row.count for row in those]
+        for name, colour in zip(SHOWN, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False):
+            ratios = [row.costs[name].value / min(row.free, row.best.value) for row in those]
+            axis.plot(counts, ratios, marker="o", markersize=3, color=colour, label=name)
+        axis.axhline(1.0, color="black", linewidth=0.8, linestyle="--", label="least found")
+        axis.set(xscale="log", xlabel="releases", title=f"epsilon {epsilon:g}, delta {delta:.0e}", ylim=(0.98, 1.5))
+        axis.set_xticks(counts, [str(count) for count in counts])
+        axis.minorticks_off()
+        axis.grid(color="0.9")
+    axes[0].set_ylabel("variance over the least that was found")
+    axes[-1].legend(frameon=False, fontsize=8)
+    figure.savefig(output, dpi=130)
+
+
+def main() -> None:
+    """Print the table and save the picture."""
+    parser = parser_of((__doc__ or "").splitlines()[0], "one budget and two numbers of releases")
+    parser.add_argument(
+        "--output", type=Path, default=Path("docs/_static/best_noise.png"), help="where the picture goes"
+    )
+    options = parser.parse_args()
+    print(machine("dp-accounting"), flush=True)
+    budgets, counts = (BUDGETS[1:2], (10, 30)) if options.quick else (BUDGETS, tuple(CELLS))
+    header = [
+        "epsilon, delta",
+        "k",
+        "best",
+        "shape",
+        "variance",
+        "table",
+        "delta",
+        "dp_accounting",
+        *SHOWN,
+        "free form",
+    ]
+    rows, start = [], time.process_time()
+    for epsilon, delta in budgets:
+        for count in counts:
+            rows.append(row_of(epsilon, delta, count))
+            print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
+    print(f"\n{markdown(header, [row.cells() for row in rows])}")
+    print(f"{time.process_time() - start:.0f} s of processor time")
+    if not options.quick:
+        draw(rows, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Noise with a density given by a table: constant between multiples of a width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import PiecewiseExponential
+from dpkernels.numerics import Real, RealArray, floating, like, namespace
+from dpkernels.pytrees import pytree
+
+
+@partial(pytree, static=("log_density", "fall"))
+@dataclass(frozen=True)
+class Tabulated(PiecewiseExponential):
+    """An even distribution whose density is constant on cells of |z| between multiples of a width.
+
+    The width w is in [1e-140, 1e140]. The log density of cell i, |z| in [i w, (i + 1) w), is ``log_density[i]`` up to a
+    constant, and never rises. Beyond the last cell it falls without end, by ``fall``, which is positive, in each width.
+    So the privacy loss is bounded, and noise of delta 0 is released without an end.
+    ``accountants.tune.free_form`` finds tables of least variance. They are plain numbers, which JAX does not trace.
+    """
+
+    width: Any
+    log_density: tuple[float, ...]
+    fall: float
+    lengths: ClassVar[tuple[str, ...]] = ("width",)
+
+    def __post_init__(self) -> None:
+        checks.width("width", self.width)
+        table = np.asarray(self.log_density, np.float64)
+        if table.ndim != 1 or not len(table) or not np.isfinite(table).all():
+            raise ValueError(f"log_density: has shape {table.shape}; finite numbers are needed, one a cell")
+        if (np.diff(table) > 0).any():
+            raise ValueError("log_density: rises; it must not, away from 0")
+        checks.positive("fall", self.fall)
+
+    @property
+    def roundings(self) -> float:  # type: ignore[override]
+        """Return 32 and one for each cell, as tails are sums over cells."""
+        return 32.0 + len(self.log_density)
+
+    @property
+    def cells(self) -> int:
+        return len(self.log_density)
+
+    @cached_property
+    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (log densities at width 1, tail probabilities at the multiples of the width)."""
+        logs = np.asarray(self.log_density, np.float64)
+        masses = np.append(np.exp(logs - logs[0]), np.exp(logs[-1] - logs[0]) / self.fall)
+        tails = np.cumsum(masses[::-1])[::-1]
+        total = 2 * tails[0]
+        return logs - logs[0] - np.log(total), tails / total
+
+    def _place(self, z: Real) -> tuple[Any, Any]:
+        """Return |z| in units of the width, and the number of its cell, that of the last one beyond it."""
+        t = floating(z) / self.width
+        t = namespace(t).abs(t)
+        return t, namespace(t).clip(t, 0, self.cells - 1).astype(int)
+
+    @property
+    def geometric_tail(self) -> tuple[float, float | None]:
+        return float(self.cells * self.width), None
+
+    def log_prob(self, z: Real) -> Real:
+        (t, cell), (logs, _) = self._place(z), self._table
+        xp = namespace(t, self.width)
+        return like(logs, t)[cell] - self.fall * xp.maximum(t - self.cells, 0.0) - xp.log(self.width)
+
+    def score(self, z: Real) -> RealArray:
+        t, _ = self._place(z)
+        xp = namespace(t)
+        return xp.where(t >= self.cells, -xp.sign(floating(z)) * self.fall / self.width, 0.0)
+
+    def tail(self, z: Real) -> Real:
+        (t, cell), (logs, tails) = self._place(z), self._table
+        xp = namespace(t)
+        inside = like(tails, t)[cell + 1] + xp.exp(like(logs, t)[cell]) * (cell + 1 - xp.minimum(t, self.cells))
+        return xp.where(t < self.cells, inside, tails[-1] * xp.exp(-self.fall * xp.maximum(t - self.cells, 0.0)))
+
+    def lower_inverse(self, u: Real) -> Real:
+        u, (logs, tails) = floating(u), self._table
+        xp = namespace(u)
+        below = u < 0.5
+        tail = xp.where(below, u, 1 - u)
+        cell = xp.clip(self.cells - xp.searchsorted(like(tails[:0:-1], tail), tail), 0, self.cells - 1)
+        inside = cell + 1 - (tail - like(tails, tail)[cell + 1]) * xp.exp(-like(logs, tail)[cell])
+        possible = tail > 0
+        far = self.cells + xp.log(tails[-1] / xp.where(possible, tail, 1.0)) / self.fall
+        t = xp.where(tail >= tails[-1], inside, xp.where(possible, far, xp.inf))
+        return self.width * xp.where(below, -t, t)
+
+    @property
+    def knots(self) -> RealArray:
+        ends = np.arange(1.0, self.cells + 1)
+        return np.concatenate([-ends[::-1], ends]) * self.width
+
+    @property
+    def mean(self) -> Real:
+        return 0.0 * self.width
+
+    @property
+    def variance(self) -> Real:
+        places = np.arange(self.cells) + 0.5
+        return self.width**2 * self._moment(places**2 + 1 / 12, lambda s, m: 2 / s**2 + 2 * m / s + m**2)
+
+    @property
+    def absolute_moment(self) -> Real:
+        return self.width * self._moment(np.arange(self.cells) + 0.5, lambda s, m: 1 / s + m)
+
+    def _moment(self, of_cells: np.ndarray, beyond: Any) -> float:
+        """Return the mean of a function of |z|, from its means in the cells, and beyond the last one."""
+        logs, tails = self._table
+        return float(2 * (np.exp(logs) * of_cells).sum() + 2 * tails[-1] * beyond(self.fall, self.cells))
