@@ -3,8 +3,8 @@
     python -m benchmarks.best_noise [--quick] [--output docs/_static/best_noise.png]
 
 A row has the variance at sensitivity 1 of the noise that ``tune.noise`` finds, and that of its integer table; the upper
-end of the bracket of k releases of this table over delta, and dp_accounting's delta from the weights of the table over
-delta (an upper bound, on a grid of losses); then the variances of the families, and of the free form.
+end of the bracket of k releases of this table over delta, and dp_accounting's epsilon at delta from the weights of
+the table over epsilon (an upper bound, on a grid of losses); then the variances of the families, and of the free form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
     epsilon: float
     delta: float
-    count: int
+    releases: int
     best: Any
     table_variance: float
     bound: float
@@ -48,14 +48,14 @@ class Row(NamedTuple):
         shape = ", ".join(f"{name} {value:.3g}" for name, value in self.best.parameters.items())
         costs = [f"{self.costs[name].value:.5g}" for name in SHOWN]
         return [
-            *(f"{self.epsilon:g}, {self.delta:.0e}".replace("e-0", "e-"), f"{self.count}", self.best.family, shape),
+            *(f"{self.epsilon:g}, {self.delta:.0e}".replace("e-0", "e-"), f"{self.releases}", self.best.family, shape),
             *(f"{self.best.value:.5g}", f"{self.table_variance:.5g}", f"{self.bound / self.delta:.5f}"),
-            *(f"{self.accounted / self.delta:.4f}", *costs, f"{self.free:.5g}"),
+            *(f"{self.accounted / self.epsilon:.6f}", *costs, f"{self.free:.5g}"),
         ]
 
 
-def accounted_delta(sampler: Any, epsilon: float, count: int) -> float:
-    """Return dp_accounting's delta of ``count`` releases, from the weights of a table."""
+def accounted_epsilon(sampler: Any, epsilon: float, delta: float, count: int) -> float:
+    """Return dp_accounting's epsilon at delta of ``count`` releases, from the weights of a table."""
     certificate = sampler.certificate
     table, shift = certificate.table.finite, int(certificate.shift)
     logs = np.log(table.weights.astype(np.float64)) - table.bits * np.log(2.0)
@@ -65,14 +65,14 @@ def accounted_delta(sampler: Any, epsilon: float, count: int) -> float:
     losses = privacy_loss_distribution.from_two_probability_mass_functions(
         other, one, value_discretization_interval=step, symmetric=bool((table.weights == table.weights[::-1]).all())
     )
-    return float(losses.self_compose(count).get_delta_for_epsilon(epsilon))
+    return float(losses.self_compose(count).get_epsilon_for_delta(delta))
 
 
 def row_of(epsilon: float, delta: float, count: int) -> Row:
     """Return the row of a budget."""
     free = tune.free_form(epsilon=epsilon, delta=delta, count=count, cells=CELLS[count])
     sampler = dpk.exact_sampler(free.named.mechanism)
-    accounted = accounted_delta(sampler, epsilon, count)
+    accounted = accounted_epsilon(sampler, epsilon, delta, count)
     bound, variance = guarantee(sampler).repeat(count).delta(epsilon), float(sampler.certificate.worst_variance)
     return Row(epsilon, delta, count, free.named, variance, bound, accounted, free.value)
 
@@ -82,7 +82,7 @@ def draw(rows: list[Row], output: Path) -> None:
     figure, axes = plt.subplots(1, len(BUDGETS), figsize=(13.0, 3.6), sharey=True, layout="constrained")
     for axis, (epsilon, delta) in zip(axes, BUDGETS, strict=True):
         those = [row for row in rows if (row.epsilon, row.delta) == (epsilon, delta)]
-        counts = [row.count for row in those]
+        counts = [row.releases for row in those]
         for name, colour in zip(SHOWN, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False):
             ratios = [row.costs[name].value / min(row.free, row.best.value) for row in those]
             axis.plot(counts, ratios, marker="o", markersize=3, color=colour, label=name)

@@ -46,7 +46,7 @@ _TOLERANCE = 1e-3  # Of the last step of t, whose error is about its square.
 _SECANTS = 6  # The most steps of t before it is bracketed.
 _FLATTEST, _STEEPEST = 0.05, 1e7  # Of the slope of the excess in t. Nearly pure noise has a steep one.
 _FARTHEST, _LONGEST = 40.0, 1.0  # Of t from its start, and of its steps.
-_TURNS, _GAIN = 10, 1e-6  # The most steps of a shape, and the relative gain at which a descent ends.
+_TURNS, _GAIN = 8, 1e-5  # The most steps of a shape, and the relative gain at which a descent ends.
 _LEAST, _MOST = 1e-300, 1e2  # The least delta, and the least and the most of eps over that of the budget.
 
 
@@ -259,7 +259,7 @@ class _Target:
         if self.count > 1:
             return math.log(float(np.clip(made.estimate_epsilon(self.delta) / self.epsilon, _LEAST, _MOST)))
         delta = max(float(made.estimate_delta(self.epsilon)), _LEAST)
-        return float(np.subtract(*(log_mu(np.float64(value), self.epsilon) for value in (delta, self.delta))))
+        return float(log_mu(np.float64(delta), self.epsilon) - log_mu(np.float64(self.delta), self.epsilon))
 
     def best_of(self, family: NoiseFamily) -> NoiseCost:
         try:
@@ -321,8 +321,8 @@ class _Search:
             excess = self.excess(t, shape)
             slope = (excess - before) / step
             self.slope = slope if -_STEEPEST < slope < -_FLATTEST else -1.0
-        ends, width = (t - _FARTHEST, t + _FARTHEST), {"tolerance": _TOLERANCE, "longest": _LONGEST}
-        t = newton(lambda t, _: self.excess(t, shape), (), t, ends, **width)
+        ends = t - _FARTHEST, t + _FARTHEST
+        t = newton(lambda t, _: self.excess(t, shape), (), t, ends, tolerance=_TOLERANCE, longest=_LONGEST)
         if math.isnan(t):
             raise ValueError("no width meets the budget")
         return _Point(shape, t, self.excess(t, shape), t, self.log_value(t, shape))
