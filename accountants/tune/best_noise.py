@@ -101,7 +101,7 @@ NOISE_FAMILIES = (
     NoiseFamily("Gaussian", Gaussian),
     NoiseFamily("logistic", Logistic),
     NoiseFamily("staircase", _staircase, "gamma", (0.0, 1.0), (0.0, 0.25, 0.45), 0.1),
-    NoiseFamily("generalised normal", GeneralisedNormal, "exponent", (1.0, 8.0), (1.5,), 0.2),
+    NoiseFamily("generalised normal", GeneralisedNormal, "exponent", (1.0, 8.0), (1.5, 1.02), 0.2),
     NoiseFamily("Student", _student, "log degrees", (math.log(3.0), math.log(1000.0)), (3.0,), 0.5),
     NoiseFamily("truncated Laplace", _truncated(Laplace), "log bound/scale", (-1.0, 4.0), _beyond(Laplace), 0.1),
     NoiseFamily("truncated Gaussian", _truncated(Gaussian), "log bound/sigma", (-1.0, 2.2), _beyond(Gaussian), 0.1),
