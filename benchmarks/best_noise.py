@@ -92,7 +92,7 @@ def draw(rows: list[Row], output: Path) -> None:
         axis.minorticks_off()
         axis.grid(color="0.9")
     axes[0].set_ylabel("variance over the least that was found")
-    axes[-1].legend(frameon=False, fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     figure.savefig(output, dpi=130)
 
 

@@ -202,8 +202,8 @@ def noise(
 
     Example:
         >>> found = noise(epsilon=1.0, delta=1e-6, count=10)
-        >>> found.family, round(found.value, 1)
-        ('generalised normal', 158.9)
+        >>> found.family, round(found.value)
+        ('generalised normal', 159)
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("epsilon", epsilon)

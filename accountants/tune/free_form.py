@@ -14,12 +14,13 @@ found is certified as a ``Tabulated`` distribution by the upper end of the brack
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.composed import conservative_parameter, with_own_claim
+from accountants.calibrate.composed import with_own_claim
 from accountants.composition.rigorous import RigorousBounds
 from accountants.guarantee import guarantee
 from accountants.precision import in_64_bits
@@ -28,6 +29,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.tabulated import Tabulated
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.solve import NotPrivateError, conservative_root
 
 __all__ = ["FreeForm", "free_form"]
 
@@ -36,6 +38,8 @@ _WINDOW = 24.0  # The width of the grid, in standard deviations of the tilted su
 _FEW = 12  # Up to so many releases the grid has all sums.
 _BEYOND = 1e-4  # The mass beyond the last cell, in units of delta/count.
 _MOST_CELLS = 4096
+_LEAST_EPSILON, _LONGEST = 1e-300, 0.1  # The least eps, and the longest step of a temperature that is certified.
+_LEAST_SPREAD = 1e-3  # Of a tilted loss, in units of the largest one.
 _FLATTEST = 1e-6  # The least fall to the last cell, as the density beyond has to fall.
 _TILTS, _TEMPERATURES = 60, 100  # The most steps for a tilt and for a temperature.
 _WORST = 700.0  # The log of the variance of falls that have no temperature on the budget.
@@ -90,6 +94,7 @@ def free_form(
 
     Raises:
         ValueError: an argument is out of range, or the noise is wider than a table of 4096 cells.
+        NotPrivateError: no table was proven to meet the budget.
 
     Example:
         >>> found = free_form(epsilon=1.0, delta=1e-6, count=10, cells=1)
@@ -100,14 +105,19 @@ def free_form(
     checks.whole("turns", turns, 1, 10**5)
     named = noise(epsilon=epsilon, delta=delta, count=count, sensitivity=sensitivity)
     wanted = {named.costs[0].family, "staircase", "generalised normal"}
-    best: tuple[float, np.ndarray, str, int] = (math.inf, np.zeros(0), "", 0)
+    found = []
     for cost in named.costs:
         if cost.noise is not None and cost.family in wanted:
-            falls = _falls(cost.noise, cells, delta / count)
-            value, found, steps = Descent(float(epsilon), float(delta), count, cells).descend(falls, turns)
-            best = min(best, (value, found, cost.family, steps), key=lambda entry: entry[0])
-    _, falls, start, steps = best
-    return _certified(falls, named, sensitivity, cells, delta, start, steps)
+            start = _falls(cost.noise, cells, delta / count)
+            with np.errstate(all="ignore"):  # A table with numbers that are not finite is no member.
+                _, falls, steps = Descent(float(epsilon), float(delta), count, cells).descend(start, turns)
+            for table, number in ((falls, steps), (start, 0)):
+                with suppress(NotPrivateError):
+                    found.append(_certified(table, named, sensitivity, cells, delta, cost.family, number))
+                    break
+    if not found:
+        raise NotPrivateError(f"cells: no table of {cells} cells in a sensitivity was proven to meet the budget")
+    return min(found, key=lambda result: result.value)
 
 
 def _falls(noise: Distribution, cells: int, delta: float) -> np.ndarray:
@@ -133,7 +143,10 @@ def _certified(
         colder = math.exp(-t)
         return Tabulated(1.0 / cells, tuple((logs * colder).tolist()), float(falls[-cells:].mean() * colder))
 
-    t = conservative_parameter(releases, named.epsilon, float(delta), is_known=True)
+    def missing(t: float) -> float:
+        return math.log(max(RigorousBounds(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / named.epsilon)
+
+    t = conservative_root(missing, 0.0, longest=_LONGEST)
     upper = RigorousBounds(releases(t)).upper_delta(named.epsilon)
     made = with_own_claim(Additive(member(t).rescale(float(sensitivity)), float(sensitivity)), delta / named.count)
     value = float(made.noise.variance)
@@ -242,8 +255,11 @@ class Descent:
         slopes = k / total * np.fft.irfft(of_weights * np.conj(powers), _POINTS)
         below, after = slopes[index] * own, slopes[(index + 1) % _POINTS] * next_
         of_loss = p * (after - below) * np.exp(-above) / -math.expm1(-step)
-        value = k * log_m - c * eps + math.log(total)
-        return value, self._gradient(falls, p, below * (1 - up) + after * up, of_loss)
+        value, gradient = (
+            k * log_m - c * eps + math.log(total),
+            self._gradient(falls, p, below * (1 - up) + after * up, of_loss),
+        )
+        return (value, gradient) if np.isfinite(gradient).all() else (-math.inf, np.zeros(len(falls)))
 
     def _solve_tilt(self, p: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
         """Find the tilt at which the mean of the loss is eps/k; return (log of the moment, the standard deviation)."""
@@ -255,7 +271,7 @@ class Descent:
             total = weights.sum()
             mean = float(weights @ loss / total)
             variance = float(weights @ (loss - mean) ** 2 / total)
-            change = (mean - aim) / variance
+            change = (mean - aim) / max(variance, 1e-300)
             log_m = float(top + math.log(total))
             if abs(change) <= 1e-3 * (1 + self.tilt) or not math.isfinite(change):
                 break
@@ -263,4 +279,4 @@ class Descent:
             self.tilt = min(
                 max(self.tilt - change, self.tilt / 3, 1e-3), 3 * self.tilt + 1, 700 / max(loss.max(), 1e-9)
             )
-        return log_m, math.sqrt(variance)
+        return log_m, math.sqrt(variance) + _LEAST_SPREAD * abs(float(loss.max()))
