@@ -19,6 +19,7 @@ import numpy as np
 
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
+from accountants.dominating_pairs.categories import category_pair
 from accountants.dominating_pairs.densities import Densities
 from accountants.dominating_pairs.discrete import Atoms, dominating_pair, pure_points, shifted_pair
 from accountants.dominating_pairs.windowed import WindowedPair
@@ -27,10 +28,12 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.exact.bounded import ExactRows, ExactWindow
+from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
@@ -270,6 +273,10 @@ def _(form: ExactWindow) -> Atoms:
     return Atoms(first, last)
 
 
+bounded_pair.register(Categorical, category_pair)
+bounded_pair.register(CategorySampler, category_pair)
+
+
 @singledispatch
 def pure_epsilon(mechanism: Any) -> float:
     """Return the smallest eps for which the mechanism is eps-DP, of one report in exact arithmetic.
@@ -297,6 +304,7 @@ def _(mechanism: Windowed) -> float:
 @pure_epsilon.register(SquareWave)
 @pure_epsilon.register(TwoPoint)
 @pure_epsilon.register(CentralPiecewise)
+@pure_epsilon.register(Categorical)
 def _(mechanism: Any) -> float:
     """Return the mechanism's eps: e^eps is the ratio of two densities, of two probabilities or of two steps."""
     return float(mechanism.epsilon)
@@ -314,6 +322,7 @@ def _(mechanism: Multivariate) -> float:
 
 @pure_epsilon.register(ExactSampler)
 @pure_epsilon.register(ExactMultivariate)
+@pure_epsilon.register(CategorySampler)
 def _(mechanism: Any) -> float:
     return float(mechanism.certificate.realised_epsilon)
 

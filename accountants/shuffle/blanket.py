@@ -27,11 +27,14 @@ import numpy as np
 
 from accountants.dominating_pairs.discrete import pure_points
 from accountants.dominating_pairs.registry import pure_epsilon, table_of_rows
+from accountants.shuffle.categories import outcome_probabilities
 from dpkernels import checks
 from dpkernels.exact.bounded import ExactRows, ExactWindow, WindowTable
+from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
@@ -308,6 +311,14 @@ def _quadrature(m: Windowed) -> tuple[Any, Any]:
     width = xp.diff(ends)[:, None]
     nodes, weights = (like(part, ends) for part in GAUSS_LEGENDRE)
     return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
+
+
+@worst_inputs.register(Categorical)
+@worst_inputs.register(CategorySampler)
+def _(mechanism: Any) -> WorstInputs:
+    """Return any two categories: all pairs are alike."""
+    level = mechanism.epsilon if isinstance(mechanism, Categorical) else mechanism.certificate.realised_epsilon
+    return WorstInputs((OutcomeProbabilities(*outcome_probabilities(mechanism)),), level)
 
 
 @worst_inputs.register

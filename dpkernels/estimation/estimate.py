@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.estimation.categorical.counts import CategoryCounts
+from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import (
     Functional,
@@ -30,8 +32,11 @@ from dpkernels.estimation.intervals import (
 )
 from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
+from dpkernels.exact.categories import CategorySampler
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.numerics import Real
+from dpkernels.release.categories import is_categorical
 from dpkernels.staging import write_png
 
 _BINS = 256  # the usual number of bins of a density
@@ -48,6 +53,15 @@ _MOST_TICKS = 6  # ticks of an axis
 MOST_PANELS = 12  # estimates in one picture
 
 
+@overload
+def estimate(reports: Any, mechanism: Categorical | CategorySampler) -> CategoryEstimate: ...
+
+
+@overload
+def estimate(reports: CategoryCounts) -> CategoryEstimate: ...
+
+
+@overload
 def estimate(
     reports: Any,
     mechanism: Mechanism | None = None,
@@ -61,8 +75,26 @@ def estimate(
     grid: float | None = None,
     assume: str = "nothing",
     seed: int = 0,
-) -> Estimate:
+) -> Estimate: ...
+
+
+def estimate(
+    reports: Any,
+    mechanism: Any = None,
+    *,
+    column: str | None = None,
+    bounds: tuple[float, float] | None = None,
+    decimals: int | None = None,
+    bins: int = _BINS,
+    model: str = "auto",
+    atoms: Sequence[float] = (),
+    grid: float | None = None,
+    assume: str = "nothing",
+    seed: int = 0,
+) -> Any:
     """Estimate the distribution and the moments of the values behind reports, by post-processing, at no privacy cost.
+
+    Reports about categories give a ``CategoryEstimate`` of counts and shares, which takes no further argument.
 
     Each quantity is computed when it is first used::
 
@@ -107,6 +139,11 @@ def estimate(
         CertificateError: the tables of a sidecar do not satisfy its claims.
         TypeError: the reports are not numbers, or the mechanism is not for one column of numbers.
     """
+    if isinstance(reports, CategoryCounts) or is_categorical(mechanism):
+        given = {"column": column, "bounds": bounds, "decimals": decimals, "atoms": atoms or None, "grid": grid}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{wrong[0]}: {given[wrong[0]]!r} is for reports of numbers, not of categories")
+        return _category_estimate(reports, mechanism)
     if isinstance(reports, Counts):
         if mechanism is not None or column is not None or bounds is not None or decimals is not None:
             raise ValueError("mechanism: Counts already hold it; give column, bounds and decimals to Counts, too")
@@ -118,6 +155,14 @@ def estimate(
     if not counts.total:
         raise ValueError("reports: is empty; at least one report is needed")
     return Estimate(counts, bins, model, atoms, grid, assume, seed)
+
+
+def _category_estimate(reports: Any, mechanism: Any) -> CategoryEstimate:
+    if not isinstance(reports, CategoryCounts):
+        return CategoryEstimate(CategoryCounts(mechanism).add(reports))
+    if mechanism is not None:
+        raise ValueError("mechanism: CategoryCounts know what made them; give none")
+    return CategoryEstimate(CategoryCounts(reports.mechanism) + reports)  # A copy: of what was counted by now.
 
 
 class Estimate:

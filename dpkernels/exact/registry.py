@@ -27,11 +27,13 @@ from dpkernels.exact.bounded import (
     two_point_table,
     windowed_table,
 )
+from dpkernels.exact.categories import CategorySampler, category_sampler
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
 from dpkernels.exact.noise import ExactNoise, noise_certificate, vector_certificate
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
@@ -210,7 +212,7 @@ def exact_sampler(mechanism: Any) -> Any:
     """
     if (sampler := _cached.get(mechanism)) is not None:  # First, so that a release of few values is fast.
         return sampler
-    if isinstance(mechanism, ExactSampler | ExactMultivariate):
+    if isinstance(mechanism, ExactSampler | ExactMultivariate | CategorySampler):
         return mechanism
     if _has_hash(mechanism):
         return _cached(mechanism)
@@ -282,3 +284,4 @@ _sampler.register(Additive, lambda m: ExactNoise(m, noise_certificate(m)))
 _sampler.register(AdditiveVector, lambda m: ExactNoise(m, vector_certificate(m)))
 _sampler.register(CentralPiecewise, lambda m: ExactRows(m, central_certificate(m)))
 _sampler.register(Optimal, lambda m: ExactRows(m, optimal_certificate(m)))
+_sampler.register(Categorical, category_sampler)

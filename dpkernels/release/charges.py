@@ -8,11 +8,14 @@ from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any, Protocol
 
+import numpy as np
+
 from dpkernels import checks
 from dpkernels.budgets.filters import ConcentratedFilter
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.noise import AdditiveCertificate
 from dpkernels.mechanisms.additive import check_shape
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven
 from dpkernels.release import containers
 
@@ -52,7 +55,7 @@ def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
 
 
 def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
-    shape = containers.shape(x)
+    shape = np.shape(x)[:1] if isinstance(mechanism, Categorical) else containers.shape(x)
     if hasattr(mechanism, "dimensions"):
         check_shape(mechanism, shape)
         shape = shape[:-1]

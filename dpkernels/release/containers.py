@@ -155,7 +155,7 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
             for position, (name, column) in enumerate(table.items()):
                 array = columns[name].array if name in columns else _visible_array(column.array)
                 released.isetitem(position, array)  # by place: labels may repeat
-            released.index, released.columns = _visible_index(table.index), _visible_index(table.columns)
+            released.index, released.columns = visible_index(table.index), visible_index(table.columns)
             return released
         case "polars":
             others = [_visible_polars(column) for column in table.get_columns() if column.name not in columns]
@@ -195,11 +195,11 @@ def _visible_array(array: Any) -> Any:
     return array[~missing].take(_places(missing), allow_fill=True)
 
 
-def _visible_index(index: Any) -> Any:
+def visible_index(index: Any) -> Any:
     """Return a pandas index with the memory of the labels that it shows, and nothing else."""
     if hasattr(index, "remove_unused_levels"):
         shown_index = index.remove_unused_levels()
-        return shown_index.set_levels([_visible_index(level) for level in shown_index.levels], verify_integrity=False)
+        return shown_index.set_levels([visible_index(level) for level in shown_index.levels], verify_integrity=False)
     visible = index.array if isinstance(index.dtype, np.dtype) else _visible_array(index.array)
     return index if visible is index.array else type(index)(visible, name=index.name)
 
@@ -264,7 +264,7 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
     def rewrap(reports: np.ndarray) -> Any:
         # Neither attributes nor a subclass's own metadata are copied: they may hold raw values.
-        released = series._constructor(reports, index=_visible_index(series.index), name=series.name)
+        released = series._constructor(reports, index=visible_index(series.index), name=series.name)
         names = ("Float32", "Float64") if hasattr(values.dtype, "numpy_dtype") else ("float32", "float64")
         if str(values.dtype).endswith("[pyarrow]"):
             names = ("float[pyarrow]", "double[pyarrow]")

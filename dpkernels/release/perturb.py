@@ -24,6 +24,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host, keys
 from dpkernels.release import containers
+from dpkernels.release.categories import is_categorical, perturb_categories
 from dpkernels.release.charges import Chargeable, charge
 from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
 from dpkernels.release.host_engine import padded_length
@@ -147,6 +148,8 @@ def perturb(
             return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    if is_categorical(mechanism):
+        return perturb_categories(x, mechanism, missing=missing, secret=_secret(options.pop("key"), exact), **options)
     if missing != "refuse" and (missing_rows := _check_missing(x, mechanism)).any():
         present = np.flatnonzero(~missing_rows)
         try:

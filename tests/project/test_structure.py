@@ -120,6 +120,7 @@ LAZY = (
     "jax._src",
     "jax.experimental",
     "matplotlib",
+    "pandas",
     "polars",
     "pyarrow",
     "ray",

@@ -69,7 +69,7 @@ PLANTED = {
     "dictionaries of Arrow tables": (arrow, "without_unused", "release_arrow"),
     "memory of Arrow tables": (arrow, "visible", "release_arrow"),
     "memory and categories of pandas tables": (containers, "_visible_array", "release_pandas"),
-    "levels of the index of pandas tables": (containers, "_visible_index", "release_pandas"),
+    "levels of the index of pandas tables": (containers, "visible_index", "release_pandas"),
     "memory of polars tables": (containers, "_visible_polars", "release_polars"),
 }
 

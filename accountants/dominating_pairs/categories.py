@@ -1,0 +1,42 @@
+"""The dominating pairs of mechanisms for categories: the reports of any two categories, which are all alike.
+
+Of two categories a report supports the first one alone, the second one alone, or both or none of them. Its probability
+depends on the first two cases only, so three outcomes are enough. Under the first category they have the probabilities
+own, 1 - own - other and other, and under the second one these in the opposite order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accountants.dominating_pairs.discrete import Atoms
+from dpkernels.exact.categories import CategorySampler
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.block_response import BlockResponse
+from dpkernels.numerics import namespace
+
+
+def true_probability(mechanism: Categorical | CategorySampler) -> Any:
+    """Return p: of the integers that are sampled, if it is a sampler."""
+    if isinstance(mechanism, CategorySampler):
+        return float(mechanism.certificate.probability)
+    return mechanism.support_probabilities[0]
+
+
+def category_pair(mechanism: Any) -> Atoms:
+    """Return the pair of any two categories.
+
+    With sets of k, own = p (d - k)/(d - 1) and other = (1 - p) k/(d - 1). With blocks, of which two categories share
+    one with probability c, own = (1 - c) p and other = (1 - c) (1 - p)/(g - 1).
+    """
+    inner: Categorical = getattr(mechanism, "mechanism", mechanism)
+    p = true_probability(mechanism)
+    if isinstance(inner, BlockResponse):
+        apart = 1 - inner.collision
+        own, other, has_rest = apart * p, apart * (1 - p) / (inner.blocks - 1), inner.outcomes > 2
+    else:
+        d, k = inner.categories, inner.size  # type: ignore[attr-defined]
+        own, other, has_rest = p * (d - k) / (d - 1), (1 - p) * k / (d - 1), d > 2
+    xp = namespace(own)
+    masses = xp.stack([own, 1 - own - other, other] if has_rest else [own, other])
+    return Atoms(masses, masses[::-1])

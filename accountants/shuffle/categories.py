@@ -1,0 +1,60 @@
+"""The probabilities of reports about categories that the blanket of shuffled reports is made of."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from accountants.dominating_pairs.categories import true_probability
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.block_response import BlockResponse
+from dpkernels.numerics import namespace
+
+
+def outcome_probabilities(mechanism: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the least probability of classes of reports, those under x and x', and those under what others may hold.
+
+    All reports have the same uniform probability under a mixture of the categories, times p g of those that support the
+    true one and (1 - p) g/(g - 1) of the others, with g = d/k for sets. Classes are by which of x, x' and a third
+    category are supported; the third one is on no line with the others. No report supports all categories, so the least
+    probability is that of the others, and every pair of categories is the worst.
+    """
+    inner: Categorical = getattr(mechanism, "mechanism", mechanism)
+    p = true_probability(mechanism)
+    if isinstance(inner, BlockResponse):
+        g, few = inner.blocks, min(inner.categories, 3)
+        shares = {members: _share_of_blocks(sum(members), inner) for members in product((1, 0), repeat=few)}
+        high, low = p * g, (1 - p) * g / (g - 1)
+    else:
+        d, k = inner.categories, inner.size  # type: ignore[attr-defined]
+        shares = {members: _share_of_sets(members, d, k) for members in product((1, 0), repeat=min(d, 3))}
+        high, low = p * d / k, (1 - p) * d / (d - k)
+    some = {members: share for members, share in shares.items() if share > 0}
+    mass, inside = np.array(list(some.values())), np.array(list(some)).T
+    xp = namespace(p)
+    rows = [mass * xp.where(is_in, high, low) for is_in in inside.astype(bool)]
+    return low * mass, rows[0], rows[1], xp.stack([*rows[1:], rows[0]])
+
+
+def _share_of_sets(members: tuple[int, ...], d: int, k: int) -> float:
+    """Return the share of all sets of k of d that contain exactly these of some categories."""
+    share, left, needed = Fraction(1), d, k
+    for is_in in members:
+        share *= Fraction(needed if is_in else left - needed, left)
+        left, needed = left - 1, needed - is_in
+    return float(share)
+
+
+def _share_of_blocks(members: int, mechanism: BlockResponse) -> float:
+    """Return the share of all reports whose block contains exactly these of three, or of both, categories."""
+    g, points = mechanism.blocks, mechanism.points
+    c = mechanism.collision
+    if mechanism.categories == 2:
+        return {2: c / g, 1: (1 - c) / g, 0: 1 - (2 - c) / g}[members]
+    # In a direction in which two categories share a block, the third one is in it with probability c'.
+    all_three = c * (points // g**2 - 1) / (points // g - 1) if mechanism.dimensions > 1 else 0.0
+    two, one = c - all_three, 1 - 2 * c + all_three
+    return {3: all_three / g, 2: two / g, 1: one / g, 0: 1 - (all_three + 3 * (two + one)) / g}[members]

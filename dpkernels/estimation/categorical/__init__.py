@@ -1,0 +1,1 @@
+"""Estimates of shares and counts of categories from reports of local mechanisms."""

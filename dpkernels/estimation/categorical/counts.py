@@ -1,0 +1,222 @@
+"""Counts of reports about categories: the sufficient statistic of estimates, in constant memory, and mergeable."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpkernels.estimation.counts import ReportError
+from dpkernels.exact.categories import CategoryCertificate, CategorySampler
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.block_response import BlockResponse
+from dpkernels.mechanisms.categorical.galois import field
+from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
+from dpkernels.release import containers
+from dpkernels.release.categories import MISSING, UNKNOWN, codes_of, is_missing_value
+
+# The most different reports that are counted one by one, eight bytes each.
+_MOST_COUNTED = 1 << 27
+_CHUNK = 1 << 15  # sets that are unpacked at once
+# More reports than 2^40 are counted by the high and the low bits of their numbers, which floating point holds exactly.
+_EXACT_BITS, _PART_BITS = 40, 20
+_BYTE = 255  # Sums of so many bits fit into a byte.
+
+
+class CategoryCounts:
+    """The number of reports that support each category, to which parts of a release can be added one after another.
+
+    ``CategoryCounts(mechanism).add(first).add(second)`` counts both parts. ``+`` adds counts of the same mechanism.
+    ``dpk.estimate`` accepts counts in the place of reports. The memory does not grow with the number of reports.
+
+    Args:
+        mechanism: a mechanism for categories, or its exact sampler.
+
+    Raises:
+        TypeError: the mechanism is not for categories.
+        ValueError: block response has too many different reports to count them.
+    """
+
+    def __init__(self, mechanism: Any) -> None:
+        sampler = exact_sampler(mechanism)
+        if not isinstance(sampler, CategorySampler):
+            raise TypeError(f"mechanism: {type(mechanism).__name__} is not for categories")
+        self.mechanism: Categorical = sampler.mechanism
+        self.certificate: CategoryCertificate = sampler.certificate
+        self.total = 0  #: the number of reports
+        size = self.mechanism.categories if self.mechanism.kind == "set" else self.mechanism.outcomes
+        if size > _MOST_COUNTED:
+            raise ValueError(
+                f"mechanism: its {size:.3g} different reports are too many to count; heavy hitters of large domains "
+                "are found by prefixes"
+            )
+        #: how often each category is in a set, or how often there is each other report
+        self.numbers = np.zeros(size, np.int64)
+
+    def __repr__(self) -> str:
+        return f"CategoryCounts({self.total:,} reports, {self.mechanism.categories:,} categories)"
+
+    def add(self, reports: Any) -> CategoryCounts:
+        """Count more reports, of any kind that ``perturb`` returns; return the same counts.
+
+        Sets may also be texts of hexadecimal digits. Missing reports are ignored. If a report is not a possible one, a
+        ValueError names the first one, and no report is counted.
+        """
+        rows = plain_reports(reports, self.mechanism)
+        if rows.ndim == 1:
+            self.numbers += np.bincount(rows, minlength=len(self.numbers))
+        else:
+            self.numbers += _sum_of_bits(rows, self.mechanism.categories)
+        self.total += len(rows)
+        return self
+
+    def __add__(self, other: CategoryCounts) -> CategoryCounts:
+        if not isinstance(other, CategoryCounts):
+            return NotImplemented
+        if self.mechanism != other.mechanism:
+            raise ValueError("counts: are of different mechanisms; their reports do not mean the same")
+        both = CategoryCounts(self.mechanism)
+        both.numbers, both.total = self.numbers + other.numbers, self.total + other.total
+        return both
+
+    @property
+    def supports(self) -> np.ndarray:
+        """Return (d,) the number of reports that support each category, int64."""
+        mechanism = self.mechanism
+        return block_supports(mechanism, self.numbers) if isinstance(mechanism, BlockResponse) else self.numbers
+
+    @cached_property
+    def probabilities(self) -> tuple[float, float]:
+        """Return (p, q) of the integers that a release samples."""
+        return float(self.certificate.probability), float(self.certificate.other_probability)
+
+
+def block_supports(mechanism: BlockResponse, numbers: np.ndarray) -> np.ndarray:
+    """Return how many reports of block response support each category, from how often there was each report.
+
+    N(x) = sum_a table[a, <a, x>] = (1/g) sum_a sum_u F_a(u) w^Tr(u <a, x>), with F_a(u) = sum_s table[a, s] w^-Tr(u s):
+    the coefficient of the frequency u a is F_a(u), and every frequency but 0 is u a for one direction a and one u. One
+    inverse FFT gives all N, which are integers.
+    """
+    if (total := int(numbers.sum())) >> _EXACT_BITS and (numbers >> _PART_BITS).any():
+        high, low = numbers >> _PART_BITS, numbers & ((1 << _PART_BITS) - 1)
+        return (block_supports(mechanism, high) << _PART_BITS) + block_supports(mechanism, low)
+    numbers_of = field(mechanism.blocks)
+    g, t = mechanism.blocks, mechanism.dimensions
+    coefficients = numbers_of.characters(numbers.reshape(mechanism.directions, g).astype(np.float64))
+    vectors = mechanism.vectors_of(np.arange(mechanism.directions))
+    frequency = np.zeros((mechanism.directions, g - 1), np.int64)
+    factors, place = np.arange(1, g), 1
+    for _ in range(t):
+        frequency += numbers_of.frequencies[numbers_of.multiply((vectors % g)[:, None], factors)] * place
+        vectors, place = vectors // g, place * g
+    spectrum = np.empty(mechanism.points, complex)
+    spectrum[0] = total
+    spectrum[frequency] = coefficients[:, 1:]
+    axes = (numbers_of.r,) * (numbers_of.s * t)
+    found = np.fft.ifftn(spectrum.reshape(axes)).real.reshape(-1) * (mechanism.points // g)
+    supports = np.rint(found).astype(np.int64)
+    if np.abs(found - supports).max() > 0.25 or int(supports.sum()) != total * (mechanism.points // g):
+        raise ArithmeticError(f"reports: {total} of them are too many for floating point to count exactly")
+    return supports[: mechanism.categories]
+
+
+def _sum_of_bits(rows: np.ndarray, categories: int) -> np.ndarray:
+    total = np.zeros(categories, np.int64)
+    for first in range(0, len(rows), _CHUNK):
+        bits = np.unpackbits(rows[first : first + _CHUNK], axis=1, count=categories, bitorder="little")
+        sums = [np.add.reduce(bits[at : at + _BYTE], axis=0, dtype=np.uint8) for at in range(0, len(bits), _BYTE)]
+        total += np.sum(sums, axis=0, dtype=np.int64)
+    return total
+
+
+def plain_reports(reports: Any, mechanism: Categorical) -> np.ndarray:
+    """Return reports of any container as integers, or sets as (n, bytes), without missing ones.
+
+    A ``ReportError`` names the first one that the mechanism cannot have made.
+    """
+    if isinstance(mechanism, SubsetSelection) and mechanism.size > 1:
+        rows, present = _set_bytes(reports, mechanism)
+        good = np.add.reduce(np.bitwise_count(rows), axis=1, dtype=np.uint32) == mechanism.size
+        if spare := mechanism.categories % 8:
+            good &= rows[:, -1] >> np.uint8(spare) == 0
+        _refuse(good, present, f"is no set of {mechanism.size} of {mechanism.categories} categories")
+        return rows
+    if mechanism.kind == "category" and not _are_codes(reports, mechanism):
+        codes, value_of = codes_of(reports, mechanism)
+        if (unknown := codes == UNKNOWN).any():
+            row = int(unknown.argmax())
+            raise ReportError(row, f"is {value_of(row)!r}, which is not one of the {mechanism.categories} categories")
+        return codes[codes != MISSING]
+    values, present = _integers(reports)
+    most = mechanism.outcomes - 1
+    _refuse((values >= 0) & (values <= most), present, f"is no integer in 0..{most}")
+    return values.astype(np.int64)
+
+
+def _are_codes(reports: Any, mechanism: Categorical) -> bool:
+    """Return whether reports are codes of a mechanism whose labels are texts, such as those of ``sample``."""
+    labels = mechanism.labels
+    is_array = containers.kind(reports) in ("numpy", "jax")
+    return is_array and labels is not None and isinstance(labels[0], str) and reports.dtype.kind in "iu"
+
+
+def _refuse(good: np.ndarray, present: np.ndarray | None, reason: str) -> None:
+    if not good.all():
+        row = int(good.argmin())
+        raise ReportError(row if present is None else int(present[row]), f"{reason}; the mechanism cannot have made it")
+
+
+def _integers(reports: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    found, present = containers.present_rows(reports)
+    try:
+        values = np.asarray(containers.unwrap(found)[0]).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"reports: {str(error).removeprefix('x: ')}") from error
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"reports: hold {values.dtype}; integers are needed")
+    return values, present
+
+
+def _set_bytes(reports: Any, mechanism: Categorical) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return (n, bytes) of the sets that are present, and their rows unless all are."""
+    (width,) = mechanism.report_shape
+    if containers.kind(reports) in ("numpy", "jax") and np.ndim(reports) and reports.dtype == np.uint8:
+        array = np.asarray(np.ma.getdata(reports))
+        if array.shape == (width,):
+            array = array[None]
+        if array.ndim != 2 or array.shape[1] != width:
+            raise ValueError(f"reports: have shape {array.shape}; sets have {width} bytes each")
+        if np.ma.is_masked(reports):
+            rows = np.flatnonzero(~np.ma.getmaskarray(reports).any(axis=1))
+            return array[rows], rows
+        return array, None
+    values = [reports] if isinstance(reports, bytes | str) else _values_of(reports)
+    present = [row for row, value in enumerate(values) if not is_missing_value(value)]
+    sets = b"".join(_bytes_of(row, values[row], width) for row in present)
+    array = np.frombuffer(sets, np.uint8).reshape(-1, width)
+    return array, None if len(present) == len(values) else np.array(present)
+
+
+def _values_of(reports: Any) -> list[Any]:
+    match containers.kind(reports):
+        case "pyarrow":
+            return reports.to_pylist()
+        case "pandas" | "polars":
+            return reports.to_list()
+        case "numpy":
+            return reports.reshape(-1).tolist()
+        case _:
+            raise TypeError(f"reports: {type(reports).__name__} is not a column of sets")
+
+
+def _bytes_of(row: int, value: Any, width: int) -> bytes:
+    try:
+        found = bytes.fromhex(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, bytes) or len(found) != width:
+        raise ReportError(row, f"is no set of {width} bytes; the mechanism cannot have made it")
+    return found

@@ -1,0 +1,1 @@
+"""Local mechanisms for a value that is one of d categories."""

@@ -1,0 +1,213 @@
+"""The interface of mechanisms for categories, with shared formulas for probabilities, errors and sampling.
+
+A report names a set S of items, and supports an item y if y is in S. With x the person's category,
+
+    p = P(x in S | x),    q = P(y in S | x) for every other y,
+
+and C_y the number of n reports that support y, (C_y/n - q)/(p - q) is an unbiased estimate of the share of y.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.numerics import Real, namespace
+from dpkernels.random.keys import check_key
+
+# The most categories: sets of items are reported as bits, and blocks as integers of 64 bits at most.
+MOST_CATEGORIES = 1 << 40
+_MOST_LABELS = 1 << 24
+_MOST_CHANNEL = 1 << 22  # entries of a channel matrix
+
+Labels = tuple[str, ...] | tuple[int, ...]
+
+
+class Categorical(abc.ABC):
+    """A randomised map from one of d categories to a report; pure epsilon-DP, any two categories are neighbours.
+
+    Inputs of methods are codes 0..d - 1 of categories. ``labels`` are the names of the categories, or None, and
+    ``other`` is the code of the category that stands for unknown ones, or None.
+    """
+
+    epsilon: Any
+    categories: int
+    labels: Labels | None
+    other: int | None
+
+    kind: ClassVar[str]  # of a report: "category", "set" or "block"
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.whole("categories", self.categories, 2, MOST_CATEGORIES)
+        if self.other is not None:
+            checks.whole("other", self.other, 0, self.categories - 1)
+        if self.labels is not None and len(self.labels) != self.categories:
+            raise ValueError(f"labels: {len(self.labels)} for {self.categories} categories; each category needs one")
+
+    @property
+    @abc.abstractmethod
+    def support_probabilities(self) -> tuple[Any, Any]:
+        """Return (p, q): the probabilities that a report supports the true category, and another one."""
+
+    @property
+    @abc.abstractmethod
+    def outcomes(self) -> int:
+        """Return the number of possible reports, as a Python integer."""
+
+    @property
+    @abc.abstractmethod
+    def bits(self) -> float:
+        """Return the bits that a stored report takes."""
+
+    @property
+    @abc.abstractmethod
+    def report_shape(self) -> tuple[int, ...]:
+        """Return the shape of a report: () for an integer, (bytes,) for a set as bits."""
+
+    @property
+    @abc.abstractmethod
+    def report_dtype(self) -> np.dtype:
+        """Return the smallest unsigned type of reports."""
+
+    @abc.abstractmethod
+    def log_prob(self, reports: Any, x: Any) -> Any:
+        """Return the log probability of reports given the codes of true categories."""
+
+    @abc.abstractmethod
+    def supports(self, reports: Any) -> np.ndarray:
+        """Return (n, d) booleans: whether each report supports each category."""
+
+    @abc.abstractmethod
+    def draw(self, key: Array, x: Array) -> Array:
+        """Return float-kernel reports of an array of codes; ``sample`` checks its arguments."""
+
+    @abc.abstractmethod
+    def all_reports(self) -> np.ndarray:
+        """Return every possible report, for few categories; a ValueError if there are too many."""
+
+    def share_variance(self, share: Real, reports: Real = 1) -> Any:
+        """Return the variance of the estimated share of a category with this true share among the n people.
+
+        It is [f p (1 - p) + (1 - f) q (1 - q)]/(n (p - q)^2). If people are drawn at random from a population, add
+        f (1 - f)/n.
+        """
+        p, q = self.support_probabilities
+        return (share * p * (1 - p) + (1 - share) * q * (1 - q)) / (reports * (p - q) ** 2)
+
+    def mean_squared_error(self, reports: Real = 1) -> Any:
+        """Return the expected sum over all categories of the squared error of the estimated share, for n reports.
+
+        It is [p (1 - p) + (d - 1) q (1 - q)]/(n (p - q)^2), the same for all data.
+        """
+        p, q = self.support_probabilities
+        return (p * (1 - p) + (self.categories - 1) * q * (1 - q)) / (reports * (p - q) ** 2)
+
+    def sample(self, key: Array, x: Any) -> Array:
+        """Draw reports of codes x, of any shape, from float kernels, for simulation and not for release.
+
+        The function is compiled once per shape. ``epsilon`` may be an array that broadcasts with x: a budget for each
+        row.
+
+        Args:
+            key: a typed key.
+            x: codes 0..d - 1, integers.
+
+        Returns:
+            Reports of x's shape, followed by ``report_shape``, as unsigned integers of ``report_dtype``.
+        """
+        check_key(key)
+        codes = jnp.asarray(x)
+        if not jnp.issubdtype(codes.dtype, jnp.integer):
+            raise TypeError(f"x: holds {codes.dtype}; codes of categories are integers")
+        if not isinstance(codes, jax.core.Tracer) and codes.size:
+            low, high = int(codes.min()), int(codes.max())
+            if not 0 <= low <= high < self.categories:
+                raise ValueError(f"x: holds codes {low} to {high}; they must be in 0..{self.categories - 1}")
+        return _drawn(self, key, codes)
+
+    def channel(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return every possible report, and the (d, reports) matrix of their probabilities given a category.
+
+        A ValueError says that there are too many.
+        """
+        if self.outcomes * self.categories > _MOST_CHANNEL:
+            raise ValueError(
+                f"channel: {self.categories} categories have {self.outcomes:.3g} reports; a matrix has at most "
+                f"{_MOST_CHANNEL} entries"
+            )
+        reports, x = self.all_reports(), np.arange(self.categories)
+        return reports, np.exp(np.stack([self.log_prob(reports, np.full(len(reports), code)) for code in x]))
+
+    def code_of(self, label: Any) -> int:
+        """Return the code of a category by its label, or by its code if there are no labels."""
+        if self.labels is None:
+            return checks.whole("category", label, 0, self.categories - 1)
+        try:
+            return self.labels.index(label)
+        except ValueError:
+            raise ValueError(f"category: {label!r} is not one of the {self.categories} categories") from None
+
+    def label_of(self, code: int) -> Any:
+        """Return the label of a code, or the code itself if there are no labels."""
+        return int(code) if self.labels is None else self.labels[code]
+
+
+@jax.jit
+def _drawn(mechanism: Categorical, key: Array, x: Array) -> Array:
+    return mechanism.draw(key, x)
+
+
+def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, int | None]:
+    """Return (number of categories, labels or None, code of the other category or None).
+
+    ``categories`` is their number, or a sequence of distinct labels, all strings or all integers. ``other`` is the
+    label (or, without labels, the code) of the category that stands for unknown ones. A label that is not among the
+    others is added as the last one.
+    """
+    if isinstance(categories, int | np.integer) and not isinstance(categories, bool):
+        d = checks.whole("categories", categories, 2, MOST_CATEGORIES)
+        return d, None, None if other is None else checks.whole("other", other, 0, d - 1)
+    if isinstance(categories, str) or not isinstance(categories, Sequence | np.ndarray):
+        raise TypeError(f"categories: {categories!r} must be a number of categories, or a list of their labels")
+    labels = [label.item() if isinstance(label, np.generic) else label for label in categories]
+    if other is not None and other not in labels:
+        labels.append(other)
+    if not 2 <= len(labels) <= _MOST_LABELS:
+        raise ValueError(f"categories: {len(labels)} labels; 2 to 2^24 are needed")
+    for kind in (str, int):
+        if all(type(label) is kind for label in labels):
+            break
+    else:
+        raise TypeError("categories: labels must be all strings or all integers")
+    if kind is int and max(abs(label) for label in labels) >= 1 << 63:
+        raise ValueError("categories: integer labels must fit into 64 bits")
+    if len(set(labels)) < len(labels):
+        double = next(label for at, label in enumerate(labels) if label in labels[:at])
+        raise ValueError(f"categories: {double!r} is given twice")
+    return len(labels), tuple(labels), None if other is None else labels.index(other)
+
+
+def smallest_unsigned(outcomes: int) -> np.dtype:
+    """Return the smallest unsigned type for codes 0..outcomes - 1."""
+    return np.min_scalar_type(outcomes - 1)
+
+
+def response_log_prob(epsilon: Any, choices: int, is_true: Any) -> Any:
+    """Return the log probability of one of g choices under randomised response, given whether it is the true one."""
+    xp = namespace(epsilon, is_true)
+    low = -epsilon - xp.log1p((choices - 1) * xp.exp(-epsilon))
+    return xp.where(is_true, epsilon + low, low)
+
+
+def log_binomial(n: Any, k: Any) -> float:
+    """Return the log of a binomial coefficient of integers."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -1,0 +1,209 @@
+"""Block response: randomised response over the blocks of a random partition of many categories.
+
+Categories are vectors of GF(g)^t, g a prime power and D = g^t >= d. A direction a is drawn uniformly from the
+(D - 1)/(g - 1) projective ones, independently of the value. The block of x is <a, x>, one of g, and the report is a
+with the block, perturbed by randomised response over the blocks:
+
+    p = e^eps/(e^eps + g - 1),    q = (c e^eps + 1 - c)/(e^eps + g - 1),    c = (D/g - 1)/(D - 1),
+
+where c is the probability that another category is in the block of x. The mean squared error is that of subset
+selection with sets of d/g, up to the rounding of e^eps + 1 to a prime.
+
+Source: the balanced case of optimal local hashing (Wang, Blocki, Li & Jha 2017), with the linear partitions of
+projective geometry response (Feldman, Nelson, Nguyen & Talwar 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.mechanisms.categorical.base import (
+    Categorical,
+    Labels,
+    parse_categories,
+    response_log_prob,
+    smallest_unsigned,
+)
+from dpkernels.mechanisms.categorical.galois import MOST_TABLE, field, is_field
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+_MOST_BLOCKS = 1 << 20
+_MOST_REPORTS = 1 << 62
+
+
+@partial(pytree, static=("categories", "blocks", "labels", "other"))
+@dataclass(frozen=True)
+class BlockResponse(Categorical):
+    """A mechanism that reports a random direction, and the block of the category in it by randomised response.
+
+    A report is the integer a g + s of direction a and block s.
+
+    Attributes:
+        epsilon: the budget of a report.
+        categories: d.
+        blocks: g, a prime, or a power of one up to 256.
+        labels: the names of the categories, or None.
+        other: the code of the category that stands for unknown ones, or None.
+    """
+
+    epsilon: Any
+    categories: int
+    blocks: int
+    labels: Labels | None = None
+    other: int | None = None
+
+    kind = "block"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        g = checks.whole("blocks", self.blocks, 2, _MOST_BLOCKS)
+        _ = field(g)
+        if self.outcomes > _MOST_REPORTS:
+            raise ValueError(f"categories: {self.categories} with {g} blocks have more than 2^62 reports")
+
+    @property
+    def dimensions(self) -> int:
+        """Return t, the number of digits of a category in base g."""
+        t, size = 1, self.blocks
+        while size < self.categories:
+            t, size = t + 1, size * self.blocks
+        return t
+
+    @property
+    def points(self) -> int:
+        """Return D = g^t."""
+        return self.blocks**self.dimensions
+
+    @property
+    def directions(self) -> int:
+        """Return the number of directions, (D - 1)/(g - 1)."""
+        return (self.points - 1) // (self.blocks - 1)
+
+    @property
+    def collision(self) -> float:
+        """Return c, the probability that another category is in the block of the true one."""
+        return (self.points // self.blocks - 1) / (self.points - 1)
+
+    @property
+    def support_probabilities(self) -> tuple[Any, Any]:
+        E = namespace(self.epsilon).exp(-self.epsilon)
+        p, low = 1 / (1 + (self.blocks - 1) * E), E / (1 + (self.blocks - 1) * E)
+        return p, self.collision * p + (1 - self.collision) * low
+
+    @property
+    def outcomes(self) -> int:
+        return self.directions * self.blocks
+
+    @property
+    def bits(self) -> float:
+        return math.log2(self.outcomes)
+
+    @property
+    def report_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def report_dtype(self) -> np.dtype:
+        return smallest_unsigned(self.outcomes)
+
+    def vectors_of(self, directions: Any) -> Any:
+        """Return the number, in base g, of the vector of each direction: its first digit that is not 0 is 1.
+
+        Directions (g^j - 1)/(g - 1) and on have j digits after that one.
+        """
+        xp = namespace(directions)
+        powers = np.array([self.blocks**j for j in range(self.dimensions)])
+        first = (powers - 1) // (self.blocks - 1)
+        j = xp.searchsorted(xp.asarray(first), directions, side="right") - 1
+        return directions + xp.asarray(powers - first)[j]
+
+    def blocks_of(self, directions: Any, x: Any) -> Any:
+        """Return the block <a, x> of codes x in directions a; both are integers and broadcast."""
+        g, vector, numbers = self.blocks, self.vectors_of(directions), field(self.blocks)
+        total = numbers.multiply(vector % g, x % g)
+        for _ in range(self.dimensions - 1):
+            vector, x = vector // g, x // g
+            total = numbers.add(total, numbers.multiply(vector % g, x % g))
+        return total
+
+    def split(self, reports: Any) -> tuple[Any, Any]:
+        """Return the directions and the blocks of reports."""
+        g = self.blocks
+        wide = reports.astype(np.int64 if namespace(reports) is np else int)
+        return wide // g, wide % g
+
+    def log_prob(self, reports: Any, x: Any) -> Any:
+        a, block = self.split(reports)
+        return response_log_prob(self.epsilon, self.blocks, self.blocks_of(a, x) == block) - math.log(self.directions)
+
+    def supports(self, reports: Any) -> np.ndarray:
+        a, block = self.split(np.asarray(reports))
+        return self.blocks_of(a[:, None], np.arange(self.categories)) == block[:, None]
+
+    def draw(self, key: Array, x: Array) -> Array:
+        if self.outcomes > jnp.iinfo(x.dtype).max:
+            raise ValueError(f"x: holds {x.dtype}; {self.outcomes:.3g} reports need 64-bit integers, jax_enable_x64")
+        first, second, third = jax.random.split(key, 3)
+        a = jax.random.randint(first, x.shape, 0, self.directions, x.dtype)
+        true = self.blocks_of(a, x)
+        p, _ = self.support_probabilities
+        other = jax.random.randint(second, x.shape, 0, self.blocks - 1, x.dtype)
+        block = jnp.where(jax.random.uniform(third, x.shape) < p, true, other + (other >= true))
+        return (a * self.blocks + block).astype(self.report_dtype)
+
+    def all_reports(self) -> np.ndarray:
+        return np.arange(self.outcomes, dtype=self.report_dtype)
+
+
+def best_blocks(epsilon: float, categories: int) -> int:
+    """Return the number of blocks with the least mean squared error among those next to e^eps + 1."""
+    best = min(math.exp(epsilon) + 1, float(categories), float(_MOST_BLOCKS - 1000))
+
+    def fields(start: int, step: int, number: int) -> list[int]:
+        return list(islice((g for g in count(start, step) if g < 2 or is_field(g)), number))
+
+    # More blocks may leave fewer points that stand for no category, so the next ones are tried as well.
+    found = fields(math.floor(best), -1, 3) + fields(math.floor(best) + 1, 1, 3)
+    found += fields(categories, 1, 1) if categories <= MOST_TABLE else []
+    sizes = [g for g in found if g >= 2]
+    return min(sizes, key=lambda g: float(BlockResponse(epsilon, categories, g).mean_squared_error()))
+
+
+def block_response(epsilon: Any, categories: Any, blocks: int | None = None, *, other: Any = None) -> BlockResponse:
+    """Return block response on d categories, for many of them: short reports, made and counted in constant time each.
+
+    Its mean squared error is within 1.5 % of the least possible one for d >= 266 and epsilon <= 2. A report is an
+    integer of about log2 d bits, whatever the error. The direction in it is random and independent of the value.
+
+    Args:
+        epsilon: the budget of a report, 0.01 to 20.
+        categories: their number d, at most 2^40, or their labels; see ``subset_selection``.
+        blocks: their number, a prime, or a power of one up to 256; by default the one with the least mean squared
+            error. A traced epsilon needs one.
+        other: the label that stands for values which are no category; see ``subset_selection``.
+
+    Raises:
+        ValueError: an argument is out of range, or a label is given twice.
+        TypeError: labels are neither all strings nor all integers, or epsilon is not a number.
+
+    Example:
+        >>> block_response(1.0, 4096).blocks
+        4
+    """
+    checks.epsilon(epsilon)
+    d, labels, code = parse_categories(categories, other)
+    if blocks is None:
+        checks.not_traced("epsilon", "Give the number of blocks, whose choice depends on epsilon.", epsilon)
+        blocks = best_blocks(checks.number("epsilon", epsilon), d)
+    return BlockResponse(epsilon, d, blocks, labels, code)

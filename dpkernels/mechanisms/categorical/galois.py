@@ -1,0 +1,121 @@
+"""Arithmetic of finite fields GF(q), q = r^s for a prime r, on integers 0..q - 1 whose base-r digits are coefficients.
+
+Fields of primes compute modulo q. Other fields have tables, which limits them to ``MOST_TABLE`` elements.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from dpkernels.numerics import namespace
+
+MOST_TABLE = 1 << 8
+
+
+def prime_power(number: int) -> tuple[int, int] | None:
+    """Return (r, s) with number = r^s and r a prime, or None if there are none."""
+    if number < 2:
+        return None
+    r = next((factor for factor in range(2, math.isqrt(number) + 1) if number % factor == 0), number)
+    s, rest = 0, number
+    while rest % r == 0:
+        rest, s = rest // r, s + 1
+    return (r, s) if rest == 1 else None
+
+
+def is_field(number: int) -> bool:
+    """Return whether there is a field with this number of elements here: a prime, or a small power of one."""
+    power = prime_power(number)
+    return power is not None and (power[1] == 1 or number <= MOST_TABLE)
+
+
+@lru_cache(maxsize=64)
+def field(q: int) -> Field:
+    """Return the field with q elements; see ``is_field``."""
+    return Field(q)
+
+
+class Field:
+    """The field with q elements."""
+
+    def __init__(self, q: int) -> None:
+        power = prime_power(q)
+        if power is None or not is_field(q):
+            raise ValueError(f"blocks: {q} is neither a prime nor a power of one up to {MOST_TABLE}")
+        self.q, (self.r, self.s) = q, power
+
+    def add(self, a: Any, b: Any) -> Any:
+        """Return a + b; integers in 0..q - 1 of any shapes that broadcast."""
+        if self.s == 1:
+            return (a + b) % self.q
+        return a ^ b if self.r == 2 else self._taken(self._sums, a, b)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        """Return a b; integers in 0..q - 1 of any shapes that broadcast."""
+        return a * b % self.q if self.s == 1 else self._taken(self.products, a, b)
+
+    def _taken(self, table: np.ndarray, a: Any, b: Any) -> Any:
+        return namespace(a, b).asarray(table.ravel())[a * self.q + b]
+
+    @cached_property
+    def _digits(self) -> np.ndarray:
+        return np.arange(self.q)[:, None] // self.r ** np.arange(self.s) % self.r
+
+    def _number(self, digits: np.ndarray) -> np.ndarray:
+        return digits % self.r @ self.r ** np.arange(self.s)
+
+    @cached_property
+    def _sums(self) -> np.ndarray:
+        return self._number(self._digits[:, None] + self._digits)
+
+    @cached_property
+    def products(self) -> np.ndarray:
+        """Return the (q, q) table of products, for a field of a prime power or a small prime."""
+        if self.s == 1:
+            return np.outer(np.arange(self.q), np.arange(self.q)) % self.q
+        # Every field has a primitive element, and so a polynomial of which x is one.
+        powers = next(filter(None, map(self._powers, product(range(self.r), repeat=self.s))))
+        logs = np.zeros(self.q, np.int64)
+        logs[powers] = np.arange(self.q - 1)
+        table = np.array(powers)[(logs[:, None] + logs) % (self.q - 1)]
+        table[0] = table[:, 0] = 0
+        return table
+
+    def _powers(self, low: tuple[int, ...]) -> list[int] | None:
+        """Return the powers of x modulo x^s + low, if they are all elements but 0; the polynomial is then primitive."""
+        element, powers = (1,) + (0,) * (self.s - 1), list[int]()
+        while (number := sum(c * self.r**i for i, c in enumerate(element))) not in (0, *powers[:1]):
+            powers.append(number)
+            shifted = (0, *element[:-1])
+            element = tuple((c - element[-1] * m) % self.r for c, m in zip(shifted, low, strict=True))
+            if len(powers) >= self.q:
+                return None
+        return powers if len(powers) == self.q - 1 else None
+
+    @cached_property
+    def traces(self) -> np.ndarray:
+        """Return the trace of every element, in 0..r - 1: the sum of its powers a^(r^i), 0 <= i < s."""
+        power = total = np.arange(self.q)
+        for _ in range(self.s - 1):
+            for again in [power] * (self.r - 1):
+                power = self.multiply(power, again)
+            total = self.add(total, power)
+        return total
+
+    @cached_property
+    def frequencies(self) -> np.ndarray:
+        """Return for every element w the number k whose digit m is the trace of w x^m: Tr(w y) = sum of k_m y_m."""
+        basis = self.r ** np.arange(self.s)
+        return self._number(self.traces[self.multiply(np.arange(self.q)[:, None], basis)])
+
+    def characters(self, counts: np.ndarray) -> np.ndarray:
+        """Return sum_e counts[.., e] w^(-Tr(u e)) for every element u, w = e^(2 pi i/r), along the last axis."""
+        if self.s == 1:
+            return np.fft.fft(counts, axis=-1)
+        phases = self.traces[self.products]
+        return counts @ np.exp(-2j * np.pi / self.r * phases).T

@@ -1,0 +1,206 @@
+"""Subset selection, which has the least mean squared error that is possible, and randomised response, its case k = 1.
+
+A report is a set of k of the d categories. It contains the true one with probability p = k e^eps/(k e^eps + d - k);
+the others are uniform:
+
+    P(S | x) = p/C(d - 1, k - 1) if x is in S, else (1 - p)/C(d - 1, k),    q = (k - p)/(d - 1).
+
+Sources: Ye and Barg, "Optimal schemes for discrete distribution estimation under locally differential privacy" (2018);
+Pan, "Private categorical distribution estimation" (2026) for the bound that it attains; Kairouz, Oh and Viswanath
+(2014) for randomised response on d categories.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.mechanisms.categorical.base import (
+    Categorical,
+    Labels,
+    log_binomial,
+    parse_categories,
+    response_log_prob,
+    smallest_unsigned,
+)
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+# The most categories, of sets, which are d bits each, and of single categories, which a word of 64 bits draws.
+_MOST_SETS, _MOST_SINGLE = 1 << 16, 1 << 24
+
+
+@partial(pytree, static=("categories", "size", "labels", "other"))
+@dataclass(frozen=True)
+class SubsetSelection(Categorical):
+    """A mechanism that reports a set of ``size`` categories; with size 1, one category (randomised response).
+
+    Reports of size 1 are codes of categories. Larger sets are bits: category y is bit y % 8 of byte y // 8.
+
+    Attributes:
+        epsilon: the budget of a report.
+        categories: d.
+        size: k, 1 to d - 1.
+        labels: the names of the categories, or None.
+        other: the code of the category that stands for unknown ones, or None.
+    """
+
+    epsilon: Any
+    categories: int
+    size: int
+    labels: Labels | None = None
+    other: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.whole("size", self.size, 1, self.categories - 1)
+        if self.categories > (most := _MOST_SINGLE if self.size == 1 else _MOST_SETS):
+            raise ValueError(
+                f"categories: {self.categories}; reports of {self.size} are of at most {most} categories, and "
+                "block_response is for more"
+            )
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "category" if self.size == 1 else "set"
+
+    @property
+    def support_probabilities(self) -> tuple[Any, Any]:
+        d, k, eps = self.categories, self.size, self.epsilon
+        p = k / (k + (d - k) * namespace(eps).exp(-eps))
+        return p, (k - p) / (d - 1)
+
+    @property
+    def outcomes(self) -> int:
+        return math.comb(self.categories, self.size)
+
+    @property
+    def bits(self) -> float:
+        return math.log2(self.categories) if self.size == 1 else 8.0 * self.report_shape[0]
+
+    @property
+    def report_shape(self) -> tuple[int, ...]:
+        return () if self.size == 1 else (-(-self.categories // 8),)
+
+    @property
+    def report_dtype(self) -> np.dtype:
+        return smallest_unsigned(self.categories) if self.size == 1 else np.dtype(np.uint8)
+
+    def log_prob(self, reports: Any, x: Any) -> Any:
+        d, k, eps = self.categories, self.size, self.epsilon
+        xp = namespace(reports, x, eps)
+        if k == 1:
+            return response_log_prob(eps, d, reports == x)
+        byte = xp.take_along_axis(reports, (x // 8).astype(int)[..., None], axis=-1)[..., 0]
+        is_in = (byte >> (x % 8).astype(byte.dtype)) & 1
+        log_p = math.log(k) - xp.log(k + (d - k) * xp.exp(-eps))
+        log_rest = math.log(d - k) - eps - xp.log(k + (d - k) * xp.exp(-eps))
+        return xp.where(is_in == 1, log_p - log_binomial(d - 1, k - 1), log_rest - log_binomial(d - 1, k))
+
+    def supports(self, reports: Any) -> np.ndarray:
+        rows = np.asarray(reports)
+        if self.size == 1:
+            return rows[:, None] == np.arange(self.categories)
+        return np.unpackbits(rows, axis=-1, count=self.categories, bitorder="little").view(bool)
+
+    def draw(self, key: Array, x: Array) -> Array:
+        d, k = self.categories, self.size
+        first, second = jax.random.split(key)
+        p, _ = self.support_probabilities
+        has_true = jax.random.uniform(first, x.shape) < p
+        if k == 1:
+            other = jax.random.randint(second, x.shape, 0, d - 1)
+            return jnp.where(has_true, x, other + (other >= x)).astype(self.report_dtype)
+        own = x[..., None] == jnp.arange(d)
+        # The k categories with the smallest numbers, of which that of the true one is below or above all others.
+        scores = jnp.where(own, jnp.where(has_true[..., None], -1.0, 2.0), jax.random.uniform(second, (*x.shape, d)))
+        chosen = jax.lax.top_k(-scores, k)[1]
+        is_in = jnp.zeros(own.shape, bool)
+        is_in = jnp.put_along_axis(is_in, chosen, True, axis=-1, inplace=False)
+        return jnp.packbits(is_in, axis=-1, bitorder="little")
+
+    def all_reports(self) -> np.ndarray:
+        d, k = self.categories, self.size
+        if k == 1:
+            return np.arange(d, dtype=self.report_dtype)
+        is_in = np.zeros((self.outcomes, d), bool)
+        for row, members in zip(is_in, combinations(range(d), k), strict=True):
+            row[list(members)] = True
+        return np.packbits(is_in, axis=-1, bitorder="little")
+
+
+def strict_bound(epsilon: Any, categories: int) -> Any:
+    """Return the least mean squared error of one report that any unbiased eps-DP estimate of all shares can have.
+
+    It is min over k of (d - 1)^2 (k e^eps + d - k)^2/(d k (d - k) (e^eps - 1)^2) - (d - 1)/d. Subset selection of the
+    best size attains it (Pan 2026, arXiv 2603.11523). Projected estimates, which are biased, may be below it.
+    """
+    d = checks.whole("categories", categories, 2, 1 << 53)
+    return min(_error(epsilon, d, k) for k in _sizes(epsilon, d))
+
+
+def _error(epsilon: Any, d: int, k: int) -> Any:
+    e = math.exp(epsilon)
+    return (d - 1) ** 2 * (k * e + d - k) ** 2 / (d * k * (d - k) * math.expm1(epsilon) ** 2) - (d - 1) / d
+
+
+def _sizes(epsilon: Any, d: int) -> tuple[int, ...]:
+    """Return the sizes below and above d/(e^eps + 1), between which the error has its minimum."""
+    best = d / (math.exp(epsilon) + 1)
+    return tuple(sorted({min(max(size, 1), d - 1) for size in (math.floor(best), math.ceil(best))}))
+
+
+def best_size(epsilon: float, categories: int) -> int:
+    """Return the size of the sets with the least mean squared error."""
+    return min(_sizes(epsilon, categories), key=lambda k: _error(epsilon, categories, k))
+
+
+def subset_selection(epsilon: Any, categories: Any, size: int | None = None, *, other: Any = None) -> SubsetSelection:
+    """Return subset selection on d categories, which has the least mean squared error of all local mechanisms.
+
+    Args:
+        epsilon: the budget of a report, 0.01 to 20.
+        categories: their number d, whose values are codes 0..d - 1; or their labels, all strings or all integers. They
+            are public, and must not be taken from the data.
+        size: k, the number of categories in a report; by default the one with the least mean squared error. A traced
+            epsilon needs one. Size 1 is randomised response.
+        other: the label that stands for values which are no category; by default these are errors. If it is not one of
+            the labels, it is added. Without labels it is a code.
+
+    Raises:
+        ValueError: an argument is out of range, or a label is given twice.
+        TypeError: labels are neither all strings nor all integers, or epsilon is not a number.
+
+    Example:
+        >>> subset_selection(1.0, 266).size
+        72
+    """
+    checks.epsilon(epsilon)
+    d, labels, code = parse_categories(categories, other)
+    if size is None:
+        checks.not_traced("epsilon", "Give the size, whose choice depends on epsilon.", epsilon)
+        size = best_size(checks.number("epsilon", epsilon), d)
+    return SubsetSelection(epsilon, d, size, labels, code)
+
+
+def randomised_response(epsilon: Any, categories: Any, *, other: Any = None) -> SubsetSelection:
+    """Return randomised response on d categories: the true one with probability e^eps/(e^eps + d - 1), else another.
+
+    It is subset selection with size 1, whose reports are categories, and the best mechanism behind a shuffler. Its
+    dominating pair is ``accountants.randomised_response``. For the arguments see ``subset_selection``.
+
+    Example:
+        >>> p, q = randomised_response(1.0, ["yes", "no"]).support_probabilities
+        >>> round(float(p), 4), round(float(q), 4)
+        (0.7311, 0.2689)
+    """
+    return subset_selection(epsilon, categories, 1, other=other)

@@ -1,0 +1,359 @@
+"""The release of categories: columns of codes or labels in, reports in the same kind of container out.
+
+Reports of randomised response are categories, as labels where the mechanism has labels. Dictionaries, enumerations and
+categories of an output are always all labels of the mechanism, in its order, and never those of the data. Other reports
+are unsigned integers, or sets as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.progress import bar
+from dpkernels.release import containers
+from dpkernels.release.engines import CORES
+from dpkernels.release.inputs import InputError
+
+MISSING, UNKNOWN = -1, -2  # codes of rows without a value, and of values that are no category
+
+_PIECE = 1 << 16  # rows that a thread perturbs at a time, at least
+_LONG_WORK = 1 << 26
+_NEEDED = '; every row needs a category, or missing="keep" or missing="drop"'
+
+Wrap = Callable[[np.ndarray, np.ndarray | None], Any]
+
+
+class CategoryError(InputError):
+    """A value that is no category, in a row of the whole release."""
+
+    def __init__(self, row: int, value: Any, reason: str, place: str | None = None) -> None:
+        self.row, self.coordinate, self.value, self.clips, self.reason = row, None, value, False, reason
+        ValueError.__init__(self, f"x: {place or f'row {row}'} is {value!r}{reason}")
+
+    def named(self, place: str) -> CategoryError:
+        return CategoryError(self.row, self.value, self.reason, place)
+
+
+def is_categorical(mechanism: Any) -> bool:
+    """Return whether a mechanism, or that of a sampler, is for categories."""
+    return isinstance(getattr(mechanism, "mechanism", mechanism), Categorical)
+
+
+def perturb_categories(
+    x: Any,
+    mechanism: Any,
+    *,
+    missing: str,
+    secret: Any,
+    exact: bool,
+    clip: bool,
+    progress: bool | None,
+    start: int,
+    devices: Any,
+) -> Any:
+    """Return the reports of a column of categories; the arguments are those of ``perturb``, with the key's secret."""
+    if clip:
+        raise ValueError("clip: categories are not clipped; a mechanism with other= takes unknown ones")
+    if devices is not None:
+        raise ValueError("devices: reports of categories are made by the CPU")
+    own: Categorical = getattr(mechanism, "mechanism", mechanism)
+    sampler = exact_sampler(mechanism) if exact else None
+    codes, value_of = codes_of(x, own)
+    wrap = _wrap(x, own)
+    if not len(codes):
+        raise ValueError("x: is empty; at least one value is needed")
+    known = _checked(codes, value_of, own, missing)
+    if missing == "drop":
+        rows = np.flatnonzero(known >= 0)
+        if len(rows) < len(known):
+            known, wrap = known[rows], _wrap(containers.rows_of(x, rows), own)
+    is_missing = known < 0
+    mask = is_missing if missing == "keep" and is_missing.any() else None
+    # The report of a row without a value is not written, and does not depend on any value.
+    filled = np.where(is_missing, 0, known)
+    if sampler is None:
+        reports = np.asarray(own.sample(secret, jnp.asarray(filled)))
+    else:
+        reports = released_reports(sampler, filled, secret, start, progress)
+    if mask is not None:
+        reports[mask] = 0
+    return wrap(reports, mask)
+
+
+def released_reports(
+    sampler: CategorySampler, codes: np.ndarray, key: bytes, start: int = 0, progress: bool | None = False
+) -> np.ndarray:
+    """Return exact reports of codes 0..d - 1, which are rows ``start`` and on of the release of a key."""
+    mechanism = sampler.mechanism
+    out = np.empty((len(codes), *mechanism.report_shape), mechanism.report_dtype)
+    rows = sampler.rows * -(-_PIECE // sampler.rows)
+    first = -start % rows  # Pieces begin at multiples of the rows whose noise is drawn together.
+    ends = list(pairwise(sorted({0, *range(first, len(codes), rows), len(codes)})))
+
+    def release(piece: tuple[int, int]) -> int:
+        begin, end = piece
+        out[begin:end] = sampler.reports(codes[begin:end], key, start + begin)
+        return end - begin
+
+    with bar(len(codes), progress, len(codes) >= _LONG_WORK) as moved:
+        if len(ends) == 1:
+            moved(advance=release(ends[0]))
+        else:
+            with ThreadPoolExecutor(min(CORES, len(ends)), thread_name_prefix="categories") as pool:
+                for done in pool.map(release, ends):
+                    moved(advance=done)
+    return out
+
+
+def _checked(codes: np.ndarray, value_of: Callable[[int], Any], own: Categorical, missing: str) -> np.ndarray:
+    """Return codes with unknown values replaced, or raise an error that names the first row without a category."""
+    unknown = codes == UNKNOWN
+    if unknown.any():
+        if own.other is None:
+            row = int(unknown.argmax())
+            problem = f", which is not one of the {own.categories} categories; a mechanism with other= takes it"
+            raise CategoryError(row, value_of(row), problem)
+        codes = np.where(unknown, own.other, codes)
+    is_missing = codes == MISSING
+    if missing == "refuse" and is_missing.any():
+        raise ValueError(f"x: row {int(is_missing.argmax())} is missing{_NEEDED}")
+    if is_missing.all():
+        raise ValueError("x: every row has a missing value; at least one value is needed")
+    return codes
+
+
+def codes_of(x: Any, own: Categorical) -> tuple[np.ndarray, Callable[[int], Any]]:
+    """Return the code of every row, ``MISSING`` or ``UNKNOWN``, and a function from a row to its value for errors."""
+    match containers.kind(x):
+        case "pandas":
+            return _pandas_codes(x, own), lambda row: x.iloc[row]
+        case "polars":
+            return _polars_codes(x, own), lambda row: x[row]
+        case "pyarrow":
+            return _arrow_codes(x, own), lambda row: x[row].as_py()
+        case "jax" | "numpy":
+            if isinstance(x, jax.core.Tracer):
+                raise TypeError("x: is traced by JAX; categories are released outside jit, or simulated with sample")
+            array = np.ma.getdata(x) if isinstance(x, np.ma.MaskedArray) else np.asarray(x)
+            if array.ndim > 1:
+                raise ValueError(f"x: has shape {array.shape}; categories are a column")
+            mask = np.ma.getmaskarray(x).reshape(-1) if isinstance(x, np.ma.MaskedArray) else None
+            flat = array.reshape(-1)
+            return _array_codes(flat, mask, own), lambda row: flat[row].item() if flat.dtype != object else flat[row]
+        case _ if isinstance(x, str | int) and not isinstance(x, bool):
+            return _array_codes(np.array([x]), None, own), lambda _: x
+        case _:
+            raise TypeError(
+                f"x: {type(x).__name__} is not a column of categories; use NumPy, JAX, pandas, polars or pyarrow"
+            )
+
+
+def _of_kind(own: Categorical, is_text: bool, held: Any) -> None:
+    """Refuse values of another kind than the categories."""
+    if is_text != (own.labels is not None and isinstance(own.labels[0], str)):
+        known = "codes, which are integers" if own.labels is None else f"{type(own.labels[0]).__name__} labels"
+        raise TypeError(f"x: holds {held}; the mechanism's categories are {known}")
+
+
+def _array_codes(values: np.ndarray, mask: np.ndarray | None, own: Categorical) -> np.ndarray:
+    if values.dtype == object:
+        known = {label: code for code, label in enumerate(own.labels or ())}
+        if own.labels is None:
+            raise TypeError("x: holds objects; the mechanism's categories are codes, which are integers")
+        codes = np.array([_object_code(value, known) for value in values], np.int64)
+    elif values.dtype.kind in "UT":
+        _of_kind(own, True, values.dtype)
+        codes = _matched(values, np.array(own.labels))
+    else:
+        if values.dtype.kind not in "iu":
+            raise TypeError(f"x: holds {values.dtype}; categories are integers or strings")
+        _of_kind(own, False, values.dtype)
+        codes = _integer_codes(values, own)
+    return codes if mask is None else np.where(mask, MISSING, codes)
+
+
+def _object_code(value: Any, known: dict[Any, int]) -> int:
+    if is_missing_value(value):
+        return MISSING
+    # True equals 1, and is no integer label.
+    return known.get(value, UNKNOWN) if isinstance(value, str | int) and not isinstance(value, bool) else UNKNOWN
+
+
+def is_missing_value(value: Any) -> bool:
+    """Return whether an object stands for no value: None, NaN, or pandas' NA, which has no truth value."""
+    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
+
+
+def _integer_codes(values: np.ndarray, own: Categorical) -> np.ndarray:
+    if own.labels is not None:
+        return _matched(values, np.array(own.labels))
+    inside = (values >= 0) & (values < own.categories)
+    return np.where(inside, np.where(inside, values, 0).astype(np.int64), UNKNOWN)
+
+
+def _matched(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the index of every value among distinct labels, or ``UNKNOWN``."""
+    order = np.argsort(labels)
+    ranked = labels[order]
+    at = np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)
+    return np.where(ranked[at] == values, order[at], UNKNOWN)
+
+
+def _label_codes(values: list[Any], own: Categorical) -> np.ndarray:
+    """Return the codes of a few values, such as the categories of a column, with None for a missing one."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    if own.labels is None:
+        good = [type(value) is int and 0 <= value < own.categories for value in values]
+        return np.array([value if is_good else UNKNOWN for value, is_good in zip(values, good, strict=True)], np.int64)
+    return _array_codes(array, None, own)
+
+
+def _at(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return codes of categories at places, of which negative ones are missing."""
+    return np.append(codes, MISSING)[np.where(places < 0, len(codes), places)]
+
+
+def _pandas_codes(x: Any, own: Categorical) -> np.ndarray:
+    import pandas as pd
+
+    if containers.is_table(x):
+        raise TypeError(f"x: a pandas {type(x).__name__} needs a mechanism a column, as a dict")
+    if hasattr(x, "cat"):
+        return _at(_label_codes(x.cat.categories.tolist(), own), x.cat.codes.to_numpy().astype(np.int64))
+    if pd.api.types.is_bool_dtype(x.dtype) or not (
+        x.dtype == object or pd.api.types.is_string_dtype(x.dtype) or pd.api.types.is_integer_dtype(x.dtype)
+    ):
+        raise TypeError(f"x: holds {x.dtype}; categories are integers or strings (Int64 for integers and missing ones)")
+    if x.dtype != object:
+        _of_kind(own, not pd.api.types.is_integer_dtype(x.dtype), x.dtype)
+    places, values = pd.factorize(x)
+    return _at(_label_codes(values.tolist(), own), places)
+
+
+def _polars_codes(x: Any, own: Categorical) -> np.ndarray:
+    import polars as pl
+
+    if type(x).__name__ != "Series":
+        raise TypeError(f"x: a polars {type(x).__name__} needs a mechanism a column, as a dict")
+    is_text = x.dtype in (pl.String, pl.Categorical) or isinstance(x.dtype, pl.Enum)
+    if not (is_text or x.dtype.is_integer()):
+        raise TypeError(f"x: holds {x.dtype}; categories are integers or strings")
+    _of_kind(own, is_text, x.dtype)
+    plain = x.cast(pl.String) if is_text else x
+    values = plain.unique().drop_nulls()
+    codes = pl.Series(_label_codes(values.to_list(), own))
+    found = plain.replace_strict(values, codes, default=None, return_dtype=pl.Int64)
+    return found.fill_null(MISSING).to_numpy().astype(np.int64)
+
+
+def _arrow_codes(x: Any, own: Categorical) -> np.ndarray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not isinstance(x, pa.Array | pa.ChunkedArray):
+        raise TypeError(f"x: a pyarrow {type(x).__name__} is not a column of categories")
+    kind = x.type.value_type if pa.types.is_dictionary(x.type) else x.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not (is_text or pa.types.is_integer(kind)):
+        raise TypeError(f"x: holds {x.type}; categories are integers or strings")
+    _of_kind(own, is_text, x.type)
+    plain = x.cast(kind) if pa.types.is_dictionary(x.type) else x
+    encoded = pc.dictionary_encode(plain)
+    chunks = encoded.chunks if isinstance(encoded, pa.ChunkedArray) else [encoded]
+    parts = [np.zeros(0, np.int64)]
+    for chunk in chunks:
+        places = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        parts.append(_at(_label_codes(chunk.dictionary.to_pylist(), own), places))
+    return np.concatenate(parts)
+
+
+def _wrap(x: Any, own: Categorical) -> Wrap:
+    """Return the function from reports, and a mask of missing ones or None, to a container like x."""
+    labels = own.labels if own.kind == "category" else None
+    match containers.kind(x):
+        case "pandas":
+            return lambda reports, mask: _pandas_column(x, reports, mask, labels)
+        case "polars":
+            return lambda reports, mask: _polars_column(x, reports, mask, labels)
+        case "pyarrow":
+            return lambda reports, mask: _arrow_column(x, reports, mask, labels)
+        case "jax":
+            return lambda reports, _: jax.device_put(reports)
+        case "numpy":
+            return lambda reports, mask: _array(x, reports, mask, labels)
+        case _:
+            return lambda reports, _: _single(reports[0], labels)
+
+
+def _single(report: Any, labels: Any) -> Any:
+    if labels is not None:
+        return labels[int(report)]
+    return report if np.ndim(report) else int(report)
+
+
+def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+    values = reports if labels is None else np.array(labels)[reports]
+    if mask is not None:
+        wide = np.broadcast_to(mask.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+        return np.ma.array(values, mask=wide)
+    return values.reshape(*np.shape(x), *values.shape[1:])[()] if np.ndim(x) == 0 else values
+
+
+def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+    import pyarrow as pa
+
+    if reports.ndim > 1:  # Sets are binary values of one length.
+        kind, rows = pa.binary(reports.shape[1]), len(reports)
+        present = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+        return pa.Array.from_buffers(kind, rows, [present, pa.py_buffer(np.ascontiguousarray(reports))])
+    codes = pa.array(reports, mask=mask)
+    return codes if labels is None else pa.DictionaryArray.from_arrays(codes, pa.array(labels))
+
+
+def _arrow_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+    import pyarrow as pa
+
+    array = _arrow_array(reports, mask, labels)
+    return pa.chunked_array([array]) if isinstance(x, pa.ChunkedArray) else array
+
+
+def _polars_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+    import polars as pl
+
+    if reports.ndim > 1:
+        rows = [bytes(row) for row in reports]
+        values = rows if mask is None else [None if gone else row for row, gone in zip(rows, mask, strict=True)]
+        return pl.Series(x.name, values, dtype=pl.Binary)
+    codes = pl.Series(x.name, reports)
+    if labels is not None:
+        kind = pl.Enum(labels) if isinstance(labels[0], str) else pl.Int64
+        codes = codes.replace_strict(list(range(len(labels))), list(labels), return_dtype=kind)
+    return codes if mask is None else codes.set(pl.Series(mask), None)
+
+
+def _pandas_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+    import pandas as pd
+
+    if reports.ndim > 1:
+        sets = _arrow_array(reports, mask, None)
+        array = pd.array(sets, dtype=pd.ArrowDtype(sets.type))
+    elif labels is not None:
+        codes = reports.astype(np.int64) if mask is None else np.where(mask, -1, reports.astype(np.int64))
+        array = pd.Categorical.from_codes(codes, categories=list(labels))
+    elif mask is None:
+        array = reports
+    else:
+        array = pd.arrays.IntegerArray(reports, mask)
+    return x._constructor(array, index=containers.visible_index(x.index), name=x.name)
