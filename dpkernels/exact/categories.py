@@ -325,7 +325,7 @@ class SetSampler(CategorySampler):
     @cached_property
     def rows(self) -> int:  # type: ignore[override]
         """Return how many rows draw their sets together: about 2^22 words."""
-        return 1 << min(13, max(6, 22 - (self.mechanism.categories - 1).bit_length()))
+        return 1 << min(14, max(6, 23 - (self.mechanism.categories - 1).bit_length()))
 
     @cached_property
     def _word(self) -> np.dtype:
@@ -401,7 +401,20 @@ def uniform_sets(words: np.ndarray, need: np.ndarray, units: np.ndarray, again: 
         column = columns[step >> 3]
         np.add(column, column, out=column)
         np.bitwise_or(column, bit, out=column)
-    return np.ascontiguousarray(columns.T)
+    return _transposed(columns)
+
+
+def _transposed(columns: np.ndarray) -> np.ndarray:
+    """Return bytes transposed, in words of eight bytes, which is faster than byte by byte."""
+    width, rows = columns.shape
+    words = np.empty((rows, -(-width // 8)), "<u8")
+    for at in range(words.shape[1]):
+        parts = columns[8 * at : 8 * at + 8]
+        word = parts[0].astype("<u8")
+        for place, part in enumerate(parts[1:], 1):
+            word |= part.astype("<u8") << np.uint64(8 * place)
+        words[:, at] = word
+    return np.ascontiguousarray(words.view(np.uint8)[:, :width])
 
 
 def category_sampler(mechanism: Categorical) -> CategorySampler:
