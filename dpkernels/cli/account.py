@@ -29,6 +29,7 @@ from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.numerics import Real
 from dpkernels.staging import write_png
 
@@ -94,6 +95,8 @@ class Account:
         """Return which inputs are neighbouring, in words."""
         if isinstance(self.mechanism, Additive):
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
+        if isinstance(self.mechanism, Categorical):
+            return f"any two of the {self.mechanism.categories} categories"
         interval = "[{}, {}]".format(*map(shortest, self.mechanism.input_interval))
         if "sensitivity" in self.options:
             return f"values in {interval} at most {shortest(self.options['sensitivity'])} apart"
@@ -109,6 +112,9 @@ class Account:
     @property
     def errors(self) -> dict[str, float]:
         built: Any = self.mechanism
+        if isinstance(built, Categorical):
+            whole, empty = float(built.mean_squared_error()), float(built.share_variance(0.0))
+            return {"mean squared error": whole, "share variance": empty}
         if not isinstance(self.mechanism, Additive):
             middle = sum(map(float, built.input_interval)) / 2
             moments = {"worst variance": float(built.worst_variance), "central variance": float(built.variance(middle))}
@@ -172,7 +178,9 @@ class Account:
         _write_with_note(_figure(self, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
 
-def _shown(value: Real) -> str:
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and isinstance(value[0], str):
+        return ",".join(value[:6]) + (",.." if len(value) > 6 else "")
     return value if isinstance(value, str) else ",".join(map(shortest, np.ravel(value)))
 
 

@@ -94,6 +94,7 @@ Examples:
   dpkernels estimate private.csv --column age
   dpkernels estimate private.csv --column age --by plan --quantiles .25,.5,.75
   dpkernels estimate private.parquet --column income --histogram 20 --plot income.png
+  dpkernels estimate private.csv --column ward
 """
 
 
@@ -189,7 +190,7 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
     some of the release's rows, or be of another format.
     """
     with importing():
-        from dpkernels.cli import estimate
+        from dpkernels.cli import category_estimates, estimate
 
     runs = {name: options.pop(name) for name in opts.ENGINE}
     column, group_column, lower, upper = (options.pop(name) for name in ("column", "by", "lower", "upper"))
@@ -200,7 +201,13 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
-        counted = estimate.read(reports, sidecar, *selection)
+        form, source = estimate.open_release(reports, sidecar)
+        if category_estimates.is_about_categories(form, source.names, reports, column):
+            given = {**options, "lower": lower, "upper": upper}
+            about = category_estimates.estimates(form, source, reports, column, group_column, given)
+            _print(about, as_json, plot)
+            return
+        counted = estimate.count(form, source, reports, *selection)
     else:
         if sidecar is not None:
             raise click.UsageError("--sidecar: is for one file; a dataset has its own")
@@ -223,7 +230,7 @@ _EXAMPLES = """\b
 Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1 --ledger people.ledger --budget 5
-  dpkernels perturb counts.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5
+  dpkernels perturb in.csv out.csv --column ward --categories cardio,neuro,ortho --epsilon 1
 """
 
 _DETAILS = """Repeat --column for several columns. Give --mechanism once for all columns, or once for each column in the
@@ -233,6 +240,12 @@ IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or a URI such a
 folder or a URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster. In a folder,
 files whose names begin with . or _ are not read, and the command names them. A .csv or .tsv may be .gz, or - for
 standard input and output.
+
+A column of categories needs --categories, or --categories-from with one category a line. State them without looking at
+the data. A value that is none of them is an error, or with --other becomes that category. Reports are categories
+(randomised-response), numbers (block-response) or sets of categories (subset-selection), which are bytes in a Parquet
+file and hexadecimal digits in a text file. With columns of both kinds give --mechanism for each, such as categorical
+and balanced.
 
 Privacy loss adds up over releases about the same people. A --ledger is for one group of people. It adds the total over
 the perturbed columns of every release, and refuses a release that exceeds the budget before a value is perturbed. Of a
@@ -261,14 +274,15 @@ More examples:
 """
 
 _MECHANISM = "Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all."
-_MISSING = "Empty cells, NA, NaN and null: refuse (default); or keep them or drop their rows, which reveals where."
+_MISSING = "Empty cells, NA, NaN, null: refuse (default), keep, or drop the row, which reveals where."
 _LEDGER = "First charge the release to this ledger; refuse a release above its budget."
-_BUDGET = "Budget of a new ledger. Additive noise needs a DELTA."
+_BUDGET = "Budget of a new ledger; DELTA for additive noise."
 
 _MORE_COMPARE = """\b
 Examples:
   dpkernels compare --epsilon 1 --lower 0 --upper 120
   dpkernels compare --epsilon 1 --sensitivity 10
+  dpkernels compare --epsilon 1 --categories 266
   dpkernels compare --epsilon 1 --lower 0 --upper 120 --sensitivity 10 --plot variances.png
 """
 
@@ -276,6 +290,7 @@ _COMPARED: opts.Options = {
     "lower": (float, "X", "Smallest valid value."),
     "upper": (float, "X", "Largest valid value."),
     "sensitivity": (float, "D", "Largest distance of neighbours: compare noise, and mechanisms for it."),
+    "categories": (opts.CategoryList(), "D", "Number of categories: compare the mechanisms for them."),
 }
 
 
@@ -336,12 +351,20 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
     """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first.
 
     Give --lower and --upper for values in an interval, --sensitivity for a statistic, or all three for a statistic in
-    an interval.
+    an interval. Give --categories for a choice among several categories.
     """
     with importing():
         from dpkernels.cli import compare as comparing
 
-    _print(comparing.comparison(**opts.single(options)), as_json, plot)
+    given = opts.single(options)
+    if "categories" in given:
+        from dpkernels.cli.categories import comparison_of_categories
+
+        if plot is not None or len(given) > 2:
+            raise click.UsageError("--categories: goes with --epsilon alone")
+        _print(comparison_of_categories(**given), as_json)
+        return
+    _print(comparing.comparison(**given), as_json, plot)
 
 
 @dpkernels.command()

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from dpkernels import checks
 from dpkernels.cli.errors import text_of
+from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
@@ -69,8 +70,8 @@ def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, l
     return groups.astype(np.int64), names
 
 
-def _rank(cell: str | None) -> tuple[int, float, str]:
-    """Return a sort key: numbers by size, then other texts, then null."""
+def rank(cell: str | None) -> tuple[int, float, str]:
+    """Return a sort key of groups: numbers by size, then other texts, then null."""
     try:
         number = math.nan if cell is None else float(cell)
     except ValueError:
@@ -112,7 +113,12 @@ class Selection:
         bounds: tuple[float, float] | None,
     ) -> Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
-        column_form, columns = _column(form, names, where, column), list(names)
+        column_form, columns = column_of(form, names, where, column), list(names)
+        if is_categorical(column_form["certificate"]):
+            place = label(column_form["column"])
+            raise click.UsageError(
+                f"{place}holds categories in many files; estimate from one of its files with --sidecar"
+            )
         if by is not None:
             if by in [column_form_["column"] for column_form_ in form["columns"]]:
                 raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
@@ -151,16 +157,13 @@ class Read:
                 groups.setdefault(cell, Counts(selection.channel)).numbers += numbers
         if not any(counts.total for counts in groups.values()):
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        return cls(selection, {cell: groups[cell] for cell in sorted(groups, key=_rank)}, missing)
+        return cls(selection, {cell: groups[cell] for cell in sorted(groups, key=rank)}, missing)
 
 
-def read(
-    path: Path, sidecar: Path | None, column: str | None, by: str | None, bounds: tuple[float, float] | None
-) -> Read:
-    """Count the reports of a column of one file, in groups by the cells of another column, ``by``, which was copied.
+def open_release(path: Path, sidecar: Path | None) -> tuple[dict[str, Any], Source]:
+    """Return the JSON of a release's sidecar and its file, opened.
 
-    Without a sidecar it is the one beside the file, whose hash must be the file's. ``column`` may be None where there
-    is only one, and ``bounds`` are for additive noise.
+    Without a sidecar it is the one beside the file, whose hash must be the file's.
     """
     place = sidecar_path(path) if sidecar is None else sidecar
     if not place.is_file():
@@ -183,12 +186,34 @@ def read(
         else:
             text = format_ in ("csv", "tsv")
             written = Layout(format_, "\t" if format_ == "tsv" else ",", multiline=text, unpack=packed, pack=packed)
-    source = open_source(path, written)
+    return form, open_source(path, written)
+
+
+def read(
+    path: Path, sidecar: Path | None, column: str | None, by: str | None, bounds: tuple[float, float] | None
+) -> Read:
+    """Open a release and count its reports; see ``open_release`` and ``count``."""
+    return count(*open_release(path, sidecar), path, column, by, bounds)
+
+
+def count(
+    form: Mapping[str, Any],
+    source: Source,
+    path: Path,
+    column: str | None,
+    by: str | None,
+    bounds: tuple[float, float] | None,
+) -> Read:
+    """Count the reports of a column of one file, in groups by the cells of another column, ``by``, which was copied.
+
+    ``column`` may be None where there is only one, and ``bounds`` are for additive noise.
+    """
     selection = Selection.of(form, source.names, path, column, by, bounds)
     return Read.of(selection, [tally(source, selection)], path)
 
 
-def _column(form: Mapping[str, Any], columns: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
+def column_of(form: Mapping[str, Any], columns: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
+    """Return the column of a sidecar that is estimated, which may be None where there is only one."""
     forms = {column_form["column"]: column_form for column_form in form["columns"]}
     if column is None and len(forms) == 1:
         column = next(iter(forms))

@@ -21,6 +21,7 @@ import click
 
 import dpkernels
 from dpkernels import checks, mechanisms
+from dpkernels.cli import categories
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
 from dpkernels.cli.text import aligned
@@ -57,8 +58,11 @@ def select_mechanism(name: str, options: Mapping[str, Any]) -> tuple[str, dict[s
     The objective ``variance`` selects the lowest worst-case variance. Up to eps = 0.61 that is Duchi's, whose two
     reports cannot estimate a distribution; ``balanced`` then takes a hybrid. The objective ``distribution`` selects
     piecewise: no family that ``tune --objective distribution`` compares has a smaller error, and its reports are
-    unbiased.
+    unbiased. ``categorical`` selects the mechanism for categories with the least error.
     """
+    if name in categories.NAMES:
+        made: Any = named(name).make(options, release=True)
+        return categories.chosen(made)
     if name not in CHOICES:
         return name, dict(options)
     arguments = {key: value for key, value in options.items() if key != "objective"}
@@ -207,6 +211,10 @@ def _constructors() -> Iterator[NamedConstructor]:
         NamedConstructor("truncated-laplace", _truncated_laplace),
         NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), "sigma"),
         NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
+        NamedConstructor("categorical", categories.categorical),
+        NamedConstructor("subset-selection", categories.subset_selection),
+        NamedConstructor("randomised-response", categories.randomised_response),
+        NamedConstructor("block-response", categories.block_response),
     ]
     yield from special
     exceptions = {constructor.name for constructor in special}
@@ -244,6 +252,8 @@ def listing() -> list[str]:
         "               quantiles, a hybrid with at most 10 % more variance",
         "  auto         like closed-form, and also tries optimal",
         "With --objective distribution they choose the piecewise mechanism that estimates the distribution best.",
+        "categorical, subset-selection, randomised-response and block-response are for a column of --categories (or",
+        "--categories-from FILE); categorical chooses whichever of the other three has the least error.",
         "An optional argument that is not given is chosen for the mechanism; `dpkernels perturb --help-all` explains",
         "each. Use square-wave for the distribution alone: the mean of its reports is biased.",
     ]

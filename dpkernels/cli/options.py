@@ -65,6 +65,45 @@ class NumberList(click.ParamType):
             self.fail(f"{value!r} must be numbers separated by commas")
 
 
+class CategoryList(click.ParamType):
+    """Labels separated by commas, such as a,b,c; or a number of categories."""
+
+    name = "categories"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.isascii() and value.isdigit():
+            return int(value[:32])
+        labels = tuple(part.strip() for part in value.split(","))
+        if len(labels) < 2 or not all(labels):
+            self.fail(f"{value!r} must be labels separated by commas, or their number; --categories-from reads a file")
+        return labels
+
+
+class CategoryFile(click.ParamType):
+    """The labels in a file, one a line."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        path: Any = INPUT.convert(value, param, ctx)
+        try:
+            if path.stat().st_size > _MOST_LABEL_BYTES:
+                self.fail(f"{value!r} has more than {_MOST_LABEL_BYTES} bytes")
+            labels = tuple(line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+        except (OSError, UnicodeDecodeError) as error:
+            self.fail(f"{value!r} cannot be read as UTF-8 text: {text_of(error)}")
+        if len(labels) < 2:
+            self.fail(f"{value!r} has {len(labels)} lines; it needs one category a line, two or more")
+        return labels
+
+
+_MOST_LABEL_BYTES = 1 << 24
+
+
 class Command(click.Command):
     """A command whose ``--help`` fits on one screen: it only names rare options, which ``--help-all`` explains."""
 
@@ -169,7 +208,16 @@ _PARAMETERS: Options = {
     "breaks": (NumberList(may_be_none=True), "C,..", "Where the slopes change; one fewer than rates."),
 }
 
-OPTIONS = _USUAL | _PARAMETERS
+_CATEGORIES: Options = {
+    "categories": (CategoryList(), "A,B,..", "Categories of the column, or their number for codes from 0."),
+    "categories_from": (CategoryFile(), "FILE", "The categories in a file, one a line."),
+    "other": (str, "NAME", "Category that stands for values which are none; it is added if it is new."),
+    "size": (int, "K", "Categories in a report of subset-selection. Default: of least error."),
+    "blocks": (int, "G", "Blocks of block-response, a prime or a power of one. Default: of least error."),
+    "bits": (float, "B", "Most bits of a report of categorical. Default: any number."),
+}
+
+OPTIONS = _USUAL | _PARAMETERS | _CATEGORIES
 
 
 def flag(name: str) -> str:
@@ -197,7 +245,10 @@ def options_of(table: Options, option: Callable[..., Decorator] = click.option, 
     )
 
 
-mechanism_options = together(options_of(_USUAL), options_of(_PARAMETERS, rare_options("Mechanism parameters")))
+mechanism_options = together(
+    options_of(_USUAL),
+    options_of(_PARAMETERS | _CATEGORIES, rare_options("Mechanism parameters")),
+)
 
 _SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1 GiB."
 _FORMAT = "Format of IN and OUT. Default: from their suffixes."

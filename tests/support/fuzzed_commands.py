@@ -36,6 +36,12 @@ GOOD = {
     "half_width": "0.3",
     "objective": "variance",
     "degrees": "5",
+    "categories": "130",
+    "categories_from": "wards.txt",
+    "other": "rest",
+    "size": "2",
+    "blocks": "3",
+    "bits": "20",
 }
 REALS = ["1", "0.5", "2", "0", "-1", "0.01", "20", "20.1", "1e308", "-1e308", "1e-308", "5e-324", "inf", "-inf", "nan"]
 REALS += ["1e300", "100", "120", "1e-6", "1e16", "3", "x", "1_0", "", " 1", "1,2", "0.99999999999999999", "1e-17"]

@@ -25,6 +25,7 @@ from pyarrow import csv
 
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files import buffers
+from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 from dpkernels.cli.terminal import private
@@ -215,8 +216,16 @@ def _every_other(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), 2 * count + 1, [None, pa.py_buffer(b"\xaa" * (count // 4 + 1))])
 
 
-def _texts(cells: pa.Array, reports: Numbers) -> pa.Array:
-    """Return reports as the shortest decimals that read back as the same numbers, and missing cells as they are."""
+def _texts(cells: pa.Array, reports: Any, delimiter: str) -> pa.Array:
+    """Return reports as the shortest decimals that read back as the same numbers, and missing cells as they are.
+
+    Reports about categories have texts of their own.
+    """
+    if isinstance(reports, CategoryReports):
+        texts = reports.texts(delimiter)
+        if reports.missing is None:
+            return texts
+        return pc.if_else(buffers.array(reports.missing), cells, texts)
     texts = pc.cast(buffers.array(reports.values), pa.string())
     if reports.missing is not None:
         missing_texts = pc.ascii_trim_whitespace(buffers.as_text(cells))
@@ -349,9 +358,9 @@ class DelimitedFile(Source):
     def labels(self, piece: Records, name: str | None) -> pa.Array:
         return pc.replace_substring(piece.cells[name], '""', '"')
 
-    def replaced(self, piece: Records, reports: dict[str | None, Numbers]) -> Lines:
+    def replaced(self, piece: Records, reports: dict[str | None, Any]) -> Lines:
         names = sorted(reports, key=lambda name: piece.spans[name][0][:1].tolist())  # in the order of the file
-        columns = [_texts(piece.cells[name], reports[name]) for name in names]
+        columns = [_texts(piece.cells[name], reports[name], self._layout.delimiter) for name in names]
         filled = columns[0]
         if len(names) > 1:
             order = np.arange(len(piece) * len(names)).reshape(len(names), -1).T.ravel()

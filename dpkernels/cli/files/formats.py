@@ -59,8 +59,11 @@ class Source(abc.ABC):
         """Return the cells of a column as an Arrow array of any type; ValueError for an array."""
 
     @abc.abstractmethod
-    def replaced(self, piece: Any, reports: dict[str | None, Numbers]) -> Any:
-        """Return the piece with these columns replaced and all others as they are; missing values stay."""
+    def replaced(self, piece: Any, reports: dict[str | None, Any]) -> Any:
+        """Return the piece with these columns replaced and all others as they are; missing values stay.
+
+        Reports are ``Numbers``, or of categories ``categories.CategoryReports``.
+        """
 
     @abc.abstractmethod
     def select(self, replaced: Any, rows: np.ndarray) -> Any:

@@ -17,6 +17,7 @@ from pyarrow.parquet import FileMetaData
 
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files import buffers
+from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.release import arrow
@@ -149,11 +150,13 @@ class ParquetFile(Source):
             raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
         return column.combine_chunks()
 
-    def replaced(self, piece: GroupPart, reports: dict[str | None, Numbers]) -> GroupPart:
+    def replaced(self, piece: GroupPart, reports: dict[str | None, Any]) -> GroupPart:
         table = piece.table
         for name, report in reports.items():
             number, missing = self.names.index(str(name)), report.missing
-            if missing is None:
+            if isinstance(report, CategoryReports):
+                column = report.column()
+            elif missing is None:
                 column = buffers.array(report.values)
             else:  # what was null is null, and what was no number is none
                 values = np.where(missing, report.values.dtype.type(np.nan), report.values)

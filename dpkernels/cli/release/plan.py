@@ -18,6 +18,7 @@ import click
 import numpy as np
 
 from dpkernels.cli.errors import text_of
+from dpkernels.cli.files.categories import CategoryReports, is_categorical
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
 from dpkernels.cli.files.opening import open_source
@@ -26,6 +27,7 @@ from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import single
+from dpkernels.cli.release.categories import perturbed as perturbed_categories
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, label, to_json
 from dpkernels.cli.terminal import private, say
@@ -49,6 +51,8 @@ HELD = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 # What is done with the values of a column of a piece, which begins with a row of the file.
 Use = Callable[[np.ndarray, Bounds, int], np.ndarray]
+# What is done with a column of categories: a piece and its first row become its reports.
+UseCategories = Callable[[Any, int], CategoryReports]
 
 
 def row_order(secret: bytes, rows: int) -> np.ndarray:
@@ -93,7 +97,7 @@ def release_file(
     """
     key, file = output or (None, None)
     held, read, rows, size = list[Any](), 0, 0, 0
-    uses = {column.name: _use(column, key, first - row, devices) for column in spec.columns}
+    uses = {column.name: _use(spec, source, column, key, first - row, devices) for column in spec.columns}
     pieces = source.pieces(list(uses))
     with (
         nullcontext() if file is None else source.sink(path_of(file)) as write,
@@ -132,20 +136,35 @@ def release_file(
     return Done(read, rows, written, tuple(source.not_kept(path_of(file))))
 
 
-def _use(column: Column, key: bytes | None, offset: int, devices: Sequence[Any] | None) -> Use:
+def _use(
+    spec: ReleaseSpec,
+    source: Source,
+    column: Column,
+    key: bytes | None,
+    offset: int,
+    devices: Sequence[Any] | None,
+) -> Use | UseCategories:
     """Return a check, or noise of a key of the column's own: two columns never share noise."""
-    if key is None:
+    column_key = None
+    if key is not None:
+        column_key = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
+    if is_categorical(column.sampler.certificate):
+        missing = spec.row_options.missing
+        return lambda piece, start: perturbed_categories(source, column, piece, start, column_key, offset, missing)
+    if column_key is None:
         return lambda values, bounds, row: bounds.check(values, first=row)
-    column_key = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
     engine = exact_engine(column.sampler, column_key, devices)
     return lambda values, bounds, row: in_chunks(engine, bounds, values, start=row + offset, row=row)
 
 
 def _columns(
-    spec: ReleaseSpec, source: Source, pieces: Iterable[Any], uses: Mapping[str | None, Use], row: int
-) -> Iterator[tuple[Any, dict[str | None, Numbers], np.ndarray | None]]:
+    spec: ReleaseSpec, source: Source, pieces: Iterable[Any], uses: Mapping[str | None, Any], row: int
+) -> Iterator[tuple[Any, dict[str | None, Any], np.ndarray | None]]:
     """Yield each piece with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
-    bounds = [Bounds.of(column.sampler, spec.clip) for column in spec.columns]
+    bounds = [
+        None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
+        for column in spec.columns
+    ]
     for piece in pieces:
         numbers = {
             column.name: _used(spec, source, column, column_bounds, piece, row, uses[column.name])
@@ -159,14 +178,16 @@ def _columns(
 
 
 def _used(
-    spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds, piece: Any, start: int, use: Use
-) -> Numbers:
+    spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, piece: Any, start: int, use: Any
+) -> Numbers | CategoryReports:
     """Return a column of a piece whose first row is ``start``, with the reports, or the checked values, of ``use``.
 
     A ValueError of a value that cannot be perturbed names its column, its place and a remedy.
     """
     first = 0
     try:
+        if bounds is None:
+            return use(piece, start)  # type: ignore[no-any-return]
         numbers = source.numbers(piece, column.name, start)
         if bounds.near and numbers.rounded is not None:
             row = source.place(piece, start + int(np.argmax(numbers.rounded)), start)
@@ -229,16 +250,30 @@ class Request:
         options = RowOptions(self.missing, self.decimals, self.shuffle_rows, shuffleable)
         if options.missing == "drop" and not source.droppable:
             raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
-        perturbed, mechanisms = self._names(source), self.mechanism or [DEFAULT]
+        perturbed, mechanisms = self._names(source), self.mechanism or [self._default]
         check_count("mechanism", len(mechanisms), len(perturbed))
         spread = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
         settings = zip(spread, options_by_column(spread, self.options), map(label, perturbed), strict=True)
         samplers = [build_exact_sampler(*setting) for setting in settings]
         columns = tuple(Column(name, *sampler) for name, sampler in zip(perturbed, samplers, strict=True))
+        if not source.names and is_categorical(columns[0].sampler.certificate):
+            raise click.UsageError(f"--mechanism: {columns[0].mechanism} is for columns; {source.path} is one array")
         also = () if options.missing == "drop" or options.shuffle else source.also_copied
         copied = *(name for name in source.names if name not in perturbed), *also
         names, values = tuple(source.names), source.values_per_row
         return ReleaseSpec(columns, self.clip, layout, options, names, values, copied, self._rows(columns))
+
+    @property
+    def _default(self) -> str:
+        """Return the mechanism of columns for which none is given."""
+        if not {"categories", "categories_from"} & self.options.keys():
+            return DEFAULT
+        if numeric := {"lower", "upper", "sensitivity"} & self.options.keys():
+            raise click.UsageError(
+                f"--mechanism: missing; with --categories and --{min(numeric)} give one for each column, such as "
+                f"categorical and {DEFAULT}"
+            )
+        return "categorical"
 
     def _rows(self, columns: Sequence[Column]) -> str | None:
         """Return whom the rows are about; with a ledger, rows of statistics must say so."""

@@ -19,6 +19,7 @@ import dpkernels
 from dpkernels.bounded_json import brief, parse_json, read_text
 from dpkernels.budgets.filters import EpsilonDelta, plus
 from dpkernels.cli.errors import text_of
+from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Price
 from dpkernels.cli.release.output import own_sidecar
@@ -67,6 +68,10 @@ def guarantee(certificate: Any) -> StatedGuarantee:
         claims = {"epsilon": epsilon, "delta": delta, "sensitivity": D}
         limits = "; additive noise takes values up to 2^34 sensitivities from 0"
         return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", claims, limits)
+    if is_categorical(certificate):
+        near = f"any two of the {certificate.categories} categories"
+        level = certificate.realised_epsilon
+        return StatedGuarantee(certificate.epsilon, level, 0.0, 0.0, near, {"epsilon": certificate.epsilon})
     if not isinstance(certificate, (WindowCertificate, SquareWaveCertificate, RowCertificate, MixtureCertificate)):
         raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
     table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dpkernels.budgets.filters import format_amount
+from dpkernels.cli.categories import describe
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
 from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, interval, noise_of, parameters, title
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.intervals import format_number
+from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.two_point import TwoPoint
 
 # The least delta at which composed values are accounted.
@@ -130,6 +132,8 @@ def _composition(column: Column, values: int) -> str:
 
 def _questions(mechanism: Any) -> str:
     """Return which questions the reports of a bounded mechanism answer well, and the option for the others."""
+    if isinstance(mechanism, Categorical):
+        return f"good for counts and shares; `dpkernels estimate` has them; categories: {describe(mechanism)}"
     if isinstance(mechanism, TwoPoint):
         return "good for means, not for quantiles and histograms; for these use --mechanism balanced"
     if hasattr(mechanism, "bias"):

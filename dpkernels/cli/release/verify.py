@@ -25,6 +25,7 @@ from dpkernels.bounded_json import brief, integer
 from dpkernels.budgets.filters import format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import text_of
+from dpkernels.cli.files.categories import is_categorical, reports_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
@@ -194,6 +195,9 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
     for piece in source.pieces([column.form["column"] for column in columns]):
         for column in columns:
             name = column.form["column"]
+            if is_categorical(column.certificate):
+                _check_categories(form, column, source, piece, start)
+                continue
             numbers = source.numbers(piece, name, start)
             good = can_report(column.certificate, numbers.values, slack)
             good &= row_options.rounded(numbers.values) == numbers.values
@@ -206,6 +210,15 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
                 coarse.add(title(name))
         start += len(piece)
     return start // source.values_per_row, coarse
+
+
+def _check_categories(form: dict[str, Any], column: VerifiedColumn, source: Source, piece: Any, start: int) -> None:
+    mechanism = _rebuilt(column.form).mechanism
+    _, good, missing = reports_of(source.labels(piece, column.form["column"]), mechanism)
+    good = np.where(missing, form["missing"] == "keep", good)
+    if not good.all():
+        where = source.place(piece, start + int(good.argmin()), start)
+        raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its mechanism")
 
 
 def verify(path: Path) -> tuple[list[str], str]:
@@ -256,18 +269,24 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         if "interval" in form:
             _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
         differs = _difference(form, certificate)
-        if differs and release["versions"] == versions():  # another version may make another table
+        # Another version may make another table of numbers.
+        if differs and (release["versions"] == versions() or is_categorical(certificate)):
             raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
         return VerifiedColumn(form, certificate, claims, not differs)
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
 
 
+def _rebuilt(form: dict[str, Any]) -> Any:
+    """Return the exact sampler of a column's mechanism, made again from its name and options."""
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in form["options"].items()}
+    return build_exact_sampler(form["mechanism"], options)[1]
+
+
 def _difference(form: dict[str, Any], certificate: Certificate) -> str:
     """Return how the mechanism, made again from its name and options, differs; empty if it does not."""
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in form["options"].items()}
     try:
-        sampler = build_exact_sampler(form["mechanism"], options)[1]
+        sampler = _rebuilt(form)
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {text_of(error)}"
     recorded, remade = form["parameters"], parameters(sampler.mechanism)
@@ -275,6 +294,8 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
         return f" has the parameters {remade}, not {recorded}"
     if not isinstance(sampler.certificate, type(certificate)):
         return " has another table"
+    if is_categorical(certificate):
+        return "" if sampler.certificate == certificate else " has other integers"
     for fact in ("worst_variance", "lowest", "highest"):  # Noise without an end has no lowest and no highest value.
         remade, recorded = getattr(sampler.certificate, fact), getattr(certificate, fact)
         if (remade is None) != (recorded is None) or (remade is not None and not _is_same(remade, recorded)):
@@ -335,10 +356,14 @@ class MechanismCertificate:
 
     def to_dict(self) -> dict[str, Any]:
         sampler, values = self.sampler, parameters(self.sampler.mechanism)
+        if is_categorical(sampler.certificate):
+            return {"mechanism": self.name, "parameters": values, "certificate": sampler.certificate.to_dict()}
         cost, certificate = sampler.variance_cost, sampler.certificate.to_dict()
         return {"mechanism": self.name, "parameters": values, "variance_cost": cost, "certificate": certificate}
 
     def __str__(self) -> str:
+        if is_categorical(self.sampler.certificate):
+            return f"mechanism           {self.name}\n{self.sampler.certificate}"
         cost = f"{100 * self.sampler.variance_cost:+.4g} % in worst-case variance, against the ideal density"
         name = ", ".join(filter(None, (self.name, noise_of(self.sampler.mechanism))))
         return f"mechanism           {name}\n{self.sampler.certificate}\ncost                {cost}"

@@ -99,11 +99,13 @@ def test_each_side_of_the_interval_of_the_sidecar_misses_by_half_of_the_rest(run
 
 
 def test_every_additive_mechanism_is_here() -> None:
+    from dpkernels.cli import categories
     from dpkernels.cli.mechanisms import CHOICES, CONSTRUCTORS
 
     central = {"optimal-central", "central-piecewise"}
     assert central == {name for name, one in CONSTRUCTORS.items() if one.is_central}
     named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | central | {"square-wave"}
+    named |= set(categories.NAMES)
     assert named | set(CHOICES) == set(CONSTRUCTORS)
 
 

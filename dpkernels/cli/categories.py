@@ -1,0 +1,134 @@
+"""Mechanisms for columns of categories by name, with the options that their arguments are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+import dpkernels
+from dpkernels.cli.options import usage_errors
+from dpkernels.cli.text import aligned
+from dpkernels.decimals import shortest
+from dpkernels.estimation.intervals import format_number
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.block_response import BlockResponse
+from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
+
+_MOST_CODES = 1 << 20  # without labels
+_MOST_SETS = 1 << 16  # categories of which sets are compared
+NAMES = ("categorical", "subset-selection", "randomised-response", "block-response")
+
+
+def _made(build: Any, epsilon: float, categories: Any, categories_from: Any, other: str | None, **more: Any) -> Any:
+    given = [one for one in (categories, categories_from) if one is not None]
+    if len(given) != 1:
+        problem = "both given" if given else "missing"
+        raise click.UsageError(f"--categories, --categories-from: {problem}; give one of them")
+    (listed,) = given
+    label: Any = other
+    if isinstance(listed, int):
+        if listed > _MOST_CODES:
+            raise click.UsageError(f"--categories: {listed}; without labels at most {_MOST_CODES} are allowed")
+        if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < listed):
+            raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {listed - 1}")
+        label = None if other is None else int(other)
+    return build(epsilon, listed, other=label, **more)
+
+
+def categorical(
+    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None, bits: Any = None
+) -> Any:
+    """Choose the mechanism with the least error."""
+    return _made(dpkernels.categorical, epsilon, categories, categories_from, other, bits=bits)
+
+
+def subset_selection(
+    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None, size: Any = None
+) -> Any:
+    """Make subset selection."""
+    return _made(dpkernels.subset_selection, epsilon, categories, categories_from, other, size=size)
+
+
+def randomised_response(
+    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None
+) -> Any:
+    """Make randomised response."""
+    return _made(dpkernels.randomised_response, epsilon, categories, categories_from, other)
+
+
+def block_response(
+    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None, blocks: Any = None
+) -> Any:
+    """Make block response."""
+    return _made(dpkernels.block_response, epsilon, categories, categories_from, other, blocks=blocks)
+
+
+def chosen(mechanism: Categorical) -> tuple[str, dict[str, Any]]:
+    """Return the name of a mechanism and the options that make it again."""
+    own: dict[str, Any] = {"epsilon": float(mechanism.epsilon)}
+    own["categories"] = mechanism.categories if mechanism.labels is None else mechanism.labels
+    if mechanism.other is not None:
+        own["other"] = str(mechanism.label_of(mechanism.other))
+    if isinstance(mechanism, BlockResponse):
+        return "block-response", own | {"blocks": mechanism.blocks}
+    if isinstance(mechanism, SubsetSelection) and mechanism.size > 1:
+        return "subset-selection", own | {"size": mechanism.size}
+    return "randomised-response", own
+
+
+def describe(mechanism: Categorical, most: int = 6) -> str:
+    """Return the categories in words."""
+    if mechanism.labels is None:
+        return f"the codes 0 to {mechanism.categories - 1}"
+    rest = mechanism.categories - most
+    return ", ".join(map(str, mechanism.labels[:most])) + (f" and {rest} more" if rest > 0 else "")
+
+
+@dataclass(frozen=True)
+class CategoryComparison:
+    """The mechanisms for a number of categories at one budget, the least error first."""
+
+    epsilon: float
+    categories: int
+    least: float  # the strict bound of the mean squared error of one report
+    rows: list[dict[str, Any]]
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return self.rows
+
+    def __str__(self) -> str:
+        heading = (
+            f"epsilon {shortest(self.epsilon)}, {self.categories:,} categories\nThe error is the expected sum of "
+            f"squared errors of all shares, times the number of reports. It is at least {format_number(self.least)}."
+        )
+        cells = [["mechanism", "reports", "error", "above the least", "bits of a report"]]
+        for row in self.rows:
+            above = f"{format_number(row['percent_above_least'], 4)} %"
+            cells.append(
+                [row["mechanism"], row["reports"], format_number(row["error"]), above, format_number(row["bits"], 4)]
+            )
+        return "\n".join([heading, *aligned(cells)])
+
+
+def comparison_of_categories(epsilon: float, categories: Any) -> CategoryComparison:
+    """Compare the mechanisms for these categories, given by labels or their number."""
+    d = categories if isinstance(categories, int) else len(categories)
+    with usage_errors("--"):
+        response = dpkernels.randomised_response(epsilon, d)
+        blocks = dpkernels.block_response(epsilon, d)
+    made = [(response, "one category"), (blocks, f"one of {blocks.blocks} blocks, in a direction")]
+    with usage_errors("--"):
+        if d <= _MOST_SETS:
+            sets = dpkernels.subset_selection(epsilon, d)
+            made += [(sets, f"a set of {sets.size}")] if sets.size > 1 else []
+    least = float(dpkernels.strict_bound(epsilon, d))
+    rows = []
+    for mechanism, reports in made:
+        error = float(mechanism.mean_squared_error())
+        name = chosen(mechanism)[0]
+        above = max(100 * (error / least - 1), 0.0)
+        own = {"mechanism": name, "reports": reports, "error": error, "percent_above_least": above}
+        rows.append(own | {"bits": float(mechanism.bits)})
+    return CategoryComparison(float(epsilon), d, least, sorted(rows, key=lambda row: row["error"]))

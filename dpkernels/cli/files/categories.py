@@ -1,0 +1,144 @@
+"""Columns of categories in files: from cells to codes, and from reports to cells.
+
+The cells of a text file are compared byte by byte with the labels, and those of a Parquet file as texts, so that the
+labels of the options are texts everywhere. Without labels the categories are the whole numbers from 0 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpkernels.cli.files import buffers
+from dpkernels.exact.categories import CategoryCertificate
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
+from dpkernels.release.categories import MISSING, UNKNOWN
+
+# Texts of cells without a value, unless they are a category.
+_MISSING_TEXTS = ["", "NA", "NaN", "nan", "NULL", "null"]
+_HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
+_NIBBLES = np.full(256, 255, np.uint8)
+_NIBBLES[[ord(digit) for digit in "0123456789abcdef"]] = range(16)
+
+
+def is_categorical(certificate: Any) -> bool:
+    """Return whether a certificate, or its JSON, is of a mechanism for categories."""
+    if isinstance(certificate, Mapping):
+        return certificate.get("kind") in ("set of categories", "block of categories")
+    return isinstance(certificate, CategoryCertificate)
+
+
+def _labels(mechanism: Categorical) -> list[str]:
+    return [str(label) for label in mechanism.labels or range(mechanism.categories)]
+
+
+def _texts(cells: pa.Array) -> pa.Array:
+    """Return cells as bytes: those of a text file as they are, and numbers as they print."""
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if pa.types.is_binary(cells.type) or pa.types.is_large_binary(cells.type):
+        return cells
+    if pa.types.is_boolean(cells.type) or not (
+        pa.types.is_integer(cells.type) or pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)
+        or pa.types.is_string_view(cells.type)
+    ):  # fmt: skip
+        raise ValueError(f"holds {cells.type}; categories are texts or whole numbers")
+    return cells.cast(pa.string()).cast(pa.binary())
+
+
+def codes_of(cells: pa.Array, mechanism: Categorical) -> np.ndarray:
+    """Return the code of every cell; ``MISSING`` where it has no value, and ``UNKNOWN`` where it is no category."""
+    texts = _texts(cells)
+    found = pc.index_in(texts, value_set=pa.array([label.encode() for label in _labels(mechanism)], texts.type))
+    codes = buffers.numbers(pc.fill_null(found, UNKNOWN)).astype(np.int64)
+    return np.where((codes == UNKNOWN) & _is_missing(texts), MISSING, codes)
+
+
+def _is_missing(texts: pa.Array) -> np.ndarray:
+    empty = pc.is_in(texts, value_set=pa.array([text.encode() for text in _MISSING_TEXTS], texts.type))
+    return buffers.truths(pc.or_(pc.is_null(texts), empty))
+
+
+@dataclass(frozen=True)
+class CategoryReports:
+    """The reports of a column of a piece of a file: codes, or sets as (n, bytes)."""
+
+    reports: np.ndarray
+    mechanism: Categorical
+    missing: np.ndarray | None  # a mask of rows without a report, or None
+
+    def column(self) -> pa.Array:
+        """Return the reports as a column of a Parquet file, null where they are missing."""
+        valid = None if self.missing is None else pa.py_buffer(np.packbits(~self.missing, bitorder="little"))
+        if self.reports.ndim > 1:
+            held = pa.py_buffer(np.ascontiguousarray(self.reports))
+            return pa.Array.from_buffers(pa.binary(self.reports.shape[1]), len(self.reports), [valid, held])
+        codes = buffers.array(self.reports, self.missing)
+        if self.mechanism.kind == "category" and self.mechanism.labels is not None:
+            return pa.array(_labels(self.mechanism)).take(codes)
+        return codes
+
+    def texts(self, delimiter: str) -> pa.Array:
+        """Return the reports as cells of a text file: sets as hexadecimal digits, labels quoted where they must be."""
+        if self.reports.ndim > 1:
+            text = _HEX[self.reports]
+            return buffers.binary(text.tobytes(), np.arange(len(text) + 1) * text.itemsize * text.shape[1])
+        codes = buffers.array(self.reports)
+        if self.mechanism.kind == "category" and self.mechanism.labels is not None:
+            return pa.array([_quoted(label, delimiter).encode() for label in _labels(self.mechanism)]).take(codes)
+        return codes.cast(pa.string()).cast(pa.binary())
+
+
+def _quoted(label: str, delimiter: str) -> str:
+    if any(mark in label for mark in (delimiter, '"', "\n", "\r")):
+        return '"' + label.replace('"', '""') + '"'
+    return label
+
+
+def reports_of(cells: pa.Array, mechanism: Categorical) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the reports in cells, whether each is a possible one, and whether each is missing.
+
+    Reports that are missing or impossible are 0.
+    """
+    if mechanism.kind == "category":
+        codes = codes_of(cells, mechanism)
+        return np.maximum(codes, 0), codes >= 0, codes == MISSING
+    if isinstance(mechanism, SubsetSelection):
+        return _sets_of(cells, mechanism)
+    texts = _texts(cells)
+    is_missing = _is_missing(texts)
+    is_number = buffers.truths(pc.fill_null(pc.match_substring_regex(texts, r"^(0|[1-9][0-9]{0,17})$"), False))
+    digits = pc.if_else(buffers.array(is_number), texts, pa.scalar(b"0", texts.type))
+    values = buffers.numbers(digits.cast(pa.string()).cast(pa.int64()))
+    good = is_number & (values < mechanism.outcomes)
+    return np.where(good, values, 0), good, is_missing
+
+
+def _sets_of(cells: pa.Array, mechanism: SubsetSelection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    (width,) = mechanism.report_shape
+    if pa.types.is_fixed_size_binary(cells.type):
+        cells = cells.cast(pa.binary())
+        digits = width
+    elif pa.types.is_binary(cells.type):  # Digits of a text file, or bytes of a Parquet file of another writer.
+        digits = 2 * width
+    else:
+        raise ValueError(f"holds {cells.type}; sets of categories are bytes")
+    lengths = pc.fill_null(pc.binary_length(cells), 0)
+    is_missing = _is_missing(cells)
+    fits = buffers.numbers(lengths) == digits
+    filled = pc.if_else(buffers.array(fits), cells, pa.scalar(b"0" * digits, pa.binary()))
+    array = np.frombuffer(buffers.text(filled), np.uint8).reshape(-1, digits)
+    if digits > width:
+        values = _NIBBLES[array]
+        fits &= (values < 16).all(1)
+        array = (values[:, 0::2] << np.uint8(4)) | (values[:, 1::2] & np.uint8(15))
+    good = fits & (np.add.reduce(np.bitwise_count(array), axis=1, dtype=np.uint32) == mechanism.size)
+    if spare := mechanism.categories % 8:
+        good &= array[:, -1] >> np.uint8(spare) == 0
+    return array, good, is_missing

@@ -1,0 +1,283 @@
+"""The command on columns of categories: releases, sidecars, verification, estimates and what must not be written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command_helpers import SECRET, Run, command, known_secret, small_pieces
+from key_helpers import column_key
+
+import dpkernels as dpk
+
+__all__ = ["known_secret", "small_pieces"]
+
+run = pytest.fixture(command, name="run")
+
+LABELS = ["cardio", 'neu,"ro', "ortho", "uro"]
+VALUES = np.random.default_rng(1).choice(LABELS, 300, p=[0.5, 0.25, 0.15, 0.1]).tolist()
+NAMES = ["randomised-response", "subset-selection", "block-response"]
+every_name = pytest.mark.parametrize("name", NAMES)
+every_suffix = pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+FROM = ["--column", "ward", "--categories-from", "wards.txt", "--epsilon", "1"]
+
+
+def named(name):
+    return ["--mechanism", name, *(["--size", "2"] if name == "subset-selection" else [])]
+
+
+def write(path, values=VALUES, **more):
+    Path("wards.txt").write_text("\n".join(LABELS) + "\n")
+    table = {"id": [f"p{row}" for row in range(len(values))], "ward": values, **more}
+    if path.endswith("parquet"):
+        pq.write_table(pa.table(table), path, row_group_size=128)
+        return
+    mark = "\t" if path.endswith("tsv") else ","
+
+    def cell(text):
+        text = "" if text is None else str(text)
+        return '"' + text.replace('"', '""') + '"' if mark in text or '"' in text else text
+
+    rows = [mark.join(map(cell, row)) for row in zip(*table.values(), strict=True)]
+    Path(path).write_text("\n".join([mark.join(table), *rows, ""]))
+
+
+def reports(path, mechanism):
+    """The reports in a file, in its order, as the mechanism's supports of every row."""
+    if path.endswith("parquet"):
+        cells = pq.read_table(path).column("ward").to_pylist()
+    else:
+        import pandas as pd
+
+        cells = pd.read_csv(path, sep="\t" if path.endswith("tsv") else ",", dtype=str)["ward"].tolist()
+    if mechanism.kind == "set":
+        rows = [bytes.fromhex(cell) if isinstance(cell, str) else cell for cell in cells]
+        return mechanism.supports(np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1))
+    if mechanism.kind == "block":
+        return mechanism.supports(np.array([int(cell) for cell in cells]))
+    return mechanism.supports(np.array([mechanism.labels.index(cell) for cell in cells]))
+
+
+def mechanism_of(form):
+    own = form["columns"][0]
+    build = getattr(dpk, own["mechanism"].replace("-", "_"))
+    return build(**{**own["options"], "categories": own["options"]["categories"]})
+
+
+@pytest.mark.lengthy
+@pytest.mark.quick("parquet-*")
+@every_name
+@every_suffix
+def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_secret, small_pieces):
+    write(f"in.{suffix}")
+    done = run("perturb", f"in.{suffix}", f"out.{suffix}", *FROM, *named(name))
+    assert done.code == 0, done.err
+    form = json.loads(Path(f"out.{suffix}.json").read_text())
+    m = mechanism_of(form)
+    assert m.labels == tuple(LABELS)
+    expected = dpk.perturb(np.array(VALUES), m, key=column_key(SECRET, "ward"))
+    if m.kind == "category":
+        expected = np.array([LABELS.index(label) for label in expected])
+    assert np.array_equal(reports(f"out.{suffix}", m), m.supports(expected))
+    verified = run("certify", "--verify", f"out.{suffix}.json")
+    assert verified.code == 0, verified.err
+    assert f"ok: ward, {name}, epsilon 1; neighbouring: any two of the 4 categories" in verified.out
+    estimated = run("estimate", f"out.{suffix}", "--column", "ward", "--json")
+    assert estimated.code == 0, estimated.err
+    (one,) = json.loads(estimated.out)["estimates"]
+    e = dpk.estimate(expected, m)
+    assert [row["category"] for row in one["categories"]] == LABELS
+    np.testing.assert_allclose([row["count"] for row in one["categories"]], e.counts.value)
+    np.testing.assert_allclose([row["count_low"] for row in one["categories"]], e.counts.interval()[0])
+
+
+@pytest.mark.lengthy
+def test_the_default_is_the_least_error_and_is_printed(run: Run):
+    write("in.csv")
+    done = run("perturb", "in.csv", "out.csv", *FROM)
+    assert "randomised-response" in done.out
+    assert dpk.categorical(1.0, 4).kind == "category"
+    done = run("perturb", "in.csv", "other.csv", *FROM, "--bits", "1.5")
+    assert done.code == 2
+    assert "smallest report of 4 categories takes 2 bits" in done.err
+
+
+@pytest.mark.lengthy
+@every_suffix
+def test_codes(run: Run, suffix):
+    values = [row % 30 for row in range(200)]
+    write(f"in.{suffix}", values)
+    done = run("perturb", f"in.{suffix}", f"out.{suffix}", "--column", "ward", "--categories", "30", "--epsilon", "1")
+    assert done.code == 0, done.err
+    assert "subset-selection" in done.out
+    estimated = run("estimate", f"out.{suffix}", "--column", "ward")
+    assert "200 reports of subset-selection at epsilon 1, 30 categories" in estimated.out
+    wrong = run("perturb", f"in.{suffix}", f"w.{suffix}", "--column", "ward", "--categories", "29", "--epsilon", "1")
+    assert wrong.code == 1
+    assert "row 29" in wrong.err
+    assert "is not one of the 29 categories" in wrong.err
+
+
+@pytest.mark.lengthy
+@every_suffix
+def test_unknown_and_missing_values(run: Run, suffix):
+    values = [None if row == 7 else "secret ward" if row == 3 else value for row, value in enumerate(VALUES)]
+    write(f"in.{suffix}", values)
+    done = run("perturb", f"in.{suffix}", f"out.{suffix}", *FROM)
+    assert done.code == 1
+    assert "row 3" in done.err
+    assert "'secret ward', which is not one of the 4 categories; --other NAME takes such values" in done.err
+    done = run("perturb", f"in.{suffix}", f"out.{suffix}", *FROM, "--other", "else")
+    assert done.code == 1
+    assert "row 7" in done.err
+    assert "is missing" in done.err
+    for missing, rows in (("keep", 300), ("drop", 299)):
+        for name in NAMES:
+            target = f"{missing}-{name}.{suffix}"
+            options = ["--other", "else", "--missing", missing, *named(name)]
+            assert run("perturb", f"in.{suffix}", target, *FROM, *options).code == 0
+            assert f"{rows} rows" in run("certify", "--verify", f"{target}.json").out
+            estimated = run("estimate", target, "--column", "ward", "--json")
+            assert estimated.code == 0, estimated.err
+            (one,) = json.loads(estimated.out)["estimates"]
+            assert one["reports"] == 299
+            for file in (target, f"{target}.json"):  # Neither the value nor its place.
+                assert b"secret ward" not in Path(file).read_bytes()
+
+
+@pytest.mark.lengthy
+def test_numbers_and_categories_in_one_call_with_a_ledger(run: Run):
+    write("in.csv", age=[row % 90 for row in range(300)])
+    both = ["--column", "ward", "--column", "age", "--mechanism", "categorical", "--mechanism", "balanced"]
+    options = ["--categories-from", "wards.txt", "--lower", "0", "--upper", "120", "--epsilon", "1", "--epsilon", "0.5"]
+    missing = run("perturb", "in.csv", "out.csv", *both[:4], *options)
+    assert missing.code == 2
+    assert "--mechanism: missing; with --categories and --lower give one for each column" in missing.err
+    done = run("perturb", "in.csv", "out.csv", *both, *options, "--ledger", "l", "--budget", "2")
+    assert done.code == 0, done.err
+    assert "total epsilon a row: 1.5" in done.out
+    assert run("certify", "--verify", "out.csv.json").code == 0
+    again = run("perturb", "in.csv", "o.csv", *both, *options, "--ledger", "l")
+    assert again.code == 3
+    for column in ("ward", "age"):
+        assert run("estimate", "out.csv", "--column", column).code == 0
+
+
+@pytest.mark.lengthy
+@every_name
+def test_shuffled_rows_and_groups(run: Run, name):
+    write("in.parquet", plan=["A" if row % 3 else "B" for row in range(300)])
+    assert run("perturb", "in.parquet", "out.parquet", *FROM, *named(name), "--shuffle-rows").code == 0
+    done = run("estimate", "out.parquet", "--column", "ward", "--by", "plan")
+    assert "plan A: 200 reports" in done.out
+    assert "plan B: 100 reports" in done.out
+    assert run("estimate", "out.parquet", "--column", "ward", "--by", "ward").code == 2
+    for option in (["--quantiles", ".5"], ["--histogram", "3"], ["--lower", "0", "--upper", "1"], ["--grid", "1"]):
+        refused = run("estimate", "out.parquet", "--column", "ward", *option)
+        assert refused.code == 2
+        assert "is for numbers; the column holds categories" in refused.err
+    assert run("estimate", "out.parquet", "--column", "ward", "--plot", "p.png").code == 0
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.lengthy
+@every_name
+def test_false_sidecars_and_outputs_are_refused(run: Run, name):
+    write("in.csv")
+    assert run("perturb", "in.csv", "out.csv", *FROM, *named(name)).code == 0
+    text = Path("out.csv.json").read_text()
+
+    def verified(change):
+        form = json.loads(text)
+        change(form["columns"][0])
+        Path("out.csv.json").write_text(json.dumps(form))
+        done = run("certify", "--verify", "out.csv.json")
+        estimated = run("estimate", "out.csv", "--column", "ward")
+        assert done.code == 4
+        return done.err, estimated.code
+
+    def more_budget(own):
+        own["certificate"]["threshold"] += 1
+
+    def other_labels(own):
+        own["options"]["categories"] = [*own["options"]["categories"], "fifth"]
+
+    def other_epsilon(own):
+        own["parameters"]["epsilon"] = 2.0
+
+    assert "column ward" in verified(more_budget)[0]
+    error, code = verified(other_labels)
+    assert "has other integers" in error or "cannot be made" in error or "is no report" in error
+    assert code != 0
+    assert "epsilon" in verified(other_epsilon)[0]
+
+
+@pytest.mark.lengthy
+def test_a_report_of_another_mechanism_is_found(run: Run):
+    write("in.csv")
+    for name in NAMES:
+        assert run("perturb", "in.csv", "out.csv", *FROM, *named(name), "--force").code == 0
+        lines = Path("out.csv").read_text().splitlines()
+        lines[5] = lines[5].partition(",")[0] + ",zz"
+        Path("changed.csv").write_text("\n".join([*lines, ""]))
+        done = run("estimate", "changed.csv", "--sidecar", "out.csv.json", "--column", "ward")
+        assert done.code == 1
+        assert "row 4 (line 6) is no report of this release" in done.err
+        assert "zz" not in done.err
+
+
+@pytest.mark.lengthy
+def test_a_dataset_of_many_files(run: Run):
+    Path("in").mkdir()
+    for part in range(2):
+        write(f"in/{part}.parquet")
+    assert run("perturb", "in", "out", *FROM).code == 0
+    assert run("certify", "--verify", "out/_release.json").code == 0
+    refused = run("estimate", "out", "--column", "ward")
+    assert refused.code == 2
+    assert "estimate from one of its files with --sidecar" in refused.err
+    part = sorted(Path("out").glob("*.parquet"))[0]
+    assert run("estimate", part, "--sidecar", "out/_release.json", "--column", "ward").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--categories", "a"], "must be labels separated by commas"),
+        (["--categories", "a,a"], "'a' is given twice"),
+        (["--categories", "a,b", "--categories-from", "wards.txt"], "both given"),
+        (["--categories", "a,b", "--mechanism", "piecewise"], "has no such option"),
+        (["--mechanism", "categorical"], "--categories, --categories-from: missing"),
+        (["--categories", "5", "--other", "x"], "is not one of the codes 0 to 4"),
+        (["--categories", "5", "--size", "2"], "categorical has no such option"),
+        (["--categories", "9999999"], "at most 1048576"),
+    ],
+)
+def test_wrong_options_are_usage_errors(run: Run, options, words):
+    write("in.csv")
+    done = run("perturb", "in.csv", "out.csv", "--column", "ward", "--epsilon", "1", *options)
+    assert done.code == 2
+    assert words in done.err
+    assert not Path("out.csv").exists()
+
+
+@pytest.mark.lengthy
+def test_other_subcommands(run: Run):
+    np.save("in.npy", np.arange(5))
+    refused = run("perturb", "in.npy", "out.npy", "--categories", "5", "--epsilon", "1")
+    assert refused.code == 2
+    assert "is for columns; in.npy is one array" in refused.err
+    lines = run("compare", "--categories", "266", "--epsilon", "1").out.splitlines()
+    assert lines[3].split()[:5] == ["subset-selection", "a", "set", "of", "72"]
+    assert [
+        row["mechanism"] for row in json.loads(run("compare", "--categories", "a,b,c", "--epsilon", "1", "--json").out)
+    ]
+    assert run("compare", "--categories", "3", "--epsilon", "1", "--lower", "0").code == 2
+    account = run("account", "randomised-response", "--categories", "5", "--epsilon", "1")
+    assert "any two of the 5 categories" in account.out
+    assert "realises epsilon 1" in account.out
+    assert "2^64" in run("certify", "--mechanism", "block-response", "--categories", "300", "--epsilon", "1").out
