@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class Source(abc.ABC):
     names: Sequence[str]  # of its columns; empty for an array
     values_per_row: int = 1  # of each column
     droppable: bool = True  # whether rows can be left out
-    also_copied: Sequence[str] = ()  # besides columns, in words, where all rows stay in their order
+    # What is copied besides columns, in words by the column, where all rows stay in their order.
+    also_copied: Mapping[str, str] = MappingProxyType({})
     fraction: float = 0.0  # of the file that has been read
 
     @abc.abstractmethod

@@ -119,7 +119,7 @@ class ParquetFile(Source):
         self.schema = self._schema.remove_metadata()  # without what writers add to names and types
         self._replaced = set[str]()
         described = [field.name for field in self._schema if arrow.has_dictionary(field.type)]
-        self.also_copied = [f"the categories of {name!r}, also those that no row has" for name in described]
+        self.also_copied = {name: f"the categories of {name!r}, also those that no row has" for name in described}
         self._plain = set[str]()  # columns whose dictionaries are not kept
 
     def count(self) -> int:

@@ -258,7 +258,8 @@ class Request:
         columns = tuple(Column(name, *sampler) for name, sampler in zip(perturbed, samplers, strict=True))
         if not source.names and is_categorical(columns[0].sampler.certificate):
             raise click.UsageError(f"--mechanism: {columns[0].mechanism} is for columns; {source.path} is one array")
-        also = () if options.missing == "drop" or options.shuffle else source.also_copied
+        also = [text for name, text in source.also_copied.items() if name not in perturbed]
+        also = [] if options.missing == "drop" or options.shuffle else also
         copied = *(name for name in source.names if name not in perturbed), *also
         names, values = tuple(source.names), source.values_per_row
         return ReleaseSpec(columns, self.clip, layout, options, names, values, copied, self._rows(columns))

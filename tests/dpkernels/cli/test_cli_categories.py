@@ -244,6 +244,37 @@ def test_a_dataset_of_many_files(run: Run):
     assert run("estimate", part, "--sidecar", "out/_release.json", "--column", "ward").code == 0
 
 
+MARK = "Zyzzyva-7719"
+
+
+@pytest.mark.lengthy
+@every_name
+@pytest.mark.parametrize("missing", ["error", "keep", "drop"])
+def test_categories_of_the_data_are_in_no_output(run: Run, name, missing):
+    """Dictionaries, unused categories, metadata, and values that another category stands for."""
+    import pandas as pd
+
+    values = [MARK if row == 3 else None if missing != "error" and row == 5 else v for row, v in enumerate(VALUES)]
+    ward = pd.Categorical(values, categories=[*LABELS, MARK, MARK + "-unused"])
+    frame = pd.DataFrame({"ward": ward, "plan": pd.Categorical(["A"] * 300)})
+    frame.attrs = {"raw": MARK}
+    write("other.csv")
+    frame.to_parquet("in.parquet")
+    frame.to_csv("in.csv", index=False)
+    for file in ("in.parquet", "in.csv"):
+        assert MARK.encode() in Path(file).read_bytes()
+        target = file.replace("in", "out")
+        done = run("perturb", file, target, *FROM, *named(name), "--other", "else", "--missing", missing)
+        assert done.code == 0, done.err
+        assert "the categories of 'ward'" not in done.out
+        for written in (target, f"{target}.json"):
+            assert MARK.encode() not in Path(written).read_bytes()
+        assert MARK not in done.out
+    released = pd.read_parquet("out.parquet")
+    assert len(released) == (299 if missing == "drop" else 300)
+    assert released["ward"].isna().sum() == (missing == "keep")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
