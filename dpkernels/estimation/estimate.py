@@ -13,7 +13,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.estimation.categorical.counts import CategoryCounts
+from dpkernels.estimation.categorical.counts import CategoryCounts, mechanism_of_sidecar
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import (
@@ -94,7 +94,7 @@ def estimate(
 ) -> Any:
     """Estimate the distribution and the moments of the values behind reports, by post-processing, at no privacy cost.
 
-    Reports about categories give a ``CategoryEstimate`` of counts and shares, which takes no further argument.
+    Reports about categories, by a mechanism or a sidecar, give a ``CategoryEstimate`` of counts and shares.
 
     Each quantity is computed when it is first used::
 
@@ -139,6 +139,8 @@ def estimate(
         CertificateError: the tables of a sidecar do not satisfy its claims.
         TypeError: the reports are not numbers, or the mechanism is not for one column of numbers.
     """
+    if (stated := mechanism_of_sidecar(mechanism, column)) is not None:
+        mechanism, column = stated, None
     if isinstance(reports, CategoryCounts) or is_categorical(mechanism):
         given = {"column": column, "bounds": bounds, "decimals": decimals, "atoms": atoms or None, "grid": grid}
         if wrong := [name for name, value in given.items() if value is not None]:

@@ -328,6 +328,8 @@ def _perturb_ray_dataset(x: Any, mechanisms: Any, missing: str, clip: bool, prog
         raise ValueError(f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets")
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a ray.data.Dataset needs a dict from column name to mechanism")
+    if any(map(is_categorical, mechanisms.values())):
+        raise TypeError("mechanism: a ray.data.Dataset of categories is released by `dpkernels perturb --engine ray`")
     if options["devices"] is not None:
         raise ValueError("devices: the blocks of a ray.data.Dataset are perturbed by CPUs, where Ray holds them")
     given = {"key": options["key"] is not None, "start": options["start"], "exact=False": not options["exact"]}

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.estimation.counts import ReportError
-from dpkernels.exact.categories import CategoryCertificate, CategorySampler
+from dpkernels.exact.categories import (
+    BlockCertificate,
+    CategoryCertificate,
+    CategorySampler,
+    SetCertificate,
+    category_sampler,
+)
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.base import Categorical, parse_categories
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.galois import field
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
@@ -91,6 +102,40 @@ class CategoryCounts:
     def probabilities(self) -> tuple[float, float]:
         """Return (p, q) of the integers that a release samples."""
         return float(self.certificate.probability), float(self.certificate.other_probability)
+
+
+def mechanism_of_sidecar(source: Any, column: str | None) -> Categorical | None:
+    """Return the mechanism of a column of categories in a sidecar, a path or its JSON; None for other columns.
+
+    A ``CertificateError`` says that the integers of the sidecar are not those of the mechanism that it states.
+    """
+    if not isinstance(source, str | Path | Mapping):
+        return None
+    form = source
+    if not isinstance(source, Mapping):
+        with suppress(ValueError):  # ``channel_of`` says what is wrong.
+            form = parse_json(read_text(Path(source)))
+    columns = form.get("columns") if isinstance(form, Mapping) else None
+    if not isinstance(columns, list) or not all(isinstance(one, Mapping) for one in columns):
+        return None
+    chosen = [one for one in columns if column is None or one.get("column") == column]
+    if len(chosen) != 1 or not isinstance(chosen[0].get("certificate"), Mapping):
+        return None
+    payload = dict(chosen[0]["certificate"])
+    if payload.get("kind") not in (SetCertificate.kind, BlockCertificate.kind):
+        return None
+    certificate: Any = CategoryCertificate.from_dict(payload)
+    options = chosen[0].get("options")
+    labels = options.get("categories") if isinstance(options, Mapping) else None
+    _, names, _ = parse_categories(labels if isinstance(labels, list) else certificate.categories, None)
+    mechanism: Categorical
+    if isinstance(certificate, BlockCertificate):
+        mechanism = BlockResponse(certificate.epsilon, certificate.categories, certificate.blocks, names)
+    else:
+        mechanism = SubsetSelection(certificate.epsilon, certificate.categories, certificate.size, names)
+    if category_sampler(mechanism).certificate != certificate:
+        raise CertificateError("mechanism: the sidecar's integers are not those of the mechanism that it states")
+    return mechanism
 
 
 def block_supports(mechanism: BlockResponse, numbers: np.ndarray) -> np.ndarray:

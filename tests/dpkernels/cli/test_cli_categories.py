@@ -93,6 +93,12 @@ def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_
     assert [row["category"] for row in one["categories"]] == LABELS
     np.testing.assert_allclose([row["count"] for row in one["categories"]], e.counts.value)
     np.testing.assert_allclose([row["count_low"] for row in one["categories"]], e.counts.interval()[0])
+    if suffix == "parquet":
+        cells = pq.read_table(f"out.{suffix}").column("ward")
+        assert dpk.estimate(cells, f"out.{suffix}.json").supports.tolist() == e.supports.tolist()
+        form["columns"][0]["certificate"]["threshold"] -= 3
+        with pytest.raises(dpk.CertificateError):
+            dpk.estimate(cells, form)
 
 
 @pytest.mark.lengthy

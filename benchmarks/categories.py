@@ -1,0 +1,136 @@
+"""Reports of categories as markdown tables: errors against the strict bound, measured errors, and speed.
+
+    python -m benchmarks.categories            # about two minutes; --quick: fewer reports
+
+Errors are n times the expected sum of squared errors of all shares, over the strict bound. Those of OUE and OLH (Wang,
+Blocki, Li & Jha 2017) are from their formulas; OLH has random hashes into e^eps + 1 buckets. Times are seconds of the
+processor and of the clock. Where ``multi_freq_ldpy`` or ``pure_ldp`` are installed, their reports are timed, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import dpkernels as dpk
+from benchmarks.shown import machine, markdown, parser_of
+
+CATEGORIES, LEVELS = (2, 5, 20, 266, 4096), (0.5, 1.0, 2.0, 4.0)
+_PEER_REPORTS = 2_000
+
+
+def unary_error(epsilon: float, d: int) -> float:
+    """Return the error of optimised unary encoding: p = 1/2, q = 1/(e^eps + 1)."""
+    return 1 + 4 * math.exp(epsilon) * d / math.expm1(epsilon) ** 2
+
+
+def hashing_error(epsilon: float, d: int) -> float:
+    """Return the error of local hashing into g = round(e^eps + 1) buckets: p = e^eps/(e^eps + g - 1), q = 1/g."""
+    g = max(2, round(math.exp(epsilon) + 1))
+    p, q = math.exp(epsilon) / (math.exp(epsilon) + g - 1), 1 / g
+    return (p * (1 - p) + (d - 1) * q * (1 - q)) / (p - q) ** 2
+
+
+def errors() -> list[list[str]]:
+    """Return the strict bound, and every mechanism's error over it."""
+    rows = [["eps", "d", "strict bound", "subset selection", "block response", "randomised response", "OUE", "OLH"]]
+    for epsilon in LEVELS:
+        for d in CATEGORIES:
+            bound = float(dpk.strict_bound(epsilon, d))
+            made = (
+                dpk.subset_selection(epsilon, d),
+                dpk.block_response(epsilon, d),
+                dpk.randomised_response(epsilon, d),
+            )
+            own = [float(m.mean_squared_error()) for m in made]
+            over = [error / bound for error in (*own, unary_error(epsilon, d), hashing_error(epsilon, d))]
+            rows.append([f"{epsilon:g}", str(d), f"{bound:.5g}", *(f"{ratio:.4g}" for ratio in over)])
+    return rows
+
+
+def measured(trials: int, n: int) -> list[list[str]]:
+    """Return measured errors of released reports, their standard errors, and the formula."""
+    rows = [["mechanism", "d", "eps", "measured", "formula", "projected on the simplex"]]
+    rng = np.random.default_rng(0)
+    for m in (dpk.subset_selection(1.0, 266), dpk.block_response(1.0, 266), dpk.block_response(1.0, 4096)):
+        weights = 1.0 / np.arange(1, m.categories + 1)
+        codes = rng.choice(m.categories, n, p=weights / weights.sum())
+        truth = np.bincount(codes, minlength=m.categories) / n
+        found = []
+        for _ in range(trials):
+            shares = dpk.estimate(dpk.perturb(codes, m), m).shares
+            found.append([n * ((one - truth) ** 2).sum() for one in (shares.unbiased, shares.value)])
+        (mean, projected), spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)[0] / math.sqrt(trials)
+        formula = f"{float(m.mean_squared_error()):,.1f}"
+        rows.append(
+            [type(m).__name__, str(m.categories), "1", f"{mean:,.1f} +- {spread:,.1f}", formula, f"{projected:,.1f}"]
+        )
+    return rows
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Return a result, the processor time and the time of the clock."""
+    processor, clock = time.process_time(), time.perf_counter()
+    result = function()
+    return result, time.process_time() - processor, time.perf_counter() - clock
+
+
+def speed(n: int) -> list[list[str]]:
+    """Return the seconds to perturb and to count n reports."""
+    rows = [["mechanism", "d", "reports", "perturb, processor", "clock", "estimate, processor", "clock"]]
+    for m in (
+        dpk.randomised_response(1.0, 266),
+        dpk.subset_selection(1.0, 266),
+        dpk.block_response(1.0, 266),
+        dpk.block_response(1.0, 4096),
+    ):
+        codes = np.random.default_rng(0).integers(0, m.categories, n)
+        dpk.perturb(codes[:10], m)
+        reports, *first = timed(partial(dpk.perturb, codes, m))
+        _, *second = timed(partial(_shares, reports, m))
+        name = "randomised response" if m.kind == "category" else type(m).__name__
+        rows.append([name, str(m.categories), f"{n:,}", *(f"{seconds:.2f}" for seconds in (*first, *second))])
+    return rows
+
+
+def _shares(reports: Any, mechanism: Any) -> np.ndarray:
+    return dpk.estimate(reports, mechanism).shares.value
+
+
+def peers() -> list[list[str]]:
+    """Return the time that peers take for a report at d = 266, where they are installed."""
+    rows = [["peer", "mechanism", "microseconds a report, processor"]]
+    clients: list[tuple[str, str, Callable[[int], Any]]] = []
+    if importlib.util.find_spec("multi_freq_ldpy"):
+        for name, word in (("randomised response", "GRR"), ("subset selection", "SS")):
+            module = importlib.import_module(f"multi_freq_ldpy.pure_frequency_oracles.{word}")
+            clients.append(("multi_freq_ldpy", name, partial(getattr(module, f"{word}_Client"), k=266, epsilon=1.0)))
+    if importlib.util.find_spec("pure_ldp"):
+        module = importlib.import_module("pure_ldp.frequency_oracles.direct_encoding")
+        clients.append(("pure_ldp", "randomised response", module.DEClient(epsilon=1.0, d=266).privatise))
+    values = np.random.default_rng(0).integers(1, 266, _PEER_REPORTS).tolist()
+    for peer, name, client in clients:
+        client(values[0])  # Compiled at the first call.
+        _, seconds, _ = timed(lambda client=client: [client(value) for value in values])  # type: ignore[misc]
+        rows.append([peer, name, f"{1e6 * seconds / len(values):.3g}"])
+    return rows
+
+
+def main() -> None:
+    """Print every table."""
+    quick = parser_of(__doc__, "5 releases and 10^6 reports").parse_args().quick
+    print(machine("multi_freq_ldpy", "pure-ldp"))
+    for table in (errors(), measured(5 if quick else 40, 5_638), speed(10**6 if quick else 10**7), peers()):
+        if len(table) > 1:
+            print(f"\n{markdown(table[0], table[1:])}")
+
+
+if __name__ == "__main__":
+    main()
