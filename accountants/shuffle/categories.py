@@ -55,6 +55,6 @@ def _share_of_blocks(members: int, mechanism: BlockResponse) -> float:
     if mechanism.categories == 2:
         return {2: c / g, 1: (1 - c) / g, 0: 1 - (2 - c) / g}[members]
     # In a direction in which two categories share a block, the third one is in it with probability c'.
-    all_three = c * (points // g**2 - 1) / (points // g - 1) if mechanism.dimensions > 1 else 0.0
+    all_three = c * (points // g**2 - 1) / (points // g - 1) if mechanism.digits > 1 else 0.0
     two, one = c - all_three, 1 - 2 * c + all_three
     return {3: all_three / g, 2: two / g, 1: one / g, 0: 1 - (all_three + 3 * (two + one)) / g}[members]

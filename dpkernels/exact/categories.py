@@ -46,6 +46,7 @@ from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.galois import field, is_field
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
+from dpkernels.proven import proven
 from dpkernels.random import host
 
 # Streams of a release's key; 16 to 20 are those of ``sampler`` and ``choice``.
@@ -68,6 +69,7 @@ def set_threshold(epsilon: float, categories: int, size: int, bits: int = BITS) 
     return math.floor((1 << bits) * odds / (odds + categories - size))
 
 
+@proven("categories#proof")
 @dataclass(frozen=True)
 class CategoryCertificate(Certificate):
     """Verified facts about the integers of a mechanism for categories."""
@@ -376,6 +378,7 @@ class SetSampler(CategorySampler):
         return uniform_sets(words, need, self._slot_units, again)
 
 
+@proven("categories#proof")
 def uniform_sets(words: np.ndarray, need: np.ndarray, units: np.ndarray, again: Any) -> np.ndarray:
     """Return (rows, bytes): a uniform set of ``need`` slots for every row, from (slots, rows) uniform words.
 

@@ -149,7 +149,7 @@ def block_supports(mechanism: BlockResponse, numbers: np.ndarray) -> np.ndarray:
         high, low = numbers >> _PART_BITS, numbers & ((1 << _PART_BITS) - 1)
         return (block_supports(mechanism, high) << _PART_BITS) + block_supports(mechanism, low)
     numbers_of = field(mechanism.blocks)
-    g, t = mechanism.blocks, mechanism.dimensions
+    g, t = mechanism.blocks, mechanism.digits
     coefficients = numbers_of.characters(numbers.reshape(mechanism.directions, g).astype(np.float64))
     vectors = mechanism.vectors_of(np.arange(mechanism.directions))
     frequency = np.zeros((mechanism.directions, g - 1), np.int64)

@@ -73,7 +73,7 @@ class BlockResponse(Categorical):
             raise ValueError(f"categories: {self.categories} with {g} blocks have more than 2^62 reports")
 
     @property
-    def dimensions(self) -> int:
+    def digits(self) -> int:
         """Return t, the number of digits of a category in base g."""
         t, size = 1, self.blocks
         while size < self.categories:
@@ -83,7 +83,7 @@ class BlockResponse(Categorical):
     @property
     def points(self) -> int:
         """Return D = g^t."""
-        return self.blocks**self.dimensions
+        return self.blocks**self.digits
 
     @property
     def directions(self) -> int:
@@ -123,7 +123,7 @@ class BlockResponse(Categorical):
         Directions (g^j - 1)/(g - 1) and on have j digits after that one.
         """
         xp = namespace(directions)
-        powers = np.array([self.blocks**j for j in range(self.dimensions)])
+        powers = np.array([self.blocks**j for j in range(self.digits)])
         first = (powers - 1) // (self.blocks - 1)
         j = xp.searchsorted(xp.asarray(first), directions, side="right") - 1
         return directions + xp.asarray(powers - first)[j]
@@ -132,7 +132,7 @@ class BlockResponse(Categorical):
         """Return the block <a, x> of codes x in directions a; both are integers and broadcast."""
         g, vector, numbers = self.blocks, self.vectors_of(directions), field(self.blocks)
         total = numbers.multiply(vector % g, x % g)
-        for _ in range(self.dimensions - 1):
+        for _ in range(self.digits - 1):
             vector, x = vector // g, x // g
             total = numbers.add(total, numbers.multiply(vector % g, x % g))
         return total

@@ -228,7 +228,7 @@ def test_directions_are_all_different_lines():
     """Every vector but 0 is a multiple of the vector of exactly one direction."""
     m = dpk.block_response(1.0, 60, 4)
     numbers, vectors = field(4), m.vectors_of(np.arange(m.directions))
-    digits = vectors[:, None] // 4 ** np.arange(m.dimensions) % 4
-    multiples = numbers.multiply(digits[:, None, :], np.arange(1, 4)[:, None]) @ 4 ** np.arange(m.dimensions)
+    digits = vectors[:, None] // 4 ** np.arange(m.digits) % 4
+    multiples = numbers.multiply(digits[:, None, :], np.arange(1, 4)[:, None]) @ 4 ** np.arange(m.digits)
     assert sorted(multiples.ravel()) == list(range(1, m.points))
     assert isinstance(category_sampler(m).certificate, BlockCertificate)

@@ -197,10 +197,11 @@ def test_simulations_have_the_same_containers():
 
 def test_ledgers_are_charged():
     m, budget = MECHANISMS["sets"], accountants.Odometer()
-    dpk.perturb(TEXTS, m, ledger=budget)
+    for one in (m, MECHANISMS["response"], MECHANISMS["blocks"]):
+        dpk.perturb(TEXTS, one, ledger=budget)
     table = pd.DataFrame({"a": TEXTS, "b": np.zeros(40)})
     dpk.perturb(table, {"a": m, "b": dpk.piecewise(epsilon=0.5, lower=0.0, upper=1.0)}, ledger=budget)
-    assert float(budget.spent.epsilon) == 2.5
+    assert float(budget.spent.epsilon) == 4.5
     limited = accountants.Filter(0.5)
     with pytest.raises(accountants.BudgetExceeded):
         dpk.perturb(TEXTS, m, ledger=limited)

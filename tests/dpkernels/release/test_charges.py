@@ -118,6 +118,8 @@ KINDS = {
     "multivariate": dpk.multivariate(dimensions=3, epsilon=1.0, lower=0.0, upper=10.0),
     "noise": NOISE,
     "vector noise": VECTOR,
+    "set of categories": dpk.subset_selection(1.0, 5, 2),
+    "block of categories": dpk.block_response(1.0, 30),
     "statistics in an interval": dpk.central_piecewise(epsilon=1.0, sensitivity=1.0, lower=0.0, upper=10.0),
 }
 
