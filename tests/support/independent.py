@@ -43,7 +43,10 @@ KEYS = {
     "worst_variance realised_epsilon covers noise",
     "mixture": "epsilon realised_epsilon threshold lowest highest worst_variance covers first second",
     "multivariate": "epsilon realised_epsilon dimensions sampled covers coordinate",
+    "set of categories": "epsilon categories threshold bits ratio realised_epsilon covers size",
+    "block of categories": "epsilon categories threshold bits ratio realised_epsilon covers blocks",
 }
+CATEGORIES = "pure epsilon-DP of each report; neighbouring: any two categories (local DP, replace one). "
 
 
 def decimal(number):
@@ -252,6 +255,37 @@ def multivariate_lies(form):
     )
 
 
+def set_lies(form):
+    size, d = form["size"], form["categories"]
+    return lies(form, size=type(size) is int and 1 <= size < d) or category_lies(form, d, size)
+
+
+def block_lies(form):
+    g = form["blocks"]
+    factors = {n for n in range(2, g + 1) if g % n == 0 and all(n % m for m in range(2, math.isqrt(n) + 1))}
+    return lies(form, blocks=type(g) is int and len(factors) == 1) or category_lies(form, g, 1)
+
+
+def category_lies(form, choices, size):
+    """Of a report that names ``size`` of some choices, the true one where a word is below the threshold."""
+    T, d, total = form["threshold"], form["categories"], 2 ** form["bits"]
+    own, other = Fraction(T, total), Fraction(total - T, total)
+    if choices < 64:  # The probability of one set with the true choice in it, and of one without it.
+        own, other = own / math.comb(choices - 1, size - 1), other / math.comb(choices - 1, size)
+        ratio = max(own / other, other / own)
+    else:
+        ratio = own * (choices - size) / (other * size)
+    return lies(
+        form,
+        covers=form["covers"] == CATEGORIES + LIMITS,
+        categories=type(d) is int and d >= 2,
+        threshold=0 < T < total and (size > 1 or (total - T) % (choices - 1) == 0),
+        ratio=Fraction(form["ratio"]) == ratio,
+        epsilon=ratio <= exp_above(decimal(form["epsilon"])),
+        realised_epsilon=ratio <= exp_above(decimal(form["realised_epsilon"])),
+    )
+
+
 # Additive noise: integer weights of codes, the cell, how far apart the positions of neighbours can be.
 
 
@@ -361,4 +395,6 @@ CHECKS = {
     "vector noise": vector_lies,
     "mixture": mixture_lies,
     "multivariate": multivariate_lies,
+    "set of categories": set_lies,
+    "block of categories": block_lies,
 }

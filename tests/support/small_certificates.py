@@ -20,6 +20,7 @@ from dpkernels.exact.bounded import (
     two_point_table,
     windowed_table,
 )
+from dpkernels.exact.categories import BlockCertificate, SetCertificate
 from dpkernels.exact.noise import VectorClaim, certify_noise, certify_vector, noise_table
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
 
@@ -69,6 +70,9 @@ MADE = {
     "vector noise, Gaussian": gaussian_vector,
     "multivariate": lambda: MultivariateCertificate(optimal(points=5, outputs=11, **UNIT), 5, 2),
     "multivariate, mixture": lambda: MultivariateCertificate(mixture(), 3, 3),
+    "set of categories": lambda: SetCertificate.of(dpk.subset_selection(1.0, 9, 3), 16),
+    "set of one category": lambda: SetCertificate.of(dpk.randomised_response(1.0, 5), 16),
+    "block of categories": lambda: BlockCertificate.of(dpk.block_response(1.0, 30), 16),
 }
 
 
