@@ -8,8 +8,6 @@ from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any, Protocol
 
-import numpy as np
-
 from dpkernels import checks
 from dpkernels.budgets.filters import ConcentratedFilter
 from dpkernels.decimals import rational, shortest
@@ -18,6 +16,7 @@ from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven
 from dpkernels.release import containers
+from dpkernels.release.categories import codes_of
 
 # Whom the rows of a release are about: all of them are charged, or one.
 SAME_PEOPLE, DIFFERENT_PEOPLE = ROWS = ("same-people", "different-people")
@@ -55,7 +54,8 @@ def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
 
 
 def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
-    shape = np.shape(x)[:1] if isinstance(mechanism, Categorical) else containers.shape(x)
+    is_categorical = isinstance(mechanism, Categorical)  # Values of another kind or shape are refused here.
+    shape = codes_of(x, mechanism)[0].shape if is_categorical else containers.shape(x)
     if hasattr(mechanism, "dimensions"):
         check_shape(mechanism, shape)
         shape = shape[:-1]

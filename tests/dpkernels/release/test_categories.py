@@ -202,6 +202,10 @@ def test_ledgers_are_charged():
     table = pd.DataFrame({"a": TEXTS, "b": np.zeros(40)})
     dpk.perturb(table, {"a": m, "b": dpk.piecewise(epsilon=0.5, lower=0.0, upper=1.0)}, ledger=budget)
     assert float(budget.spent.epsilon) == 4.5
+    for wrong in (np.ones(3), TEXTS.reshape(2, -1), np.array([1, 2]), TEXTS[:0], 1.5):  # Nothing is charged for these.
+        with pytest.raises((TypeError, ValueError)):
+            dpk.perturb(wrong, m, ledger=budget)
+    assert float(budget.spent.epsilon) == 4.5
     limited = accountants.Filter(0.5)
     with pytest.raises(accountants.BudgetExceeded):
         dpk.perturb(TEXTS, m, ledger=limited)

@@ -128,7 +128,7 @@ KINDS = {
 def test_rows_are_people_by_default_only_if_the_certificate_says_so(kind: str) -> None:
     sampler = dpk.exact_sampler(KINDS[kind])
     is_local = "local DP" in sampler.certificate.covers
-    x = np.ones((2, 3) if hasattr(sampler.mechanism, "dimensions") else 2)
+    x = np.ones((2, 3) if hasattr(sampler.mechanism, "dimensions") else 2, np.int64)  # Also codes of categories.
     if is_local:
         assert charges.cost(x, sampler, None)[0] == 1
     else:
