@@ -275,6 +275,7 @@ class CategorySampler(abc.ABC):
 
     # Rows whose noise is drawn together: a part of a release that begins at a multiple of it wastes none.
     rows: ClassVar[int] = 1 << 16
+    is_categorical: ClassVar[bool] = True
 
     @abc.abstractmethod
     def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:

@@ -47,7 +47,8 @@ class CategoryError(InputError):
 
 def is_categorical(mechanism: Any) -> bool:
     """Return whether a mechanism, or that of a sampler, is for categories."""
-    return isinstance(getattr(mechanism, "mechanism", mechanism), Categorical)
+    is_for_categories: bool = getattr(mechanism, "is_categorical", False)  # One call: small releases are fast.
+    return is_for_categories
 
 
 def perturb_categories(

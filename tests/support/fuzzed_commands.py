@@ -36,6 +36,7 @@ GOOD = {
     "half_width": "0.3",
     "objective": "variance",
     "degrees": "5",
+    "exponent": "1.5",
     "categories": "130",
     "categories_from": "wards.txt",
     "other": "rest",

@@ -44,6 +44,7 @@ class Categorical(abc.ABC):
     other: int | None
 
     kind: ClassVar[str]  # of a report: "category", "set" or "block"
+    is_categorical: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
