@@ -497,7 +497,8 @@ def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
         monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: pieces.right[None])
         monkeypatch.setattr(windowed, "turning_points", lambda function, points: (np.zeros(0), np.zeros(0, int)))
     elif fault == "cut":
-        monkeypatch.setattr(windowed, "_share", lambda pieces, run, drops, eps: 0.9 + 0 * eps)
+        monkeypatch.setattr(windowed, "falling_root", lambda gap, low, high: low + 0.9 * (high - low))
+        monkeypatch.setattr(windowed, "bisect", lambda is_low, low, high, steps: (low + 0.9 * (high - low),) * 2)
     with jax.enable_x64(True):
         found = float(turning_delta(eps)), accountants.delta(TURNING, eps)
     exact = by_quadrature(TURNING, TURNING.upper, TURNING.lower, eps, 1000)
