@@ -187,7 +187,7 @@ class Guarantee(ComposableGuarantee):
             A float for a number, otherwise a NumPy float64 array; a JAX array for JAX arguments.
 
         Raises:
-            ValueError: epsilon is negative, or no bound is proven: the density of the noise states no steepness, or its
+            ValueError: epsilon is negative, or no bound is proven: a density states no steepness where one is needed, or
                 masses are estimates.
         """
         if self._is_traced(epsilon):
