@@ -187,8 +187,8 @@ class Guarantee(ComposableGuarantee):
             A float for a number, otherwise a NumPy float64 array; a JAX array for JAX arguments.
 
         Raises:
-            ValueError: epsilon is negative, or no bound is proven: a density states no steepness where one is needed, or
-                masses are estimates.
+            ValueError: epsilon is negative, or no bound is proven: a density states no steepness where one is needed,
+                or masses are estimates.
         """
         if self._is_traced(epsilon):
             return self.estimate_delta(epsilon)
