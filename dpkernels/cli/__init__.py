@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from dpkernels.cache_folder import keep_programs
-from dpkernels.cli.errors import DONE, FAILED, exit_code, message_of, traceback_of
+from dpkernels.cli.errors import DONE, FAILED, error_form, exit_code, message_of, traceback_of
 from dpkernels.cli.interrupts import Requests, interruptible
-from dpkernels.cli.terminal import is_redacted, redact, say, show
+from dpkernels.cli.terminal import begin, is_kept_for_data, is_redacted, say, show
+
+_JSON = "--json"
+_COMPLETE = "_DPKERNELS_COMPLETE"  # what a shell sets to ask for completions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     printed. Every failure is one line on stderr, after its traceback with DPKERNELS_DEBUG=1 in the environment.
     """
     requests = Requests()
-    redact(False)
+    begin()
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with interruptible(requests, last=arguments is None):
             if arguments is None:
@@ -31,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     os.set_inheritable(descriptor, True)
                 os.close(descriptor)
                 keep_programs()
-            return _run(list(sys.argv[1:] if arguments is None else arguments))
+            return _run(given)
     except KeyboardInterrupt as error:
-        return _fail(error, "interrupted")
+        return _fail(error, "interrupted", as_json=_JSON in given)
     except Exception as error:
-        return _failed(error, requests)
+        return _failed(error, requests, _JSON in given)
 
 
 def _run(arguments: list[str]) -> int:
@@ -43,6 +49,10 @@ def _run(arguments: list[str]) -> int:
 
     from dpkernels.cli.commands import dpkernels
 
+    if instruction := os.environ.get(_COMPLETE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(dpkernels, {}, "dpkernels", _COMPLETE, instruction)
     try:
         with dpkernels.make_context("dpkernels", arguments) as context:
             dpkernels.invoke(context)
@@ -53,7 +63,7 @@ def _run(arguments: list[str]) -> int:
     return DONE
 
 
-def _failed(error: Exception, requests: Requests) -> int:
+def _failed(error: Exception, requests: Requests, as_json: bool) -> int:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -65,15 +75,19 @@ def _failed(error: Exception, requests: Requests) -> int:
         say(f"the output is complete; what came after failed: {message_of(error)}")
         return DONE
     if requests.asked:  # while a library was imported or ran, which made another error of it
-        return _fail(error, "interrupted")
+        return _fail(error, "interrupted", as_json=as_json)
     if isinstance(error, BrokenPipeError) and not _left_behind(error):
         return FAILED  # The reader of stdout has gone, and wants no message; but what was charged is told.
-    return _fail(error, message_of(error), exit_code(error))
+    return _fail(error, message_of(error), exit_code(error), as_json=as_json)
 
 
-def _fail(error: BaseException, message: str, code: int = FAILED) -> int:
+def _fail(error: BaseException, message: str, code: int = FAILED, *, as_json: bool) -> int:
     left = _left_behind(error)
-    say(f"error: {message}" + (f" {left}" if left else ""))
+    if as_json:
+        with suppress(OSError):
+            show(json.dumps(error_form(error, message, code, left), indent=2), error=is_kept_for_data())
+    if not (as_json and is_kept_for_data()):
+        say(f"error: {message}" + (f" {left}" if left else ""))
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import webbrowser
 from contextlib import suppress
 from decimal import Decimal
@@ -12,10 +13,11 @@ from typing import Any
 import click
 
 import dpkernels as package
+from dpkernels.cli import config
 from dpkernels.cli import options as opts
-from dpkernels.cli.files.layout import DASH
+from dpkernels.cli.config import config_options
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.terminal import show
+from dpkernels.cli.terminal import is_kept_for_data, show
 
 _OVERVIEW = """\b
 Examples:
@@ -275,7 +277,8 @@ More examples:
 
 _MECHANISM = "Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all."
 _MISSING = "Empty cells, NA, NaN, null: refuse (default), keep, or drop the row, which reveals where."
-_LEDGER = "First charge the release to this ledger; refuse a release above its budget."
+_LEDGER_VARIABLE = "DPKERNELS_LEDGER"
+_LEDGER = "First charge this ledger; refuse a release above its budget. Default: that of $DPKERNELS_LEDGER."
 _BUDGET = "Budget of a new ledger; DELTA for additive noise."
 
 _MORE_COMPARE = """\b
@@ -304,16 +307,21 @@ _COMPARED: opts.Options = {
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
 @click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
+@click.option("--label", metavar="TEXT", help="What the ledger calls the charge, besides the names of the files.")
 @opts.row_options
 @opts.engine_options
 @_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
 @_run_option("--progress/--no-progress", default=None, help="Show a progress bar. Default: for long work only.")
 @opts.redact_option(_run_option)
-@_run_option("--quiet", is_flag=True, help="Print no summary.")
+@_run_option("--quiet", is_flag=True, help="Print no summary, but warnings.")
+@config_options
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @opts.json_option("Print the summary as JSON.")
-def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def perturb(
+    context: click.Context, source: Path | str, target: Path | str, quiet: bool, as_json: bool, **options: Any
+) -> None:
     """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
 
     All other columns, and the order of the rows, are copied as they are and are NOT protected. Choose bounds and
@@ -323,9 +331,11 @@ def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, 
         from dpkernels.cli.release import plan, summary
 
     check, check_first, progress = (options.pop(name) for name in ("check", "check_first", "progress"))
-    runs = {name: options.pop(name) for name in opts.ENGINE}
+    runs, save_config = {name: options.pop(name) for name in opts.ENGINE}, options.pop("save_config")
     parameters = {name: options.pop(name) for name in list(options) if name in opts.OPTIONS}  # as the user ordered them
     of_mechanisms = {name: values for name, values in parameters.items() if values}
+    if not options["ledger"] and (usual := os.environ.get(_LEDGER_VARIABLE)):
+        options["ledger"] = (Path(usual),)
     request = plan.Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
         release: plan.Plan = plan.plan(request)
@@ -336,10 +346,13 @@ def perturb(source: Path | str, target: Path | str, quiet: bool, as_json: bool, 
 
         release = datasets.plan(request, engine(runs))
     done, left = release.check(progress) if check else (release.release(progress, check_first), "")
-    if not quiet:
+    if save_config is not None:
+        config.save(save_config, context)
+    summary.warn_of(done)
+    if not quiet or as_json:
         about = done, None if check else (target, release.sidecar)
         result = json.dumps(summary.summary_dict(*about), indent=2) if as_json else summary.summary_lines(*about, left)
-        show(result, error=target == DASH)
+        show(result, error=is_kept_for_data())
 
 
 @dpkernels.command(epilog=_MORE_COMPARE)
@@ -381,16 +394,17 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     """
     settings = opts.single({"mechanism": mechanism, **options})
     if verify is not None:
-        if settings or as_json:
-            raise click.UsageError("--verify: takes no other option")
+        if settings:
+            raise click.UsageError("--verify: takes no other option but --json and --redact")
         with importing():
-            from dpkernels.cli.release.verify import CertificateError
-            from dpkernels.cli.release.verify import verify as verified
+            from dpkernels.cli.release.verify import Findings
 
-        lines, problem = verified(verify)
-        show(lines)
-        if problem:
-            raise CertificateError(problem)
+        findings = Findings.of(verify)
+        if not as_json:
+            show(findings.lines)
+        elif not findings.problem:
+            show(json.dumps(findings.to_dict(), indent=2))
+        findings.check()
         return
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
@@ -411,18 +425,20 @@ def ledger(file: Path, as_json: bool) -> None:
 
 
 @dpkernels.command()
-def mechanisms() -> None:
+@opts.json_option()
+def mechanisms(as_json: bool) -> None:
     """List every mechanism and its options."""
-    from dpkernels.cli.mechanisms import listing
+    from dpkernels.cli.mechanisms import listing, listing_dict
 
-    show(listing())
+    show(json.dumps(listing_dict(), indent=2) if as_json else listing())
 
 
 @dpkernels.command()
 @click.option("--output", type=opts.OUTPUT, metavar="FILE", help="Write the page to this file instead of opening it.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--print", "only_print", is_flag=True, help="Print where the page is, and open nothing.")
-def explore(output: Path | None, force: bool, only_print: bool) -> None:
+@opts.json_option()
+def explore(output: Path | None, force: bool, only_print: bool, as_json: bool) -> None:
     """Open a page in the browser that helps to choose a mechanism. It is one file and works offline.
 
     It ranks mechanisms by error for a budget, or by budget for an accuracy, draws reports and their privacy, and writes
@@ -437,11 +453,11 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
         if not output.parent.is_dir():
             raise click.UsageError(f"--output: the folder {output.parent} does not exist")
         page.write(output)
-        show([str(output)])
+        show(json.dumps({"page": str(output)}) if as_json else [str(output)])
         return
     place, is_open = page.cached_page().as_uri(), only_print
     with suppress(webbrowser.Error):
         is_open = is_open or webbrowser.open(place)
     if not is_open:
         raise click.ClickException(f"no browser opened {place}; --output FILE writes the page to a file")
-    show([place])
+    show(json.dumps({"page": place}) if as_json else [place])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from dis import opmap
 from itertools import chain
 from traceback import format_exception, format_tb
+from typing import Any
 
-from dpkernels.cli.terminal import private
+from dpkernels.cli.terminal import private, public, warnings
 
 try:
     import resource
@@ -27,6 +29,56 @@ _EXTRAS = {"click": "cli", "matplotlib": "cli", "pyarrow": "cli", "ray": "ray", 
 _OURS = ("dpkernels", "accountants")
 
 
+class RowError(ValueError):
+    """A value that cannot be perturbed, in a row of a file.
+
+    Attributes:
+        row: the number of the row, from 0.
+        place: the row as messages name it, with its line where the file has lines.
+        kind: the fault without the value, such as "missing"; public.
+        column: the name of the column, or None for an array, and until it is known.
+        others: how many rows have each kind of fault, and the first of them, if they were looked for.
+    """
+
+    def __init__(self, row: int, place: str, kind: str, text: str, column: str | None = None) -> None:
+        self.row, self.place, self.kind, self.text, self.column = row, place, kind, text, column
+        self.others: BadRows | None = None
+        super().__init__(("" if column is None else f"column {column!r}: ") + f"{place} {text}")
+
+    def in_column(self, column: str | None) -> RowError:
+        """Return the error with the name of its column."""
+        return RowError(self.row, self.place, self.kind, self.text, column)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form, without the value."""
+        return {"row": self.row, "place": self.place, "column": self.column, "problem": self.kind}
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """The values of a file that cannot be perturbed."""
+
+    counts: Mapping[str, int]  # of each kind
+    first: Sequence[RowError]
+    is_all: bool  # whether the whole file was searched
+
+    def __str__(self) -> str:
+        total = sum(self.counts.values())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+        places = ", ".join(dict.fromkeys(error.place for error in self.first))
+        more = ", .." if total > len(self.first) else ""
+        return f"in all {total}{'' if self.is_all else ' or more'} values cannot be perturbed ({kinds}): {places}{more}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {"counts": dict(self.counts), "all": self.is_all, "first": [error.to_dict() for error in self.first]}
+
+
+def row_error(error: BaseException) -> RowError | None:
+    """Return the fault of a row that caused an error, if one did."""
+    return next((cause for cause in causes(error) if isinstance(cause, RowError)), None)
+
+
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a failure, from the error and what caused it.
 
@@ -34,7 +86,7 @@ def exit_code(error: BaseException) -> int:
     """
     if (usage_code := getattr(error, "exit_code", FAILED)) != FAILED:  # a usage error of click, whatever its cause
         return int(usage_code)
-    code = next((code for cause in _causes(error) if (code := _code(cause)) is not None), FAILED)
+    code = next((code for cause in causes(error) if (code := _code(cause)) is not None), FAILED)
     return FAILED if code == TRY_AGAIN and getattr(error, "keeps_charge", False) else code
 
 
@@ -48,10 +100,20 @@ def _code(error: BaseException) -> int | None:
     return UNVERIFIED if in_sqlite in _DAMAGED_IN_SQLITE else None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on."""
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def error_form(error: BaseException, message: str, code: int, left_behind: str) -> dict[str, Any]:
+    """Return a failure as JSON, with the texts that a log may have."""
+    bad = row_error(error)
+    rows = None if bad is None or bad.others is None else bad.others.to_dict()
+    first = None if bad is None else bad.to_dict()
+    form = {"error": public(message), "code": code, "row": first, "rows": rows, "charge": public(left_behind) or None}
+    return form | {"warnings": warnings()} | getattr(error, "findings", {})
 
 
 def message_of(error: BaseException) -> str:
@@ -67,7 +129,9 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (ValueError, OSError)) and str(error):
-        return text_of(error)
+        bad = row_error(error)
+        more = "" if bad is None or bad.others is None or len(bad.others.first) < 2 else f"; {bad.others}"
+        return text_of(error) + more
     return f"unexpected {type(error).__name__}: {text_of(error)} (DPKERNELS_DEBUG=1 shows where)"
 
 
@@ -103,6 +167,6 @@ def traceback_of(error: BaseException, *, with_texts: bool) -> str:
     """Return where an error and its causes arose; without their texts, which may quote cells, only their kinds."""
     if with_texts:
         return "".join(format_exception(error)).rstrip()
-    causes = reversed(list(_causes(error)))
-    lines = ((*format_tb(cause.__traceback__), type(cause).__name__) for cause in causes)
+    from_first = reversed(list(causes(error)))
+    lines = ((*format_tb(cause.__traceback__), type(cause).__name__) for cause in from_first)
     return "\n".join(line.rstrip() for line in chain.from_iterable(lines))

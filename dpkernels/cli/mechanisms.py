@@ -265,6 +265,16 @@ def listing() -> list[str]:
     return [*aligned(rows), "", *notes]
 
 
+def listing_dict() -> dict[str, dict[str, list[str]]]:
+    """Return for every mechanism the options that a release requires, and the others."""
+    forms = {}
+    for name, constructor in CONSTRUCTORS.items():
+        required = constructor.required(release=True)
+        more = [flag(option) for option in constructor.options if option not in required]
+        forms[name] = {"required": list(map(flag, required)), "optional": more}
+    return forms
+
+
 def named(name: str, where: str = "") -> NamedConstructor:
     """Return the constructor of a name; errors begin with ``where``."""
     if name not in CONSTRUCTORS:

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.files.layout import FORMATS
-from dpkernels.cli.terminal import redact, show
+from dpkernels.cli.files.layout import DASH, FORMATS
+from dpkernels.cli.terminal import keep_for_data, redact, show
 
 
 def is_dataset(text: str) -> bool:
@@ -115,6 +115,12 @@ class Command(click.Command):
             more.help = "Show all options" + (" and details." if details else ".")
             self.params.append(more)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given, *_ = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[_GIVEN] = given
+        keep_for_data(given.get("target") == str(DASH))
+        return super().parse_args(ctx, args)
+
     def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(context, formatter)
         if _ALL in context.meta and self.details:
@@ -136,7 +142,12 @@ class Command(click.Command):
                 formatter.write_dl([(name, ", ".join(p.opts[0] for p in hidden)) for name, hidden in rare.items()])
 
 
-_ALL = "dpkernels.help_all"
+_ALL, _GIVEN = "dpkernels.help_all", "dpkernels.given"
+
+
+def given_options(context: click.Context) -> dict[str, Any]:
+    """Return the texts that the command line gives, by the name of their parameter."""
+    return {name: value for name, value in context.meta[_GIVEN].items() if value is not None and value != ()}
 
 
 def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:

@@ -18,6 +18,37 @@ _MARKED = re.compile(f"{_OPEN}(.*?){_OTHERWISE}(.*?){_CLOSE}", re.DOTALL)
 _MARKS = re.compile(f"[{_OPEN}{_OTHERWISE}{_CLOSE}]")
 
 _redacted = False  # by --redact
+_holds_data = False  # whether standard output is the output of a release
+_warnings = list[str]()  # of this run
+
+
+def begin() -> None:
+    """Forget what an earlier command of this process has set."""
+    redact(False)
+    keep_for_data(False)
+    _warnings.clear()
+
+
+def keep_for_data(holds_data: bool) -> None:
+    """Keep standard output for the output of a release: JSON then goes to standard error."""
+    global _holds_data
+    _holds_data = holds_data
+
+
+def is_kept_for_data() -> bool:
+    """Return whether standard output is the output of a release."""
+    return _holds_data
+
+
+def warnings() -> list[str]:
+    """Return the warnings of this run, as a log may have them."""
+    return list(_warnings)
+
+
+def warn(message: str) -> None:
+    """Print a warning on standard error, and keep it for JSON."""
+    _warnings.append(printable(public(" ".join(message.split()))))
+    say(f"warning: {message}")
 
 
 def redact(redacted: bool = True) -> None:

@@ -30,7 +30,7 @@ from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.release.plan import Done, Plan, Request, release_file
 from dpkernels.cli.release.sidecar import ReleaseSpec, versions
-from dpkernels.cli.terminal import private, say
+from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.progress import bar
@@ -307,7 +307,7 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     dataset = find(source)
     if dataset.skipped:
         why = "folders, which a pattern does not read" if dataset.folder is None else "names that begin with . or _"
-        say(f"IN: of {source} these are not read ({why}): {listed(dataset.skipped)}")
+        warn(f"IN: of {source} these are not read ({why}): {listed(dataset.skipped)}")
     like, place = dataset.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, dataset, place)
@@ -317,7 +317,7 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     parts = plan_parts(dataset.files, layout, request.columns or [None])
     with parts[0].opened(layout) as first:
         spec = request.spec(first, layout, shuffleable=False)
-    name = f"perturb {display_name(parts[0].file.name)} and on to {display_name(target)}"
+    name = request.name(f"perturb {display_name(parts[0].file.name)} and on to {display_name(target)}")
     return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
 
 

@@ -81,6 +81,9 @@ class ArrayFile(Source):
     def output_bytes(self, columns: Sequence[str | None]) -> int:
         return self._offset + self.values * report_type(self.dtype).itemsize
 
+    def rows(self, piece: np.ndarray, begin: int, end: int) -> np.ndarray:
+        return piece[begin:end]
+
     def place(self, piece: np.ndarray, row: int, start: int) -> str:
         if len(self.shape) < 2:
             return f"row {row}"

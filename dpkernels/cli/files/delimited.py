@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import RowError, text_of
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
@@ -348,7 +348,7 @@ class DelimitedFile(Source):
                 row = bisect(range(len(filled)), False, key=lambda row: _floats(filled[: row + 1]) is None)
                 place, cell = self.place(piece, start + row, start), piece.cells[name][row].as_py()
                 text = private(repr(cell.decode(errors="replace")), "not a number")
-                raise ValueError(f"{place} is {text}; every row needs a number")
+                raise RowError(start + row, place, "not a number", f"is {text}; every row needs a number")
         # Floats may not hold whole numbers from 2^53 on.
         rounded = np.abs(values) >= _WHOLE
         if rounded.any():
@@ -394,6 +394,12 @@ class DelimitedFile(Source):
         # How far a plain text can be compressed is not known.
         copied = (size if self._layout.unpack else 0) if pack else size * self._unpacked
         return int(copied + reports)
+
+    def rows(self, piece: Records, begin: int, end: int) -> Records:
+        rows = slice(begin, end)
+        spans = {name: (first[rows], last[rows]) for name, (first, last) in piece.spans.items()}
+        cells = {name: column[begin:end] for name, column in piece.cells.items()}
+        return Records(piece.region, piece.first[rows], piece.last[rows], spans, cells)
 
     def place(self, piece: Records, row: int, start: int) -> str:
         return f"row {row} (line {piece.region.line_of(int(piece.first[row - start]))})"

@@ -88,6 +88,10 @@ class Source(abc.ABC):
         """Open a new file of this format, and yield a function that appends a replaced piece."""
 
     @abc.abstractmethod
+    def rows(self, piece: Any, begin: int, end: int) -> Any:
+        """Return some rows of a piece, to be read and not to be replaced."""
+
+    @abc.abstractmethod
     def place(self, piece: Any, row: int, start: int) -> str:
         """Return how an error names a row of a piece whose first row is ``start``."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.cli.errors import RowError
 from dpkernels.cli.files.categories import CategoryReports, codes_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.release.sidecar import Column
@@ -31,14 +32,16 @@ def perturbed(
         cell = cells[at].as_py()
         text = repr(cell.decode(errors="replace") if isinstance(cell, bytes) else cell)
         problem = f"which is not one of the {mechanism.categories} categories; --other NAME takes such values"
-        raise ValueError(f"{source.place(piece, start + at, start)} is {private(text, 'a value')}, {problem}")
+        place, value = source.place(piece, start + at, start), private(text, "a value")
+        raise RowError(start + at, place, "not a category", f"is {value}, {problem}")
     if unknown.any():
         codes = np.where(unknown, mechanism.other, codes)
     is_missing = codes == MISSING
     if is_missing.any() and missing == "error":
-        place = source.place(piece, start + int(is_missing.argmax()), start)
+        row = start + int(is_missing.argmax())
         advice = "every row needs a category, or --missing keep or --missing drop"
-        raise ValueError(f"{place} is missing (empty, null, nan); {advice}")
+        place = source.place(piece, row, start)
+        raise RowError(row, place, "missing", f"is missing (empty, null, nan); {advice}")
     filled = np.where(is_missing, 0, codes)
     mask = is_missing if is_missing.any() else None
     if key is None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import abc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from io import BufferedIOBase
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.categories import CategoryReports, is_categorical
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
@@ -30,7 +31,7 @@ from dpkernels.cli.options import single
 from dpkernels.cli.release.categories import perturbed as perturbed_categories
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, label, to_json
-from dpkernels.cli.terminal import private, say
+from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.progress import bar
@@ -47,6 +48,8 @@ _NOT_FINITE = "; every value must be a finite number, or missing with --missing 
 _ARRAY, _ROW_ORDER = 0, 1
 # Rows are held in memory to be shuffled.
 MOST_SHUFFLED_BYTES = 1 << 30
+MOST_SHOWN, MOST_COUNTED = 10, 1000  # values that cannot be perturbed
+_SEARCHED_ROWS = 1 << 8  # among which each of them is looked for
 HELD = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 # What is done with the values of a column of a piece, which begins with a row of the file.
@@ -190,12 +193,11 @@ def _used(
             return use(piece, start)  # type: ignore[no-any-return]
         numbers = source.numbers(piece, column.name, start)
         if bounds.near and numbers.rounded is not None:
-            row = source.place(piece, start + int(np.argmax(numbers.rounded)), start)
-            raise ValueError(f"{row} is a whole number that float64 rounds, which may move neighbours further apart")
+            problem = "is a whole number that float64 rounds, which may move neighbours further apart"
+            raise _row_error(source, piece, start, numbers.rounded, "whole numbers that float64 rounds", problem)
         values, missing = numbers.values, numbers.missing
         if missing is not None and spec.row_options.missing == "error":
-            row = source.place(piece, start + int(np.argmax(missing)), start)
-            raise ValueError(f"{row} is missing (empty, null, nan){_NOT_FINITE}")
+            raise _row_error(source, piece, start, missing, "missing", f"is missing (empty, null, nan){_NOT_FINITE}")
         if not values.size or (missing is not None and missing.all()):
             return Numbers(np.zeros(len(values), report_type(values.dtype)), missing)
         if missing is not None:
@@ -205,12 +207,64 @@ def _used(
     except InputError as error:
         clips = "; --clip clips" if error.clips else ""
         limits = column.guarantee.limits if error.clips else ""
-        where = source.place(piece, max(error.row, start + first), start)
+        row = max(error.row, start + first)
         reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
-        value = private(shortest(error.value), "a value")
-        raise ValueError(f"{label(column.name)}{where} is {value}{reason}{limits}{clips}") from error
+        kind = "not finite" if not np.isfinite(error.value) else "outside the interval" if error.clips else "too large"
+        text = f"is {private(shortest(error.value), 'a value')}{reason}{limits}{clips}"
+        raise RowError(row, source.place(piece, row, start), kind, text, column.name) from error
+    except RowError as error:
+        raise error.in_column(column.name) from error
     except ValueError as error:
         raise ValueError(label(column.name) + text_of(error)) from error
+
+
+def _row_error(source: Source, piece: Any, start: int, is_bad: np.ndarray, kind: str, text: str) -> RowError:
+    """Return the error of the first bad row of a piece."""
+    row = start + int(np.argmax(is_bad))
+    return RowError(row, source.place(piece, row, start), kind, text)
+
+
+def bad_rows(spec: ReleaseSpec, source: Source) -> BadRows:
+    """Return the values of a file that cannot be perturbed: the first ones of each column, and the count of each kind.
+
+    At most ``MOST_COUNTED`` are counted. A fault of the file itself, such as a row of too few cells, ends the search.
+    """
+    uses = {column.name: _use(spec, source, column, None, 0, None) for column in spec.columns}
+    first, counts, start = list[RowError](), Counter[str](), 0
+    with suppress(ValueError, OSError), closing(source.pieces(list(uses))) as pieces:
+        for piece in pieces:
+            values = (_bad_values(spec, source, column, piece, start, uses[column.name]) for column in spec.columns)
+            errors = [error for of_column in values for error in islice(of_column, MOST_COUNTED)]
+            counts.update(error.kind for error in errors)
+            first += sorted(errors, key=lambda error: error.row)[: MOST_SHOWN - len(first)]
+            if counts.total() >= MOST_COUNTED:
+                return BadRows(counts, first, False)
+            start += len(piece)
+            stop_if_asked()
+        return BadRows(counts, first, True)
+    return BadRows(counts, first, False)
+
+
+def _bad_values(
+    spec: ReleaseSpec, source: Source, column: Column, piece: Any, start: int, use: Any
+) -> Iterator[RowError]:
+    """Yield the faults of a column of a piece whose first row is ``start``, in their order."""
+    bounds = None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
+    while len(piece):
+        try:
+            _used(spec, source, column, bounds, piece, start, use)
+            return
+        except RowError as error:
+            fault, row = error, error.row - start
+        if len(piece) > _SEARCHED_ROWS:
+            for begin in range(0, len(piece), _SEARCHED_ROWS):
+                block = source.rows(piece, begin, min(begin + _SEARCHED_ROWS, len(piece)))
+                yield from _bad_values(spec, source, column, block, start + begin, use)
+            return
+        # The rows before have no fault of this kind, but may have one that is looked for later.
+        yield from _bad_values(spec, source, column, source.rows(piece, 0, row), start, use)
+        yield fault
+        piece, start = source.rows(piece, row + 1, len(piece)), start + row + 1
 
 
 def columns_of(source: Source) -> str:
@@ -233,6 +287,7 @@ class Request:
     force: bool
     ledger: Sequence[Path]
     budget: Sequence[tuple[Decimal, ...]]
+    label: str | None  # of the charge
     rows: Sequence[str]  # whom the rows are about, for the charge to a ledger
     missing: str
     decimals: int | None
@@ -241,6 +296,14 @@ class Request:
     kind: str | None  # the format; None for the one that the suffixes say
     delimiter: str | None  # None for that of the format
     multiline: bool
+
+    def name(self, what: str) -> str:
+        """Return what the ledger calls the charge for a release."""
+        if self.label is None:
+            return what
+        if not self.ledger:
+            raise click.UsageError("--label: is for a charge to a ledger; it needs --ledger FILE")
+        return f"{self.label}: {what}"
 
     def account(self, files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
         return LedgerAccount.of(single({"ledger": self.ledger, "budget": self.budget}), files, folders)
@@ -389,14 +452,29 @@ class FilePlan(Plan):
     def output_bytes(self) -> int:
         return self.source.output_bytes([column.name for column in self.spec.columns])
 
+    @contextmanager
+    def _naming_bad_rows(self) -> Iterator[None]:
+        """Let the error of a row know all others of the file; the input is read again for it, after the charge."""
+        try:
+            yield
+        except Exception as error:
+            if (bad := row_error(error)) is not None and self.source.path != STANDARD_INPUT:
+                bad.others = bad_rows(self.spec, self.source)
+            raise
+
+    def check(self, progress: bool | None) -> tuple[Release, str]:
+        with self._naming_bad_rows():
+            return super().check(progress)
+
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         if check_first and self.source.path == STANDARD_INPUT:
             raise click.UsageError("--check-first: standard input can be read only once")
         is_second = self.ledger_account is None and self.target != DASH and Path(self.sidecar).exists()
-        release = super().release(progress, check_first)
+        with self._naming_bad_rows():
+            release = super().release(progress, check_first)
         if is_second:
-            say(
-                f"warning: {display_name(str(self.target))} was a release before. If it is about the same people, the "
+            warn(
+                f"{display_name(str(self.target))} was a release before. If it is about the same people, the "
                 "privacy losses of both releases add up, even though the first one is replaced; --ledger keeps the sum"
             )
         return release
@@ -440,5 +518,5 @@ def plan(request: Request) -> FilePlan:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
     source = open_source(path, layout)
     spec = request.spec(source, layout)
-    name = f"perturb {display_name(path.name)} to {display_name(target.name)}"
+    name = request.name(f"perturb {display_name(path.name)} to {display_name(target.name)}")
     return FilePlan(spec, ledger_account, name, sidecar, source, target, request.force)

@@ -14,6 +14,7 @@ from dpkernels.cli.categories import describe
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
 from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, interval, noise_of, parameters, title
+from dpkernels.cli.terminal import warn, warnings
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.intervals import format_number
@@ -46,8 +47,6 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     lines.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {total.neighbouring}")
     if total.delta < 1:
         lines.append(_belief(float(total.epsilon), float(total.delta)))
-    else:
-        lines.append("WARNING: a total delta of 1 or more guarantees nothing")
     if release.ledger_charge is not None:
         lines.append(str(release.ledger_charge))
     lines += advice(release)
@@ -60,6 +59,12 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if places is not None:
         return [*lines, f"{rows}: {places[0]}, certificates: {places[1]}"]
     return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
+
+
+def warn_of(release: Release) -> None:
+    """Warn of a guarantee that says nothing; no option hides this."""
+    if release.spec.guarantee.delta >= 1:
+        warn("a total delta of 1 or more guarantees nothing")
 
 
 def _belief(epsilon: float, delta: float) -> str:
@@ -90,6 +95,7 @@ def summary_dict(release: Release, places: Places) -> dict[str, Any]:
         "not_kept": list(release.not_kept),
         "notices": advice(release) + spec.row_options.notices(),
         "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
+        "warnings": warnings(),
     }
 
 

@@ -45,6 +45,7 @@ from dpkernels.cli.release.sidecar import (
     title,
     versions,
 )
+from dpkernels.cli.terminal import public
 from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
@@ -219,6 +220,38 @@ def _check_categories(form: dict[str, Any], column: VerifiedColumn, source: Sour
     if not good.all():
         where = source.place(piece, start + int(good.argmin()), start)
         raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its mechanism")
+
+
+_STATUSES = ("ok", "declared, not verified", "not verified")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What of a release is verified or only declared, in lines, and why its output is not, if it is not there."""
+
+    path: Path
+    lines: list[str]
+    problem: str
+
+    @classmethod
+    def of(cls, path: Path) -> Findings:
+        """Verify a release by its sidecar; see ``verify``."""
+        return cls(path, *verify(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        statements = []
+        for line in map(public, self.lines):
+            status, _, text = line.partition(": ")
+            statements.append({"status": status, "text": text} if status in _STATUSES else {"status": "", "text": line})
+        return {"sidecar": str(self.path), "verified": not self.problem, "statements": statements}
+
+    def check(self) -> None:
+        """Raise a CertificateError if the output is not there."""
+        if self.problem:
+            error = CertificateError(self.problem)
+            error.findings = self.to_dict()  # type: ignore[attr-defined]
+            raise error
 
 
 def verify(path: Path) -> tuple[list[str], str]:

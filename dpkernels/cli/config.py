@@ -1,0 +1,104 @@
+"""``--config`` and ``--save-config``: options of a command in a TOML file, for runs that are repeated.
+
+A file has a table for each command, whose keys are the names of its options without dashes in front:
+
+    [perturb]
+    column = ["age", "income"]
+    lower = [0, 0]
+    upper = [120, 1e6]
+    epsilon = 1
+    ledger = "people.ledger"
+
+A list repeats an option. What the command line gives replaces what the file has for the same option.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpkernels.cli.errors import text_of
+from dpkernels.cli.options import INPUT, OUTPUT, given_options, rare_options, together
+
+# Options of the file itself, and those that one run alone is meant to have.
+_NOT_KEPT = ("config", "save_config", "force", "check")
+
+
+def _key(option: click.Parameter) -> str:
+    return option.opts[0].removeprefix("--")
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Return the options that a file may have, by key."""
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {_key(option): option for option in options if option.name not in _NOT_KEPT and option.expose_value}
+
+
+def _read(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"--config: {path} cannot be read as TOML: {text_of(error)}") from error
+    commands = {} if context.parent is None else getattr(context.parent.command, "commands", {})
+    if strange := sorted(tables.keys() - commands.keys()):
+        raise click.UsageError(f"--config: {path}: {strange[0]!r} is no command; options stand below [perturb]")
+    table, known = tables.get(str(context.info_name), {}), _options(context.command)
+    if not isinstance(table, dict):
+        raise click.UsageError(f"--config: {path}: {context.info_name!r} must be a table of options")
+    if strange := sorted(table.keys() - known.keys()):
+        raise click.UsageError(f"--config: {path}: {strange[0]!r} is no option of {context.info_name}")
+    context.default_map = {str(known[key].name): _value(known[key], value, path) for key, value in table.items()}
+
+
+def _value(option: click.Option, value: Any, path: Path) -> Any:
+    """Return a value of a file as click takes it: texts, which it converts, and booleans for flags."""
+    if isinstance(value, list) and not option.multiple:
+        raise click.UsageError(f"--config: {path}: {_key(option)!r} is a list; it is given once")
+    values = value if isinstance(value, list) else [value]
+    is_right = all(isinstance(one, bool) if option.is_flag else type(one) in (str, int) for one in values)
+    if not is_right:
+        needed = "true or false" if option.is_flag else "a string or a number"
+        raise click.UsageError(f"--config: {path}: {_key(option)!r} must be {needed}")
+    texts = [one if option.is_flag else str(one) for one in values]
+    return texts if option.multiple else texts[0]
+
+
+def _check_new(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and (path.exists() or not path.parent.is_dir()):
+        raise click.UsageError(f"--save-config: {path} must be a new file in an existing folder")
+    return path
+
+
+_CONFIG = "Read options from this TOML file; those of the command line replace its own."
+_SAVE = "If the run succeeds, write its options to this new TOML file."
+_option = rare_options("Options in a file")
+config_options = together(
+    _option("--config", type=INPUT, metavar="FILE", is_eager=True, expose_value=False, callback=_read, help=_CONFIG),
+    _option("--save-config", type=OUTPUT, metavar="FILE", callback=_check_new, help=_SAVE),
+)
+
+
+def save(path: Path, context: click.Context) -> None:
+    """Write the options of a command, those of ``--config`` included, to a new file; OSError if it exists."""
+    known, given = _options(context.command), {**(context.default_map or {}), **given_options(context)}
+    lines = [f"{key} = {_toml(given[option.name])}\n" for key, option in known.items() if option.name in given]
+    with path.open("x", encoding="utf-8") as file:
+        file.write(f"[{context.info_name}]\n{''.join(lines)}")
+
+
+def _toml(value: Any) -> str:
+    """Return a text, a boolean or a list of them in TOML."""
+    if isinstance(value, Mapping):
+        raise TypeError
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
