@@ -149,7 +149,7 @@ def estimates(
     groups, missing, start = dict[str | None, CategoryCounts](), 0, 0
     with closing(ahead(source.pieces([name] if by is None else [name, by]))) as pieces:
         for piece in pieces:
-            reports, good, is_missing = reports_of(source.labels(piece, name), sampler.mechanism)
+            reports, good, is_missing = reports_of(source.labels(piece, name), sampler.mechanism, source.markers)
             if not (good | is_missing).all():
                 place = source.place(piece, start + int((good | is_missing).argmin()), start)
                 raise ValueError(f"{label(name)}{place} is no report of this release")

@@ -65,6 +65,15 @@ class NumberList(click.ParamType):
             self.fail(f"{value!r} must be numbers separated by commas")
 
 
+class TextList(click.ParamType):
+    """Texts separated by commas."""
+
+    name = "texts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(","))
+
+
 class CategoryList(click.ParamType):
     """Labels separated by commas, such as a,b,c; or a number of categories."""
 
@@ -262,6 +271,7 @@ mechanism_options = together(
 )
 
 _SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1 GiB."
+_MARKERS = "Further texts of cells without a value, such as N/A or -999."
 _FORMAT = "Format of IN and OUT. Default: from their suffixes."
 _SIDECAR = "Where to write the certificates if OUT is -."
 _ROWS = "Whom rows of statistics are about: charge a ledger for all rows, or for one."
@@ -272,6 +282,7 @@ row_options = together(
     _row_option("--shuffle-rows", is_flag=True, help=_SHUFFLE),
     _row_option("--format", "kind", type=click.Choice(list(FORMATS)), help=_FORMAT),
     _row_option("--delimiter", metavar="C", help="What separates the cells of a csv or tsv."),
+    _row_option("--missing-markers", type=TextList(), default=(), metavar="A,B,..", help=_MARKERS),
     _row_option("--multiline", is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),
     _row_option("--sidecar", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=_SIDECAR),
 )

@@ -126,12 +126,14 @@ class _PlannedFile:
             raise ValueError(f"{pair}: {difference}, {private(' and '.join(map(', '.join, columns)), counts)}")
 
 
-def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
+def common_layout(
+    files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool, markers: Sequence[str] = ()
+) -> Layout:
     """Return the layout of all the files, which is also the output's; click.UsageError if they have several."""
     layouts = dict[Layout, Place]()
     for file in files:
         name = Path(file.name)
-        layouts.setdefault(layout_of(name, name, kind, delimiter, multiline), file)
+        layouts.setdefault(layout_of(name, name, kind, delimiter, multiline, markers), file)
     if len(layouts) > 1:
         first, other = list(layouts.values())[:2]
         raise click.UsageError(f"IN: {first} and {other} have different formats")
@@ -313,7 +315,7 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
     _check_apart(source, dataset, place)
     folders = [place_.local for place_ in (place, dataset.folder) if place_ is not None and place_.local is not None]
     ledger_account = request.account([file.local for file in dataset.files if file.local], folders)
-    layout = common_layout(dataset.files, request.kind, request.delimiter, request.multiline)
+    layout = common_layout(dataset.files, request.kind, request.delimiter, request.multiline, request.missing_markers)
     parts = plan_parts(dataset.files, layout, request.columns or [None])
     with parts[0].opened(layout) as first:
         spec = request.spec(first, layout, shuffleable=False)

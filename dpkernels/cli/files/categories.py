@@ -6,7 +6,7 @@ labels of the options are texts everywhere. Without labels the categories are th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels.cli.files import buffers
+from dpkernels.cli.files.layout import MISSING_TEXTS
 from dpkernels.exact.categories import CategoryCertificate
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 from dpkernels.release.categories import MISSING, UNKNOWN
 
-# Texts of cells without a value, unless they are a category.
-_MISSING_TEXTS = ["", "NA", "NaN", "nan", "NULL", "null"]
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
 _NIBBLES = np.full(256, 255, np.uint8)
 _NIBBLES[[ord(digit) for digit in "0123456789abcdef"]] = range(16)
@@ -52,16 +51,19 @@ def _texts(cells: pa.Array) -> pa.Array:
     return cells.cast(pa.string()).cast(pa.binary())
 
 
-def codes_of(cells: pa.Array, mechanism: Categorical) -> np.ndarray:
-    """Return the code of every cell; ``MISSING`` where it has no value, and ``UNKNOWN`` where it is no category."""
+def codes_of(cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = ()) -> np.ndarray:
+    """Return the code of every cell; ``MISSING`` where it has no value, and ``UNKNOWN`` where it is no category.
+
+    A text without a value, also one of the ``markers``, is a category if it is one of the labels.
+    """
     texts = _texts(cells)
     found = pc.index_in(texts, value_set=pa.array([label.encode() for label in _labels(mechanism)], texts.type))
     codes = buffers.numbers(pc.fill_null(found, UNKNOWN)).astype(np.int64)
-    return np.where((codes == UNKNOWN) & _is_missing(texts), MISSING, codes)
+    return np.where((codes == UNKNOWN) & _is_missing(texts, markers), MISSING, codes)
 
 
-def _is_missing(texts: pa.Array) -> np.ndarray:
-    empty = pc.is_in(texts, value_set=pa.array([text.encode() for text in _MISSING_TEXTS], texts.type))
+def _is_missing(texts: pa.Array, markers: Sequence[str]) -> np.ndarray:
+    empty = pc.is_in(texts, value_set=pa.array([text.encode() for text in (*MISSING_TEXTS, *markers)], texts.type))
     return buffers.truths(pc.or_(pc.is_null(texts), empty))
 
 
@@ -101,18 +103,20 @@ def _quoted(label: str, delimiter: str) -> str:
     return label
 
 
-def reports_of(cells: pa.Array, mechanism: Categorical) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def reports_of(
+    cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the reports in cells, whether each is a possible one, and whether each is missing.
 
     Reports that are missing or impossible are 0.
     """
     if mechanism.kind == "category":
-        codes = codes_of(cells, mechanism)
+        codes = codes_of(cells, mechanism, markers)
         return np.maximum(codes, 0), codes >= 0, codes == MISSING
     if isinstance(mechanism, SubsetSelection):
-        return _sets_of(cells, mechanism)
+        return _sets_of(cells, mechanism, markers)
     texts = _texts(cells)
-    is_missing = _is_missing(texts)
+    is_missing = _is_missing(texts, markers)
     is_number = buffers.truths(pc.fill_null(pc.match_substring_regex(texts, r"^(0|[1-9][0-9]{0,17})$"), False))
     digits = pc.if_else(buffers.array(is_number), texts, pa.scalar(b"0", texts.type))
     values = buffers.numbers(digits.cast(pa.string()).cast(pa.int64()))
@@ -120,7 +124,9 @@ def reports_of(cells: pa.Array, mechanism: Categorical) -> tuple[np.ndarray, np.
     return np.where(good, values, 0), good, is_missing
 
 
-def _sets_of(cells: pa.Array, mechanism: SubsetSelection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sets_of(
+    cells: pa.Array, mechanism: SubsetSelection, markers: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     (width,) = mechanism.report_shape
     if pa.types.is_fixed_size_binary(cells.type):
         cells = cells.cast(pa.binary())
@@ -130,7 +136,7 @@ def _sets_of(cells: pa.Array, mechanism: SubsetSelection) -> tuple[np.ndarray, n
     else:
         raise ValueError(f"holds {cells.type}; sets of categories are bytes")
     lengths = pc.fill_null(pc.binary_length(cells), 0)
-    is_missing = _is_missing(cells)
+    is_missing = _is_missing(cells, markers)
     fits = buffers.numbers(lengths) == digits
     filled = pc.if_else(buffers.array(fits), cells, pa.scalar(b"0" * digits, pa.binary()))
     array = np.frombuffer(buffers.text(filled), np.uint8).reshape(-1, digits)

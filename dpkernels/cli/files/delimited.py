@@ -27,7 +27,7 @@ from dpkernels.cli.errors import RowError, text_of
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
-from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
+from dpkernels.cli.files.layout import MISSING_TEXTS, STANDARD_INPUT, Layout
 from dpkernels.cli.terminal import private
 
 QUOTE, LF, CR = b'"\n\r'
@@ -35,8 +35,6 @@ BLOCK_BYTES = 1 << 20  # read at once
 _REPORT_BYTES, _PACKED_REPORT_BYTES = 18, 9  # of the text of a report, on average
 LONGEST = 1 << 22  # bytes of a record
 _WHOLE = 2.0**53  # Floats hold every whole number below.
-# Texts of cells without a value, as pandas, R and databases write them.
-_MISSING = ["", "NA", "NaN", "nan", "NULL", "null"]
 _MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
 _OTHER_KINDS = {
     b"\x1f\x8b": "is compressed by gzip; its name must end in .gz, or gunzip comes first",
@@ -246,7 +244,7 @@ class DelimitedFile(Source):
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
-        self._layout = layout
+        self._layout, self.markers = layout, layout.markers
         self._head, self._ended = b"", True  # the bytes up to the records; whether the last one has a line end
         self._unpacked, self._lines = 1.0, 0.0  # bytes and lines for each byte of the file, in its first block
         with self._named():
@@ -338,10 +336,11 @@ class DelimitedFile(Source):
 
     def numbers(self, piece: Records, name: str | None, start: int) -> Numbers:
         cells = buffers.as_text(piece.cells[name])
-        values, missing = _floats(cells), None
+        # A marker may read as a number, such as -999.
+        values, missing = None if self.markers else _floats(cells), None
         if values is None or (values.size and np.isnan(values.min())):
             trimmed = pc.ascii_trim_whitespace(cells)
-            empty = pc.is_in(trimmed, pa.array(_MISSING))
+            empty = pc.is_in(trimmed, pa.array([*MISSING_TEXTS, *self.markers]))
             filled = pc.if_else(empty, "0", trimmed)
             values, missing = _floats(filled), buffers.truths(empty)
             if values is None:

@@ -39,6 +39,7 @@ class Source(abc.ABC):
     path: Path
     names: Sequence[str]  # of its columns; empty for an array
     values_per_row: int = 1  # of each column
+    markers: Sequence[str] = ()  # texts of cells without a value, besides the usual ones
     droppable: bool = True  # whether rows can be left out
     # What is copied besides columns, in words by the column, where all rows stay in their order.
     also_copied: Mapping[str, str] = MappingProxyType({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from dpkernels.bounded_json import brief
 
 FORMATS = ("csv", "tsv", "npy", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+# Texts of cells without a value, as pandas, R and databases write them.
+MISSING_TEXTS = ("", "NA", "NaN", "nan", "NULL", "null")
 
 # Standard input or output, as arguments; the input's name gives access to its size and permissions.
 DASH, STANDARD_INPUT = Path("-"), Path("/dev/stdin")
@@ -26,13 +30,15 @@ class Layout:
     multiline: bool = False  # whether quoted cells may have line breaks
     unpack: bool = False  # whether the input is gzip
     pack: bool = False  # whether the output is
+    markers: tuple[str, ...] = ()  # texts of cells without a value, besides ``MISSING_TEXTS``
 
     @property
     def suffix(self) -> str:
         return f".{self.kind}{'.gz' if self.pack else ''}"
 
     def to_dict(self) -> dict[str, object]:
-        return {"kind": self.kind, "delimiter": self.delimiter, "multiline": self.multiline, "unpack": self.pack}
+        form = {"kind": self.kind, "delimiter": self.delimiter, "multiline": self.multiline, "unpack": self.pack}
+        return form | ({"markers": list(self.markers)} if self.markers else {})
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Layout:
@@ -40,7 +46,10 @@ class Layout:
         kind, delimiter, multiline, packed = (
             form.get(name, "") for name in ("kind", "delimiter", "multiline", "unpack")
         )
-        layout = cls(kind, delimiter, multiline, packed, packed)
+        markers = form.get("markers", [])
+        if not isinstance(markers, list) or not all(isinstance(marker, str) for marker in markers):
+            raise ValueError(f"layout: markers {brief(markers)} are not texts")
+        layout = cls(kind, delimiter, multiline, packed, packed, tuple(markers))
         if layout.kind not in FORMATS or not _is_delimiter(layout.delimiter):
             raise ValueError(f"layout: {brief(layout.kind)} with {brief(layout.delimiter)} is not a known format")
         if layout.to_dict() != form or {type(layout.multiline), type(layout.pack)} != {bool}:
@@ -48,14 +57,22 @@ class Layout:
         return layout
 
 
-def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """Return the layout by the names of IN and OUT, ``--format``, ``--delimiter`` and ``--multiline``."""
+def layout_of(
+    source: Path,
+    target: Path,
+    kind: str | None,
+    delimiter: str | None,
+    multiline: bool,
+    markers: Sequence[str] = (),
+) -> Layout:
+    """Return the layout by the names of IN and OUT, ``--format``, ``--delimiter`` and so on."""
     if kind is None:
         kind = known_format(source if source != DASH else target)
         if target != DASH and known_format(target) != kind:
             raise click.UsageError(f"OUT: {target} must have the suffix of IN, .{kind}")
     if kind not in _DELIMITERS:
-        for option, is_given in (("--delimiter", delimiter is not None), ("--multiline", multiline)):
+        options = {"--delimiter": delimiter is not None, "--multiline": multiline, "--missing-markers": bool(markers)}
+        for option, is_given in options.items():
             if is_given:
                 raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
         if source == DASH:
@@ -66,7 +83,7 @@ def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | Non
         raise click.UsageError(
             f"--delimiter: {delimiter!r} must be one ASCII character that no number or quote contains"
         )
-    return Layout(kind, delimiter, multiline, _is_packed(source), _is_packed(target))
+    return Layout(kind, delimiter, multiline, _is_packed(source), _is_packed(target), tuple(markers))
 
 
 def _is_delimiter(text: object) -> bool:

@@ -25,7 +25,7 @@ def perturbed(
     sampler: Any = column.sampler
     mechanism = sampler.mechanism
     cells = source.labels(piece, str(column.name))
-    codes = codes_of(cells, mechanism)
+    codes = codes_of(cells, mechanism, source.markers)
     unknown = codes == UNKNOWN
     if unknown.any() and mechanism.other is None:
         at = int(unknown.argmax())

@@ -290,6 +290,7 @@ class Request:
     label: str | None  # of the charge
     rows: Sequence[str]  # whom the rows are about, for the charge to a ledger
     missing: str
+    missing_markers: tuple[str, ...]  # texts of cells without a value, besides the usual ones
     decimals: int | None
     shuffle_rows: bool
     sidecar: Path | None  # where the certificates go; needed if OUT is -
@@ -493,7 +494,7 @@ class FilePlan(Plan):
 def plan(request: Request) -> FilePlan:
     """Check everything of a release of one file that can be checked before a value is read."""
     path, target = Path(request.source), Path(request.target)
-    layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
+    layout = layout_of(path, target, request.kind, request.delimiter, request.multiline, request.missing_markers)
     if path != DASH and (state := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {state}; it must be a file, or - for standard input")
     if path == DASH and SAME_PEOPLE in request.rows:

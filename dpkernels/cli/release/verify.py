@@ -215,7 +215,7 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
 
 def _check_categories(form: dict[str, Any], column: VerifiedColumn, source: Source, piece: Any, start: int) -> None:
     mechanism = _rebuilt(column.form).mechanism
-    _, good, missing = reports_of(source.labels(piece, column.form["column"]), mechanism)
+    _, good, missing = reports_of(source.labels(piece, column.form["column"]), mechanism, source.markers)
     good = np.where(missing, form["missing"] == "keep", good)
     if not good.all():
         where = source.place(piece, start + int(good.argmin()), start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -96,9 +97,10 @@ CASES: dict[str, list[Case]] = {
 
 
 @pytest.mark.lengthy
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize("name", sorted(commands.dpkernels.commands))
 def test_every_subcommand_ends_with_the_code_of_its_failure(
-    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, more: list[str]
 ) -> None:
     if name == "tune":
         monkeypatch.setattr("accountants.tune.best", lambda *_: (_ for _ in ()).throw(ValueError("none")))
@@ -117,9 +119,13 @@ def test_every_subcommand_ends_with_the_code_of_its_failure(
                 continue  # who may read every file
             if name == "tune" and code == 0:
                 continue  # searches are not repeated here
-            done = run(name, *arguments)
+            done = run(name, *arguments, *more)
         assert done.code == code, (arguments, done)
         assert bool(done.err.count("error: ")) == bool(code)
+        if more:
+            form = json.loads(done.out)
+            assert not code or form["code"] == code, (arguments, form)
+            assert ("error" in form) == bool(code)
 
 
 def test_codes_are_explained_by_help_and_the_page(run: Run) -> None:

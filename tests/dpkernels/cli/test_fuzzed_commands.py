@@ -73,17 +73,17 @@ def run(
     nothing, stdin = os.open(os.devnull, os.O_RDONLY), os.dup(0)
     os.dup2(nothing, 0)
 
-    def call(arguments: list[str]) -> tuple[int, str, float]:
+    def call(arguments: list[str]) -> tuple[int, str, str, float]:
         before, started = _stamps(place), time.monotonic()
         code = main(arguments)
         sys.stdout.flush()
-        spent, err = time.monotonic() - started, capfd.readouterr().err
+        spent, (out, err) = time.monotonic() - started, capfd.readouterr()
         if _stamps(place) != before:
             os.chdir(tmp_path)
             shutil.rmtree(place)
             shutil.copytree(prepared, place)
             os.chdir(place)
-        return code, err, spent
+        return code, out, err, spent
 
     with chdir(place):
         yield call
@@ -97,14 +97,22 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (one.st_mtime_ns, one.st_size) for path, one in found}
 
 
-def faults_of(code: int, err: str) -> str:
-    """What is wrong with how the command ended; empty for nothing."""
+def faults_of(code: int, err: str, text: str | None) -> str:
+    """What is wrong with how the command ended, and with its JSON; empty for nothing."""
+    if text is not None:
+        try:
+            form = json.loads(text)
+        except ValueError:
+            return f"no JSON: {text[:200]!r}"
+        if isinstance(form, dict) and form.get("code", 0) != code:
+            return f"code {code}, and JSON says {form['code']}"
     lines = [line for line in err.splitlines() if line.startswith("dpkernels: error: ")]
     if "error: unexpected " in err or "Traceback" in err:
         return "unexpected"
     if code not in range(6):
         return f"code {code}"
-    if (code != 0) != (len(lines) == 1):
+    # Where data go to standard output, JSON is all that is said.
+    if (code != 0) != (len(lines) == 1) and not err.startswith("{"):
         return f"code {code} with {len(lines)} lines"
     return "a long line" if any(len(line) > 2500 for line in lines) else ""
 
@@ -114,17 +122,26 @@ def judged(run: Any, cases: Iterable[tuple[int, list[str]]]) -> dict[str, int]:
     codes, faults, slow = dict.fromkeys("012345", 0), [], (0.0, "")
     for number, arguments in cases:
         try:
-            code, err, spent = run(arguments)
+            code, out, err, spent = run(arguments)
         except BaseException as error:
-            code, err, spent = -1, f"{type(error).__name__}: {error}", 0.0
+            code, out, err, spent = -1, "", f"{type(error).__name__}: {error}", 0.0
         slow = max(slow, (spent, f"{number}: {arguments}"))
-        if fault := faults_of(code, err):
+        if fault := faults_of(code, err, _json_of(arguments, out, err)):
             faults.append(f"{number}: {arguments!r}: {fault}: {err[-500:]!r}")
         else:
             codes[str(code)] += 1
     print(codes, "the slowest:", *slow)
     assert not faults, "\n".join(faults)
     return codes
+
+
+def _json_of(arguments: Sequence[str], out: str, err: str) -> str | None:
+    """The JSON that a command line asks for; where data go to standard output, a failure's is on standard error."""
+    if "--json" not in arguments or {"-h", "--help", "--help-all"} & set(arguments):
+        return None
+    if "-" in arguments:
+        return err if err.startswith("{") else None
+    return out
 
 
 def slices(numbers: Sequence[int], quick: Sequence[int]) -> list[Any]:
@@ -134,6 +151,8 @@ def slices(numbers: Sequence[int], quick: Sequence[int]) -> list[Any]:
     return [pytest.param(quick, id="quick"), *slow]
 
 
+JSON = ["--json"]
+
 # Accounting compiles a program for every mechanism.
 QUICK = [number for number in range(120) if command_line(number)[0] != "account"][:60]
 
@@ -141,7 +160,7 @@ QUICK = [number for number in range(120) if command_line(number)[0] != "account"
 @pytest.mark.lengthy
 @pytest.mark.parametrize("numbers", slices(range(LINES), QUICK))
 def test_no_command_line_gives_an_unexpected_error(run: Any, numbers: Sequence[int]) -> None:
-    codes = judged(run, ((number, command_line(number)) for number in numbers))
+    codes = judged(run, ((number, [*command_line(number), *JSON[: number % 2]]) for number in numbers))
     assert all(codes[code] for code in "012")  # The lines are wrong enough, and not too wrong.
 
 

@@ -1,0 +1,228 @@
+"""JSON of results and failures, all rows that cannot be perturbed, options in a file, and completion of the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command_helpers import (
+    AGE,
+    COLUMN,
+    COMMAND,
+    GOOD_CSV,
+    Run,
+    assert_nothing_but,
+    assert_refused,
+    command,
+    known_secret,
+    small_pieces,
+)
+
+from dpkernels.budgets.ledger import Ledger
+from dpkernels.cli import terminal
+
+run = pytest.fixture(command, name="run")
+__all__ = ["known_secret", "small_pieces"]  # Fixtures.
+
+RELEASE = ["perturb", "in.csv", "out.csv", *COLUMN, *AGE]
+# Every kind of fault, and a value that no output may show.
+BAD_CSV = "id,age\na,1\nb,\nc,secret\nd,501.25\ne,nan\nf,1e400\ng,3\n"
+BAD_PLACES = [1, 2, 3, 4, 5]
+
+
+def test_all_bad_rows_are_reported_at_once(run: Run) -> None:
+    Path("in.csv").write_text(BAD_CSV)
+    done = run(*RELEASE)
+    assert_refused(done, 1, "in all 5 values cannot be perturbed", "2 missing", "1 outside the interval")
+    for row in BAD_PLACES:
+        assert f"row {row} (line {row + 2})" in done.err
+    assert_nothing_but("in.csv")
+
+
+def test_all_bad_rows_are_in_json_without_their_values(run: Run) -> None:
+    Path("in.csv").write_text(BAD_CSV)
+    Ledger.create("people.ledger", 5)
+    done = run(*RELEASE, "--ledger", "people.ledger", "--json")
+    form = json.loads(done.out)
+    assert (done.code, form["code"]) == (1, 1)
+    assert form["rows"]["counts"] == {"missing": 2, "not a number": 1, "outside the interval": 1, "not finite": 1}
+    assert form["rows"]["all"] is True
+    assert [row["row"] for row in form["rows"]["first"]] == BAD_PLACES
+    assert "is voided: nothing was released" in form["charge"]
+    for value in ("secret", "501.25", "1e400"):
+        assert value not in done.out
+    assert Ledger("people.ledger").statement().spent == (0, 0)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_bad_rows_beyond_a_piece_are_counted_and_the_search_ends(
+    run: Run, small_pieces: None, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    ages = [500.0 if row % 7 == 3 else 5.0 for row in range(1000)]
+    if suffix == ".csv":
+        Path("in.csv").write_text("age\n" + "".join(f"{age}\n" for age in ages))
+    else:
+        pq.write_table(pa.table({"age": ages}), "in.parquet", row_group_size=300)
+    arguments = ["perturb", f"in{suffix}", f"out{suffix}", *COLUMN, *AGE, "--json"]
+    rows = json.loads(run(*arguments).out)["rows"]
+    assert rows["counts"] == {"outside the interval": ages.count(500.0)}
+    assert [row["row"] for row in rows["first"]] == [row for row, age in enumerate(ages) if age == 500.0][:10]
+    monkeypatch.setattr("dpkernels.cli.release.plan.MOST_COUNTED", 20)
+    rows = json.loads(run(*arguments).out)["rows"]
+    assert rows["all"] is False
+    assert 20 <= sum(rows["counts"].values()) < ages.count(500.0)
+
+
+def test_bad_rows_of_two_columns_and_of_categories(run: Run) -> None:
+    Path("in.csv").write_text("age,ward\n1,a\n500,b\n3,q\n4,\n")
+    mechanisms = ["--column", "ward", "--mechanism", "balanced", "--mechanism", "categorical", "--categories", "a,b"]
+    done = run("perturb", "in.csv", "out.csv", *COLUMN, *mechanisms, *AGE, "--check", "--json")
+    rows = json.loads(done.out)["rows"]["first"]
+    assert [(row["row"], row["column"], row["problem"]) for row in rows] == [
+        (1, "age", "outside the interval"),
+        (2, "ward", "not a category"),
+        (3, "ward", "missing"),
+    ]
+
+
+def test_standard_output_with_data_has_no_json(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    done = run("perturb", "in.csv", "-", "--sidecar", "out.json", *COLUMN, *AGE[:-1], "0", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert json.loads(done.err)["code"] == 2
+
+
+def test_warnings_are_in_json_and_not_hidden_by_quiet(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    assert json.loads(run(*RELEASE, "--json").out)["warnings"] == []
+    warnings = json.loads(run(*RELEASE, "--force", "--json").out)["warnings"]
+    assert len(warnings) == 1
+    assert "add up" in warnings[0]
+    noise = [*COLUMN, "--mechanism", "gaussian", "--sensitivity", "1", "--epsilon", "1", "--delta", "0.6"]
+    done = run("perturb", "in.csv", "twice.csv", *noise, "--column", "id2", "--quiet")
+    assert done.code == 2
+    Path("in.csv").write_text("age,pay\n1,2\n3,4\n")
+    done = run("perturb", "in.csv", "twice.csv", *noise, "--column", "pay", "--quiet")
+    assert (done.code, done.out) == (0, "")
+    assert "warning: a total delta of 1 or more guarantees nothing" in done.err
+
+
+def test_verification_in_json(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    assert run(*RELEASE).code == 0
+    done = run("certify", "--verify", "out.csv.json", "--json")
+    form = json.loads(done.out)
+    assert (done.code, form["verified"]) == (0, True)
+    assert {statement["status"] for statement in form["statements"]} == {"ok", "declared, not verified"}
+    Path("out.csv").unlink()
+    form = json.loads(run("certify", "--verify", "out.csv.json", "--json").out)
+    assert (form["code"], form["verified"]) == (4, False)
+
+
+# Options in a file
+
+
+def test_options_in_a_file_make_the_same_release(run: Run, known_secret: None) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    first = run(*RELEASE, "--missing", "keep", "--ledger", "l.ledger", "--budget", "5,1e-9", "--label", "é\"\\night",
+                "--save-config", "night.toml")  # fmt: skip
+    assert first.code == 0, first.err
+    Path("released.csv").write_bytes(Path("out.csv").read_bytes())
+    text = Path("night.toml").read_text(encoding="utf-8")
+    assert text.startswith("[perturb]\n")
+    second = run("perturb", "in.csv", "out.csv", "--force", "--config", "night.toml", "--save-config", "again.toml")
+    assert second.code == 0, second.err
+    assert Path("out.csv").read_bytes() == Path("released.csv").read_bytes()
+    assert Path("again.toml").read_text(encoding="utf-8") == text
+    labels = [entry.label for entry in Ledger("l.ledger").statement().entries]
+    assert labels == ['é"\\night: perturb in.csv to out.csv'] * 2
+
+
+def test_the_command_line_replaces_what_a_file_says(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    Path("a.toml").write_text('[perturb]\ncolumn = ["age"]\nlower = 0\nupper = 120\nepsilon = 1\njson = true\n')
+    assert json.loads(run("perturb", "in.csv", "a.csv", "--config", "a.toml").out)["epsilon"] == 1
+    assert json.loads(run("perturb", "in.csv", "b.csv", "--config", "a.toml", "--epsilon", "0.5").out)["epsilon"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epsilon = 1", "'epsilon' is no command"),
+        ("[perturb]\nepsilom = 1", "'epsilom' is no option of perturb"),
+        ("[perturb]\nforce = true", "'force' is no option of perturb"),
+        ("[perturb]\nepsilon = true", "'epsilon' must be a string or a number"),
+        ("[perturb]\nclip = 1", "'clip' must be true or false"),
+        ("[perturb]\nmissing = ['keep', 'drop']", "'missing' is a list; it is given once"),
+        ("[perturb]\nepsilon = {a = 1}", "'epsilon' must be a string or a number"),
+        ("perturb = 3", "'perturb' must be a table"),
+        ("[perturb", "cannot be read as TOML"),
+        ("[perturb]\nepsilon = -1", "epsilon"),
+    ],
+)
+def test_wrong_files_of_options_are_refused(run: Run, text: str, words: str) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    Path("a.toml").write_text(text)
+    assert_refused(run(*RELEASE[:-2], "--config", "a.toml"), 2, words)
+    assert_nothing_but("a.toml", "in.csv")
+
+
+def test_options_are_saved_to_a_new_file_only(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    assert_refused(run(*RELEASE, "--save-config", "in.csv"), 2, "--save-config: in.csv must be a new file")
+    assert Path("in.csv").read_text() == GOOD_CSV
+
+
+def test_the_ledger_of_the_environment_is_charged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    usual, other = (Ledger.create(name, 1.5) for name in ("usual.ledger", "other.ledger"))
+    monkeypatch.setenv("DPKERNELS_LEDGER", "usual.ledger")
+    assert run(*RELEASE).code == 0
+    assert run(*RELEASE, "--force").code == 3
+    assert run(*RELEASE, "--force", "--ledger", "other.ledger").code == 0
+    assert [ledger.statement().spent.epsilon for ledger in (usual, other)] == [1, 1]
+
+
+def test_a_label_needs_a_ledger(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    assert_refused(run(*RELEASE, "--label", "night"), 2, "--label: is for a charge to a ledger")
+
+
+def test_a_shell_can_complete_the_command() -> None:
+    variables = {"_DPKERNELS_COMPLETE": "bash_complete", "COMP_WORDS": "dpkernels perturb --led", "COMP_CWORD": "2"}
+    done = subprocess.run(COMMAND, capture_output=True, text=True, env=os.environ | variables, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "plain,--ledger\n", "")
+
+
+def test_warnings_of_one_run_are_not_those_of_the_next() -> None:
+    terminal.warn("first")
+    terminal.begin()
+    assert terminal.warnings() == []
+
+
+# Texts of cells without a value
+
+
+def test_markers_of_missing_values_are_no_numbers(run: Run) -> None:
+    Path("in.csv").write_text("age,ward\n1,a\n-999,N/A\n,b\n3,a\n")
+    mechanisms = ["--column", "ward", "--mechanism", "balanced", "--mechanism", "categorical", "--categories", "a,b"]
+    arguments = ["perturb", "in.csv", "out.csv", *COLUMN, *mechanisms, *AGE, "--missing", "keep"]
+    assert run(*arguments).code == 1
+    assert run(*arguments, "--missing-markers", "-999, N/A").code == 0
+    rows = [line.split(",") for line in Path("out.csv").read_text().splitlines()[1:]]
+    assert [row[0] for row in rows][1:3] == ["-999", ""]
+    assert [row[1] for row in rows][1] == "N/A"
+    assert run("certify", "--verify", "out.csv.json").code == 0
+    form = json.loads(Path("out.csv.json").read_text())
+    assert form["layout"]["markers"] == ["-999", "N/A"]
+    del form["layout"]["markers"]
+    Path("out.csv.json").write_text(json.dumps(form))
+    assert run("certify", "--verify", "out.csv.json").code == 4
+    pq.write_table(pa.table({"age": [1.0]}), "in.parquet")
+    refused = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing-markers", "x")
+    assert_refused(refused, 2, "--missing-markers: is for csv and tsv, not for parquet")
