@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import signal
 
 from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
@@ -280,6 +279,8 @@ class NoiseChannel(Channel):
         shifts = self._points - self.table.codes
         positions = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
         if self._is_merged and shifts > _MOST_SHIFTS:
+            from scipy import signal  # Imported on use: it takes 0.5 s.
+
             positions, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
         else:
             means = np.array([noise @ weights[i : i + self.table.codes] for i in positions])

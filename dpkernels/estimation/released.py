@@ -29,7 +29,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from scipy import signal
 
 from dpkernels import checks
 from dpkernels.caching import bounded_cache
@@ -487,6 +486,8 @@ class GridNoise:
     def __add__(self, other: GridNoise) -> GridNoise:
         step = max(min(self.step, other.step), (self.width + other.width) / _MOST_POINTS)
         a, b = self.on_grid(step), other.on_grid(step)
+        from scipy import signal  # Imported on use: it takes 0.5 s.
+
         p = np.maximum(signal.fftconvolve(a.p, b.p), 0.0)
         # Every entry of a convolution by FFT is right to a few roundings of |a| |b| for each of log2 n steps.
         error = 16 * math.log2(2 * len(p)) * np.finfo(float).eps * float(np.linalg.norm(a.p) * np.linalg.norm(b.p))
