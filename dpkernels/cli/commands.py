@@ -251,9 +251,9 @@ and balanced.
 
 Privacy loss adds up over releases about the same people. A --ledger is for one group of people. It adds the total over
 the perturbed columns of every release, and refuses a release that exceeds the budget before a value is perturbed. Of a
-local mechanism each row is a person, and one row is charged. Rows of a mechanism with a sensitivity are statistics:
---rows same-people charges all of them together, also those that --missing drops, and --rows different-people charges
-one. A person with k rows spends k times as much.
+local mechanism each row is a person, and one row is charged. Without --ledger that of $DPKERNELS_LEDGER is charged.
+Rows of a mechanism with a sensitivity are statistics: --rows same-people charges all of them together, also those that
+--missing drops, and --rows different-people charges one. A person with k rows spends k times as much.
 
 If a run fails over its input or is interrupted before its output is in place, its charge is voided. The ledger keeps
 both entries. The charge is kept if the run is killed, if its output could not be written, or if part of it may already
@@ -278,7 +278,7 @@ More examples:
 _MECHANISM = "Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all."
 _MISSING = "Empty cells, NA, NaN, null: refuse (default), keep, or drop the row, which reveals where."
 _LEDGER_VARIABLE = "DPKERNELS_LEDGER"
-_LEDGER = "First charge this ledger; refuse a release above its budget. Default: that of $DPKERNELS_LEDGER."
+_LEDGER = "First charge the release to this ledger; refuse a release above its budget."
 _BUDGET = "Budget of a new ledger; DELTA for additive noise."
 
 _MORE_COMPARE = """\b
@@ -307,7 +307,6 @@ _COMPARED: opts.Options = {
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
 @click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
-@click.option("--label", metavar="TEXT", help="What the ledger calls the charge, besides the names of the files.")
 @opts.row_options
 @opts.engine_options
 @_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
@@ -315,7 +314,8 @@ _COMPARED: opts.Options = {
 @opts.redact_option(_run_option)
 @_run_option("--quiet", is_flag=True, help="Print no summary, but warnings.")
 @config_options
-@click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
+@_run_option("--label", metavar="TEXT", help="What the ledger calls the charge, besides the names of the files.")
+@click.option("--check", is_flag=True, help="Check every value; charge and write nothing.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @opts.json_option("Print the summary as JSON.")
 @click.pass_context

@@ -78,7 +78,7 @@ def _check_new(context: click.Context, option: click.Parameter, path: Path | Non
 
 _CONFIG = "Read options from this TOML file; those of the command line replace its own."
 _SAVE = "If the run succeeds, write its options to this new TOML file."
-_option = rare_options("Options in a file")
+_option = rare_options("Course of the run")
 config_options = together(
     _option("--config", type=INPUT, metavar="FILE", is_eager=True, expose_value=False, callback=_read, help=_CONFIG),
     _option("--save-config", type=OUTPUT, metavar="FILE", callback=_check_new, help=_SAVE),

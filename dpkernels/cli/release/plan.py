@@ -287,16 +287,16 @@ class Request:
     force: bool
     ledger: Sequence[Path]
     budget: Sequence[tuple[Decimal, ...]]
-    label: str | None  # of the charge
     rows: Sequence[str]  # whom the rows are about, for the charge to a ledger
     missing: str
-    missing_markers: tuple[str, ...]  # texts of cells without a value, besides the usual ones
     decimals: int | None
     shuffle_rows: bool
     sidecar: Path | None  # where the certificates go; needed if OUT is -
     kind: str | None  # the format; None for the one that the suffixes say
     delimiter: str | None  # None for that of the format
     multiline: bool
+    missing_markers: tuple[str, ...] = ()  # texts of cells without a value, besides the usual ones
+    label: str | None = None  # of the charge
 
     def name(self, what: str) -> str:
         """Return what the ledger calls the charge for a release."""
