@@ -16,7 +16,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,10 +28,12 @@ import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile, is_adaptive
 from accountants.composition.cells import UnknownSteepnessError
-from accountants.composition.evaluate import directions_of_numbers
+from accountants.composition.direction import directions_of_numbers
+from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outside_jit import evaluate
+from accountants.composition.question import DeltaAt, EpsilonAt
 from accountants.composition.renyi import renyi_divergence
-from accountants.composition.rigorous import GaussianReleases, RigorousBounds
+from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import (
     NEIGHBOURS,
     ON_ALL_DATA,
@@ -138,6 +141,15 @@ def check_one_given(**given: Any) -> tuple[str, Any]:
     return some[0]
 
 
+@contextmanager
+def advising(alternative: str) -> Iterator[None]:
+    """Say, where a density states no steepness that a bound needs, what else to ask for."""
+    try:
+        yield
+    except UnknownSteepnessError as error:
+        raise UnknownSteepnessError(f"{error}; state its steepness, or {alternative}") from error
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
 class Guarantee(ComposableGuarantee):
@@ -193,7 +205,9 @@ class Guarantee(ComposableGuarantee):
         if self._is_traced(epsilon):
             return self.estimate_delta(epsilon)
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return self._upper_ends(self._bounds.upper_ends_of_delta, epsilon)
+        self._check_proven()
+        with advising(ASK_FOR_AN_ESTIMATE):
+            return plain(self._bounds.upper_ends_of_delta(np.asarray(epsilon, np.float64)))
 
     def epsilon(self, delta: Real) -> Any:
         """Return an epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP, for deltas of any shape.
@@ -207,7 +221,9 @@ class Guarantee(ComposableGuarantee):
         if self._is_traced(delta):
             return self.estimate_epsilon(delta)
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        return self._upper_ends(self._bounds.upper_ends_of_epsilon, delta)
+        self._check_proven()
+        with advising(ASK_FOR_AN_ESTIMATE):
+            return plain(self._bounds.upper_ends_of_epsilon(np.asarray(delta, np.float64)))
 
     @partial(in_64_bits, computes_on_host=True)
     def estimate_delta(self, epsilon: Real) -> Any:
@@ -227,7 +243,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: epsilon is negative, or JAX traces numbers of 32 bits, which lose the tails of sums.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return evaluate(self, "delta", epsilon)
+        return evaluate(self, DeltaAt, epsilon)
 
     @partial(in_64_bits, computes_on_host=True)
     def estimate_epsilon(self, delta: Real) -> Any:
@@ -241,7 +257,7 @@ class Guarantee(ComposableGuarantee):
             ConvergenceError: floating point does not resolve epsilon, as for deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        eps = evaluate(self, "epsilon", delta)
+        eps = evaluate(self, EpsilonAt, delta)
         if namespace(eps) is np and np.isinf(eps).any() and np.any(np.isinf(eps) & (self.infinity_mass < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return eps
@@ -253,32 +269,15 @@ class Guarantee(ComposableGuarantee):
         check_masses((pair for term in self.terms for pair in term.pairs), ASK_FOR_AN_ESTIMATE)
 
     def _curve_point(self, alpha: float) -> CurvePoint:
-        try:
+        with advising("ask for estimate_trade_off, which may be above the truth"):
             return self._bounds.errors(alpha)
-        except UnknownSteepnessError as error:
-            raise UnknownSteepnessError(
-                f"{error}; state its steepness, or ask for estimate_trade_off, which may be above the truth"
-            ) from error
 
     def _gaussian_mu(self) -> float:
-        if not all(term.is_gaussian for term in self.numeric.terms):
-            return 0.0
-        return float(GaussianReleases.of(self).form.mu) * (1 + 1e-12)
+        gaussian = GaussianReleases.of(self)
+        return 0.0 if gaussian is None else float(gaussian.form.mu) * (1 + 1e-12)
 
     def _pure_epsilon(self) -> float:
         return 0.0 if self._bounds.largest_loss <= 0 else self._bounds.largest_loss
-
-    def _upper_ends(self, bounds: Callable[[np.ndarray], np.ndarray], at: Real) -> Any:
-        """Return upper ends at numbers of any shape.
-
-        Raises:
-            ValueError: no bound is proven. The message names what to state, and the estimate.
-        """
-        self._check_proven()
-        try:
-            return plain(bounds(np.asarray(at, np.float64)))
-        except UnknownSteepnessError as error:
-            raise UnknownSteepnessError(f"{error}; state its steepness, or {ASK_FOR_AN_ESTIMATE}") from error
 
     @cached_property
     def _bounds(self) -> RigorousBounds:
@@ -294,10 +293,11 @@ class Guarantee(ComposableGuarantee):
         """Return, for each neighbour direction that is composed, whether the pairs are mirrored."""
         return (False,) if all(term.is_symmetric for term in self.terms) else (False, True)
 
-    def repeated_losses(self, panels: int = 0, *, few: bool = False) -> tuple[RepeatedLosses, ...]:
+    def repeated_losses(self, panels: int = 0, *, may_sample: bool = False) -> tuple[RepeatedLosses, ...]:
         """Return the losses that are composed, for each neighbour direction; see ``SelfComposed.repeated_losses``."""
         mirrors = self.neighbour_directions
-        return tuple(zip(*(term.repeated_losses(mirrors, panels, few=few) for term in self.terms), strict=True))
+        columns = (term.repeated_losses(mirrors, panels, may_sample=may_sample) for term in self.terms)
+        return tuple(zip(*columns, strict=True))
 
     @cached_property
     def numeric(self) -> Guarantee:

@@ -1,4 +1,4 @@
-"""Composed privacy profiles: delta as a function of eps for finite losses, its gradient, and its root."""
+"""Methods of composition, and the privacy profiles that they give: delta for finite losses, its gradient, its root."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dpkernels.solve import while_loop
 
 _STEPS = 60
 _CREEPING = 12  # By this step Newton's method has ended, unless it creeps.
-# The error of log delta before the last Newton step, as a power of the rounding unit: where derivatives are taken 1e-9,
-# or 1e-4 in 32 bits; else more, as the step squares it.
-_NEAR, _NEAR_ENOUGH = 0.575, 0.45
+# The error of log delta before the last Newton step, as a power of the rounding unit. The step squares it, but not that
+# of the derivatives, which are taken before it: 1e-9, or 1e-4 in 32 bits.
+FOR_VALUES, FOR_DERIVATIVES = 0.45, 0.575
 
 
 class ComposedProfile(abc.ABC):
@@ -36,17 +36,17 @@ class ComposedProfile(abc.ABC):
         """Return whether floating point resolves the eps at which log delta has a value; see ``solve``."""
         return epsilon > -np.inf
 
-    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any, sloped: bool) -> tuple[Any, ...]:
+    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any, precision: float) -> tuple[Any, ...]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
         The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root, and later every
         other step, goes to the middle of the bracket, or twice as far if there is no upper end yet. ``noise`` is the
-        relative error of delta; ``sloped`` says whether derivatives are taken at the evaluation. The result is (eps,
-        value and slope of log delta next to it, whether eps or the value is accurate to rounding, and the evaluation).
+        relative error of delta; ``precision`` is ``FOR_VALUES`` or ``FOR_DERIVATIVES``. The result is (eps, value and
+        slope of log delta next to it, whether eps or the value is accurate to rounding, and the evaluation).
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps
-        near = unit ** (_NEAR if sloped else _NEAR_ENOUGH) + noise
+        near = unit**precision + noise
 
         def is_found(eps: Any, value: Any, slope: Any) -> Any:
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
@@ -80,3 +80,42 @@ class ComposedProfile(abc.ABC):
         ended = choose(value <= log_delta, eps, high)
         accurate = found | (high - low <= 4 * unit * high)
         return choose(found, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation
+
+
+class Composer(abc.ABC):
+    """A method that composes the losses of one neighbour direction; a pytree of numbers that change its precision only.
+
+    ``dispatch`` takes the first method that applies. What is composed, ``prepare`` returns, which JAX differentiates,
+    and its profile has a gradient in all of that.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def applies(cls, direction: Any) -> Any:
+        """Return whether the method applies to a ``direction.Direction``; this may be a traced boolean."""
+
+    @classmethod
+    @abc.abstractmethod
+    def of(cls, direction: Any) -> Composer:
+        """Return the method with the numbers that suit a direction."""
+
+    @abc.abstractmethod
+    def prepare(self, losses: Any) -> tuple[Any, Any]:
+        """Return (what is composed, the probability of an infinite loss) for the losses of all releases."""
+
+    @abc.abstractmethod
+    def profile_of(self, prepared: Any, direction: Any) -> ComposedProfile:
+        """Return the privacy profile of the finite losses that were prepared for a direction."""
+
+    def compose(self, direction: Any) -> tuple[ComposedProfile, Any]:
+        """Return the privacy profile of a direction's finite losses, and the probability of an infinite loss."""
+        prepared, infinite = self.prepare(direction.losses)
+        return self.profile_of(prepared, direction), infinite
+
+    @abc.abstractmethod
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+        """Return an estimate of the eps at which log delta has a value."""
+
+    def rounding(self, losses: Any, like: Any) -> Any:
+        """Return the approximate relative error of delta in the type of a number."""
+        return sum(term.count for term in losses) * namespace(like).finfo(like.dtype).eps

@@ -1,4 +1,4 @@
-"""Composition by the fast Fourier transform (FFT) on a grid: a number and a gradient at every count.
+"""Composition by the fast Fourier transform (FFT) on a grid: a number and a gradient at every count. It always applies.
 
 The tilted losses of one release are distributed on a grid (see ``grid``) that contains its heaviest atoms. The n-th
 power of their transform is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
@@ -13,7 +13,7 @@ the Euler-Maclaurin formula corrects. The result then varies with eps, and with 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
@@ -22,15 +22,21 @@ import jax
 import numpy as np
 
 from accountants.composition import grid
-from accountants.composition.base import ComposedProfile
+from accountants.composition.base import ComposedProfile, Composer
+from accountants.composition.direction import FEW_RELEASES, Direction, capped_losses, tilt_losses
 from accountants.composition.grid import COEFFICIENTS, POINTS
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, TiltedLoss, integer_power
+from accountants.composition.self_composed import (
+    RepeatedLoss,
+    RepeatedLosses,
+    TiltedLoss,
+    integer_power,
+    least_step,
+)
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
-FEW = 32  # Up to this number of releases, sums of atoms are not smooth.
 # -log of the tilted mass beyond the window; the slopes that Chernoff bounds try, in deviations and as shares of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
 _NOTHING = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
@@ -328,7 +334,7 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Gri
 
 def _count_of_atoms(count: Any) -> Any:
     """Return how many atoms are added up; a huge number for many releases, whose sums of atoms are smooth."""
-    return namespace(count).where(count <= FEW, count, 1e30)
+    return namespace(count).where(count <= FEW_RELEASES, count, 1e30)
 
 
 def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Any:
@@ -346,12 +352,33 @@ def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Any:
     return xp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
 
 
-def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Any:
-    """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them all out."""
-    xp, least = namespace(c), 0.0 * c
-    for one in tilted:
-        if one.part.losses is not None:
-            width = one.part.losses.width
-            total = xp.where(width > 0, one.mass, 0.0).sum()
-            least = xp.maximum(least, (one.mass * width).sum() / xp.where(total > 0, total, 1.0))
-    return least
+@pytree
+@dataclass(frozen=True)
+class LossesOnGrid(Composer):
+    """Losses that are distributed over a grid."""
+
+    bound: Any  # Sums of losses are needed up to here.
+    tilt: Any  # c.
+    guess: Any
+
+    @classmethod
+    def applies(cls, direction: Direction) -> bool:
+        return True
+
+    @classmethod
+    def of(cls, direction: Direction) -> LossesOnGrid:
+        return cls(direction.bound, direction.tilt, direction.guess)
+
+    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+        return capped_losses(losses, self.bound)
+
+    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> ComposedProfile:
+        tilted, tilt = tilt_losses(prepared, self.tilt)
+        return compose(tilted, tilt, grid_of(tilted, tilt, direction.coarse_losses))
+
+    def compose(self, direction: Direction) -> tuple[ComposedProfile, Any]:
+        capped, infinite = direction.capped
+        return self.profile_of(capped, direction), infinite
+
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+        return self.guess

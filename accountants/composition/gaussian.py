@@ -18,9 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.base import ComposedProfile
+from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
+from accountants.composition.closed_form import ClosedForm
+from accountants.composition.direction import Direction
 from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
+from accountants.composition.trade_off import around
+from accountants.loss_intervals import UNIT
 from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
+from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 # Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are integrated.
@@ -29,6 +34,9 @@ _ONE_NODES, _ONE_WEIGHTS = gauss_legendre(16)
 _NODES = ((np.arange(_PANELS)[:, None] + _ONE_NODES) / _PANELS).ravel()
 _WEIGHTS = np.tile(_ONE_WEIGHTS / _PANELS, _PANELS)
 _LOG_ROOT = math.log(2 * math.pi) / 2
+# Rounding errors in units: of the sums, for each unit of |log delta|, and of eps/mu -/+ mu/2, relative to their sum.
+_SUMS, _LOGS, _PLACES = 128, 8, 16
+_LEAST = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
 
 
 @pytree
@@ -86,3 +94,69 @@ def _mills(z: Any, mu: Any = None) -> Any:
     t = end * like(_NODES, z)
     terms = end * like(_WEIGHTS, z) * xp.exp(-t * (z[..., None] + t / 2))
     return (terms if mu is None else terms * -xp.expm1(-mu[..., None] * t)).sum(-1)
+
+
+@pytree
+@dataclass(frozen=True)
+class GaussianNoise(Composer):
+    """Gaussian noise alone, on all the data."""
+
+    @classmethod
+    def applies(cls, direction: Direction) -> bool:
+        return all(term.losses is None for term in direction.losses)
+
+    @classmethod
+    def of(cls, direction: Direction) -> GaussianNoise:
+        return cls()
+
+    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+        return losses, namespace(losses[0].mu).zeros_like(losses[0].mu)
+
+    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> GaussianProfile:
+        return GaussianProfile.of(prepared)
+
+    def initial_guess(self, composed: Any, log_delta: Any) -> Any:
+        return composed.guess(log_delta)
+
+    def rounding(self, losses: RepeatedLosses, like: Any) -> Any:
+        return 0.0 * like
+
+
+@proven("sums#closed-forms")
+@dataclass(frozen=True)
+class GaussianReleases(ClosedForm):
+    """The bounds of Gaussian noise alone, on all the data.
+
+    The formulas evaluate x = eps/mu - mu/2 with an error of some units of y = eps/mu + mu/2, and log delta changes by
+    at most |x| + 2 for each unit of x.
+    """
+
+    form: GaussianProfile
+
+    @classmethod
+    def of(cls, guarantee: Any) -> GaussianReleases | None:
+        if not all(term.is_gaussian for term in guarantee.numeric.terms):
+            return None
+        (losses,) = guarantee.numeric.repeated_losses()
+        return cls(GaussianProfile.of(losses))
+
+    def bound(self, epsilon: float, side: int) -> float:
+        mu = float(self.form.mu)
+        x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+        with np.errstate(all="ignore"):
+            log_delta = float(self.form.evaluate(np.float64(epsilon))[0])
+        units = _SUMS + _LOGS * abs(log_delta) + _PLACES * y * (abs(x) + 2)
+        if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
+            return 0.0 if side < 0 else _LEAST if x > 1e6 else 1.0
+        delta = math.exp(min(log_delta + side * units * UNIT, 0.0))
+        return max(delta, _LEAST) if side > 0 else delta
+
+    def estimate(self, delta: float) -> float:
+        log_delta, zero = np.float64(math.log(delta)), np.float64(0.0)
+        with np.errstate(all="ignore"):
+            guess = self.form.guess(log_delta)
+            return float(self.form.solve(log_delta, guess, zero, zero, FOR_VALUES)[0])
+
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        mu, quantile = float(self.form.mu), float(ndtri(np.float64(alpha)))
+        return around(mu * (mu / 2 + quantile if is_flat else -quantile - mu / 2))

@@ -23,34 +23,42 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
-from accountants.composition import enumeration, fft
-from accountants.composition import evaluate as composed
-from accountants.composition.base import ComposedProfile
-from accountants.composition.gaussian import GaussianProfile
+from accountants.composition import dispatch
+from accountants.composition.base import Composer
+from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
+from accountants.composition.outcomes import are_tables, enumerate_outcomes
+from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
-from dpkernels.numerics import Real, floating, namespace
+from dpkernels.numerics import Real, floating, namespace, plain
 
 _MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
-def evaluate(guarantee: Any, quantity: str, at: Real) -> Any:
-    """Return the largest value over the neighbour directions: "delta" at eps, or "epsilon" at delta.
+def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Any:
+    """Return the largest answer over the neighbour directions.
 
-    ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
+    ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array. Of
+    plain numbers of noise that is not even, the neighbour may change the direction from release to release
+    (``adaptive``).
     """
-    if namespace(at, *jax.tree.leaves(guarantee)) is np or is_compiling():
-        return composed.evaluate(guarantee, quantity, at)
-    return _value(quantity, guarantee, floating(jnp.asarray(at)))
+    is_plain = namespace(at, *jax.tree.leaves(guarantee)) is np
+    if not is_plain and not is_compiling():
+        return _value(quantity, guarantee, floating(jnp.asarray(at)))
+    if is_plain and guarantee.adaptive_profile is not None:
+        bounds = [guarantee.adaptive_profile.bracket(quantity.name, float(number)) for number in np.ravel(at)]
+        if None not in bounds:
+            return plain(np.reshape([bound[1] for bound in bounds if bound], np.shape(at))[()])
+    return dispatch.evaluate(guarantee, quantity, at)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: str, guarantee: Any, at: Any) -> Any:
+def _value(quantity: type[Question], guarantee: Any, at: Any) -> Any:
     return _value_and_slopes(quantity, (), guarantee, at)[0]
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
-def _(quantity: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _(quantity: type[Question], primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Return the value and its derivative along the tangents of the numbers that move."""
     moved = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
     moving = tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in moved)
@@ -65,15 +73,17 @@ def _(quantity: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _value_and_slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: Any) -> tuple[Any, list[Any]]:
+def _value_and_slopes(
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, at: Any
+) -> tuple[Any, list[Any]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
     numbers = jax.tree.leaves(guarantee)
     dtype = jnp.result_type(at, *(number for number in numbers if isinstance(number, jax.Array)))
     shapes = [at.shape, *(at.shape + np.shape(number) for number, moves in zip(numbers, moving, strict=False) if moves)]
     shapes += [at.shape] if moving and moving[-1] else []
 
-    def compute(made: Any) -> list[np.ndarray]:
-        return _of_numbers(quantity, moving, *as_float64(made))
+    def compute(numbers: Any) -> list[np.ndarray]:
+        return _of_numbers(quantity, moving, *as_float64(numbers))
 
     value, *slopes = call_on_host(compute, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], (guarantee, at))
     return value, slopes
@@ -81,19 +91,19 @@ def _value_and_slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, a
 
 @_value_and_slopes.defjvp
 def _(*_: Any) -> Any:
-    raise NotImplementedError(composed.NO_SECOND_DERIVATIVES)
+    raise NotImplementedError(dispatch.NO_SECOND_DERIVATIVES)
 
 
-def _of_numbers(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: np.ndarray) -> list[np.ndarray]:
+def _of_numbers(quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, at: np.ndarray) -> list[np.ndarray]:
     """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``at``."""
     if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, at))):
         unknown = [number for number, moves in zip(jax.tree.leaves((guarantee, at[()])), moving, strict=False) if moves]
         return [np.full(at.shape + np.shape(number), np.nan) for number in (0.0, *unknown)]
     with np.errstate(all="ignore"):
-        value = np.asarray(composed.evaluate_by_largest_profile(guarantee, quantity, at))
+        value = np.asarray(dispatch.evaluate(guarantee, quantity, at))
         if not any(moving):
             return [value]
-        epsilon = value if quantity == "epsilon" else at
+        epsilon = value if quantity is EpsilonAt else at
         rows = [
             _slopes(quantity, moving, guarantee, *each) for each in zip(epsilon.ravel(), value.ravel(), strict=True)
         ]
@@ -101,19 +111,17 @@ def _of_numbers(quantity: str, moving: tuple[bool, ...], guarantee: Any, at: np.
         return [value, *(np.reshape(column, at.shape + np.shape(column[0])) for column in columns)]
 
 
-def _slopes(quantity: str, moving: tuple[bool, ...], guarantee: Any, epsilon: float, value: float) -> list[np.ndarray]:
+def _slopes(
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, epsilon: float, value: float
+) -> list[np.ndarray]:
     """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
     parameters = [number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves]
-    at_end = value <= 0 or value == (np.inf if quantity == "epsilon" else 1.0)
-    unknown = np.isnan(value)
-    if at_end or unknown:
-        constant = np.nan if unknown else 0.0
+    if quantity.is_at_end(value) or np.isnan(value):
+        constant = np.nan if np.isnan(value) else 0.0
         return [np.full(np.shape(number), constant) for number in parameters] + [np.full((), constant)] * moving[-1]
     by_parameters, by_epsilon = delta_slopes(guarantee, moving[:-1], np.float64(epsilon))
-    if quantity == "delta":
-        return [*by_parameters, *([by_epsilon] if moving[-1] else [])]
-    factor = -1 / by_epsilon if by_epsilon < 0 else 0.0
-    return [*(factor * by for by in by_parameters), *([np.asarray(-factor)] if moving[-1] else [])]
+    factor, by_at = quantity.chain(by_epsilon)
+    return [*(factor * by for by in by_parameters), *([np.asarray(factor * by_at)] if moving[-1] else [])]
 
 
 def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Any) -> tuple[list[np.ndarray], Any]:
@@ -123,8 +131,8 @@ def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Any) -> tupl
         return parameters.gradient(_delta_of_one_release, (), epsilon)
     counts = tuple(float(term.count) for term in guarantee.terms)
     directions = guarantee.neighbour_directions
-    are_fixed_tables = enumeration.are_tables(guarantee.terms) and not parameters.move_counts
-    if are_fixed_tables and enumeration.enumerate_outcomes(guarantee.terms, directions) is not None:
+    are_fixed_tables = are_tables(guarantee.terms) and not parameters.move_counts
+    if are_fixed_tables and enumerate_outcomes(guarantee.terms, directions) is not None:
         return parameters.gradient(_delta_of_outcomes, counts, epsilon)
     return _composed_slopes(guarantee, parameters, epsilon)
 
@@ -137,59 +145,25 @@ def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Any) -> Any:
     """Return delta by enumeration, whose arrays depend on the counts."""
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
-    outcomes = enumeration.enumerate_outcomes(terms, guarantee.neighbour_directions)
-    return jnp.stack([one.delta(epsilon) for one in outcomes or ()]).max()
+    directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
+    return jnp.stack([outcomes.delta(epsilon) for outcomes in directions or ()]).max()
 
 
 def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> tuple[list[np.ndarray], Any]:
     """Return the slopes of the neighbour direction with the largest delta."""
-    directions, number = guarantee.numeric_directions, 0
-    if len(directions) > 1:
-        number = int(np.argmax([composed.delta_of_direction(fine, few, epsilon) for fine, few in directions]))
-    fine, coarse = directions[number]
-    of_direction = number, composed.are_few(guarantee)
-    if all(part.losses is None for part in fine):
-        (losses, _), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
-        composition: ComposedProfile = GaussianProfile.of(losses)
-    elif composed.largest_sum(fine) <= epsilon:  # Only an infinite loss is larger.
-        (losses, _), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
-        return pull(jax.tree.map(np.zeros_like, losses)), np.zeros(())
-    else:
-        coarse, tilt = composed.tilt_of_delta(fine, coarse, epsilon)
-        three = composed.three_point_losses(composed.finite(fine, epsilon)[0], tilt, False)
-        if three is not None:
-            (composition, _), pull = parameters.differentiate(_three_point_losses, of_direction, epsilon, tilt)
-        elif any(part.source is not None for part in fine):
-            tilt = composed.tilted(composed.finite(fine, epsilon)[0], tilt)[1]
-            on = composed.sampling_grid(fine, coarse, epsilon, tilt)
-            (losses, _), pull = parameters.differentiate(_sampled_losses, of_direction, on)
-            composition = fft.compose([part.tilted(tilt) for part in losses], tilt, on.points)
-        else:
-            (losses, _), pull = parameters.differentiate(_finite_losses, of_direction, epsilon)
-            tilted, tilt = composed.tilted(losses, tilt)
-            composition = fft.compose(tilted, tilt, fft.grid_of(tilted, tilt, coarse))
-    _, _, evaluation = composition.evaluate(epsilon)
-    by_losses, by_epsilon = composition.gradient(evaluation)
-    return pull(by_losses), by_epsilon
+    directions = [Direction(DeltaAt(epsilon), *losses) for losses in guarantee.numeric_directions]
+    number = int(np.argmax([dispatch.answer_of(direction) for direction in directions])) if len(directions) > 1 else 0
+    direction = directions[number]
+    composer = dispatch.composer_of(direction)
+    (prepared, _), pull = parameters.differentiate(_prepared, (number, are_few(guarantee)), composer)
+    composed = composer.profile_of(prepared, direction)
+    by_prepared, by_epsilon = composed.gradient(composed.evaluate(epsilon)[2])
+    return pull(by_prepared), by_epsilon
 
 
-# What JAX differentiates: the losses that are composed, and the probability of an infinite loss.
-
-
-def _finite_losses(guarantee: Any, number: int, few: bool, bound: Any) -> tuple[Any, Any]:
-    losses = composed.padded(guarantee.repeated_losses(composed.PANELS, few=few)[number])
-    if all(part.losses is None for part in losses):
-        return losses, 0.0 * bound
-    return composed.finite(losses, bound)
-
-
-def _three_point_losses(guarantee: Any, number: int, few: bool, bound: Any, tilt: Any) -> tuple[Any, Any]:
-    (part,), infinite = _finite_losses(guarantee, number, few, bound)
-    return enumeration.three_point_loss(part.losses, part.count - np.arange(2), tilt)[0], infinite
-
-
-def _sampled_losses(guarantee: Any, number: int, few: bool, on: composed.SamplingGrid) -> tuple[Any, Any]:
-    return composed.sample(composed.padded(guarantee.repeated_losses(composed.PANELS, few=few)[number]), on)
+def _prepared(guarantee: Any, number: int, may_sample: bool, composer: Composer) -> tuple[Any, Any]:
+    """Return what is composed, which JAX differentiates, and the probability of an infinite loss."""
+    return composer.prepare(pad_losses(guarantee.repeated_losses(PANELS, may_sample=may_sample)[number]))
 
 
 @dataclass(frozen=True)

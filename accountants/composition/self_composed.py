@@ -10,7 +10,7 @@ computed there keep their relative accuracy far out in the tail. Other tilts giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -93,12 +93,14 @@ class SelfComposed:
     def privacy_loss(self, pair: Any) -> PrivacyLossDistribution:
         return self._one_release(pair).privacy_loss()
 
-    def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0, *, few: bool = False) -> list[RepeatedLoss]:
+    def repeated_losses(
+        self, mirrors: tuple[bool, ...], panels: int = 0, *, may_sample: bool = False
+    ) -> list[RepeatedLoss]:
         """Return the losses of all releases, one entry for each neighbour direction.
 
         For two pairs (noise that is not even) the worse pair may change from release to release. The result is then the
-        loss of a pair whose profile is the maximum of both. If ``few``, smooth losses of samples may be composed from
-        samples of their densities.
+        loss of a pair whose profile is the maximum of both. If ``may_sample``, smooth losses of releases on samples are
+        composed from samples of their densities.
         """
         (pair, *others) = self.pairs
         if self.is_gaussian:
@@ -113,12 +115,14 @@ class SelfComposed:
             forward = [one.scaled(xp.where(unknown, np.nan, 1.0)) for one in forward]
         has_pieces = any(one.pieces for one in self.privacy_losses)
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
-        few = few and not others and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
+        may_sample = (
+            may_sample and not others and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
+        )
         found = []
         for mirror in mirrors:
             nodes = [one.mirrored() for one in forward] if mirror else forward
             losses = pointwise_maximum([one.completed() for one in nodes] if has_pieces else nodes)
-            source = (self, -1.0 if mirror else 1.0) if few else None
+            source = (self, -1.0 if mirror else 1.0) if may_sample else None
             found.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
         return found
 
@@ -240,6 +244,17 @@ class TiltedLoss(NamedTuple):
     log_scale: Any  # K(c) of one release.
     mean: Any  # The tilted mean of the finite losses.
     variance: Any  # Their tilted variance.
+
+
+def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Any:
+    """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them all out."""
+    xp, least = namespace(c), 0.0 * c
+    for term in tilted:
+        if term.part.losses is not None:
+            width = term.part.losses.width
+            total = xp.where(width > 0, term.mass, 0.0).sum()
+            least = xp.maximum(least, (term.mass * width).sum() / xp.where(total > 0, total, 1.0))
+    return least
 
 
 def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import accountants
 import dpkernels as dpk
 from accountants import guarantee, tune
-from accountants.composition import evaluate
+from accountants.composition import dispatch
+from accountants.composition.question import DeltaAt
+from accountants.composition.self_composed import RepeatedLoss
 
 MAKE = {
     "three losses": lambda z: tune.piecewise(epsilon=z, lower=0.0, upper=1.0).build({"eta": jnp.float64(3.0)}),
@@ -60,10 +63,9 @@ def test_nan_stays_in_the_derivative(name, rate):
             assert math.isnan(slope)
 
 
-def test_nan_of_either_direction_is_the_largest(monkeypatch):
-    monkeypatch.setattr(
-        evaluate, "_evaluate_direction", lambda what, sloped, parts, at, best: evaluate._Value(parts, None, None)
-    )
-    for found in ([np.nan, 0.5], [0.5, np.nan], [0.25, 0.5]):
-        _, largest = evaluate._largest("delta", False, jnp.asarray(found), jnp.float32(1.0))
-        np.testing.assert_array_equal(largest.found, np.float32(max(found) if np.isfinite(found).all() else np.nan))
+def test_nan_of_either_direction_is_the_largest():
+    for mu in ([np.nan, 0.5], [0.5, np.nan], [0.25, 0.5]):
+        directions = (RepeatedLoss(None, jnp.float32(mu), jnp.ones(2, jnp.float32)),)
+        _, largest = dispatch._largest(dispatch._VALUE, DeltaAt, directions, jnp.float32(1.0))
+        delta = accountants.delta(dpk.gaussian(sigma=1 / max(mu)), 1.0, 1.0) if np.isfinite(mu).all() else np.nan
+        np.testing.assert_allclose(largest.value, delta, rtol=1e-5)

@@ -15,9 +15,11 @@ from scipy.special import gammaln
 import accountants
 import dpkernels as dpk
 from accountants import guarantee, weights
-from accountants.composition import enumeration, evaluate, fft, self_composed
+from accountants.composition import fft, self_composed
+from accountants.composition.direction import PANELS
 from accountants.composition.grid import POINTS, pointwise_maximum, share_on_grid
 from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.three_point import ThreePointLoss, three_point_loss
 from accountants.dominating_pairs.base import as_float64
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution
@@ -110,7 +112,7 @@ def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
     gain = np.where(above, mass, 0.0) - q
     last = gain.sum() - (counted(p, losses, n - 1, eps) if n > 1 else max(-math.expm1(eps), 0.0))
 
-    three = enumeration.ThreePointLoss(jnp.asarray(p), jnp.asarray(losses), jnp.array([n, n - 1.0]), jnp.float64(1.0))
+    three = ThreePointLoss(jnp.asarray(p), jnp.asarray(losses), jnp.float64(n), jnp.float64(1.0))
     value, slope, seen = three.evaluate(jnp.float64(eps))
     found, by_eps = three.gradient(seen)
     near = {"rtol": 3e-11, "atol": 1e-13}
@@ -118,15 +120,14 @@ def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
     assert np.allclose(found.mass, counts @ gain / p, **near)
     assert np.allclose(found.loss, counts @ q, **near)
     assert np.allclose([by_eps, slope * jnp.exp(value)], -q.sum(), **near)
-    assert np.allclose(found.counts.sum(), last, **near)
+    assert np.allclose(found.count, last, **near)
 
 
 @pytest.mark.thorough
 def test_derivatives_of_three_losses_far_apart_in_32_bits():
     """A loss of 200 more has no finite ratio in floats."""
-    counts = jnp.array([30.0, 29.0], jnp.float32)
-    three = enumeration.ThreePointLoss(
-        jnp.array([0.5, 0.3, 0.2]), jnp.array([100.0, -100.0, 10.0]), counts, jnp.float32(0.05)
+    three = ThreePointLoss(
+        jnp.array([0.5, 0.3, 0.2]), jnp.array([100.0, -100.0, 10.0]), jnp.float32(30.0), jnp.float32(0.05)
     )
     found, _ = three.gradient(three.evaluate(jnp.float32(1200.0))[2])
     assert np.allclose(found.mass, [4.805, 2.260, 3.416], rtol=1e-3)
@@ -144,7 +145,7 @@ def test_noise_next_to_its_largest_losses(count):
 
 @jax.jit
 def three_of(made):
-    return [enumeration.three_point_loss(parts[0].losses, np.array([22]), 1.0) for parts in made.repeated_losses()]
+    return [three_point_loss(parts[0].losses, 22, 1.0) for parts in made.repeated_losses()]
 
 
 @pytest.mark.thorough
@@ -195,7 +196,7 @@ def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
 
     @jax.jit
     def moments(made, c):
-        (part,) = made.repeated_losses(evaluate.PANELS)[0]
+        (part,) = made.repeated_losses(PANELS)[0]
         twice = pointwise_maximum([part.losses, part.losses])
         return [self_composed.RepeatedLoss(n, 0.0, 1).tilted(c).log_scale for n in (part.losses, twice)]
 
@@ -372,7 +373,7 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
 
     @jax.jit
     def slopes(made, places, shift):
-        (parts,) = made.repeated_losses(evaluate.PANELS)
+        (parts,) = made.repeated_losses(PANELS)
         c = jnp.float64(1.0)
         tilted = [part.tilted(c) for part in parts]
         made_of = fft.compose(tilted, c, fft.grid_of(tilted, c, parts))

@@ -12,7 +12,7 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from accountants.composition import evaluate as composed
+from accountants.composition import dispatch
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -24,7 +24,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("the composition was traced outside jit")
 
-    monkeypatch.setattr(composed, "_evaluate_traced", refuse)
+    monkeypatch.setattr(dispatch, "_evaluate_traced", refuse)
 
 
 def weights(t: Any) -> Any:

@@ -13,9 +13,12 @@ from helpers import UNIT
 import accountants
 import dpkernels as dpk
 from accountants import guarantee, weights
-from accountants.composition import rigorous
+from accountants.composition import gaussian
 from accountants.composition.bounds import Bracket
-from accountants.composition.rigorous import FewOutcomes, GaussianReleases, OneRelease, RigorousBounds
+from accountants.composition.closed_form import OneRelease
+from accountants.composition.gaussian import GaussianReleases
+from accountants.composition.outcomes import FewOutcomes
+from accountants.composition.rigorous import RigorousBounds
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -139,7 +142,7 @@ def test_missing_rounding_errors_are_seen(monkeypatch):
 
     assert wrong() == 0
     for name in ("_SUMS", "_LOGS", "_PLACES"):
-        monkeypatch.setattr(rigorous, name, 0)
+        monkeypatch.setattr(gaussian, name, 0)
     assert wrong() > 0
 
 

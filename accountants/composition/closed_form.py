@@ -1,0 +1,111 @@
+"""Rigorous bounds by a formula, such as those of one release: its profile, rounded upwards, and its lower bound."""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.trade_off import CurvePoint, around, curve_point
+from accountants.dominating_pairs.base import cap, lower_profile, profile
+from accountants.profile import epsilon_of
+from dpkernels.proven import proven
+from dpkernels.solve import NotPrivateError, first_feasible
+
+# The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
+_OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
+FARTHEST = 0.99 * cap(np.float64)  # The largest eps at which profiles are evaluated.
+_LARGE_MU = 10.0  # The mu from which on one Gaussian release may need a larger one.
+# The points and the rounds of a search for the highest line, which narrows by 16 in each round.
+_ZOOM_POINTS, _ZOOMS = 33, 12
+
+
+class ClosedForm(abc.ABC):
+    """Bounds of a guarantee of plain numbers by a formula with a bound on its rounding errors."""
+
+    @classmethod
+    @abc.abstractmethod
+    def of(cls, guarantee: Any) -> ClosedForm | None:
+        """Return the formula's bounds of a guarantee, or None if it does not apply."""
+
+    @abc.abstractmethod
+    def bound(self, epsilon: float, side: int) -> float:
+        """Return an upper (side 1) or lower (side -1) bound of delta at a finite eps >= 0."""
+
+    @abc.abstractmethod
+    def estimate(self, delta: float) -> float:
+        """Return an estimate of the least eps at delta, or inf."""
+
+    @abc.abstractmethod
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        """Return points around the eps of the highest line at alpha; see ``trade_off.curve_point``."""
+
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+        """Return bounds of the trade-off curve at alpha in (0, 1)."""
+        return curve_point(
+            self.delta, lambda alpha, is_flat: self.places(alpha, is_flat, largest_loss), alpha, largest_loss
+        )
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        return self.bound(epsilon, -1), self.bound(epsilon, 1)
+
+    def upper_delta(self, epsilon: float) -> float:
+        return self.bound(epsilon, 1)
+
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        estimate = self.estimate(delta)
+        return self._outward(estimate, delta, -1), self._outward(estimate, delta, 1)
+
+    def upper_epsilon(self, delta: float) -> float:
+        return self._outward(self.estimate(delta), delta, 1)
+
+    def _outward(self, estimate: float, delta: float, side: int) -> float:
+        """Return the first eps, from the estimate on, that the bound of this side proves to suffice, or to be small."""
+        if not math.isfinite(estimate):
+            return math.inf if side > 0 else FARTHEST if self.bound(FARTHEST, -1) > delta else 0.0
+        candidates = (max(estimate + side * share * (1 + estimate), 0.0) for share in _OUTWARD)
+        if side < 0:
+            return first_feasible(candidates, lambda eps: eps == 0.0 or self.bound(eps, -1) > delta)
+        try:
+            return first_feasible(candidates, lambda eps: self.bound(eps, 1) <= delta)
+        except NotPrivateError:
+            return math.inf
+
+
+@proven("sums#closed-forms")
+@dataclass(frozen=True)
+class OneRelease(ClosedForm):
+    """The bounds of one release by the profile of its dominating pairs."""
+
+    pairs: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, guarantee: Any) -> OneRelease | None:
+        (first, *others) = guarantee.numeric.terms
+        if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
+            return None
+        is_narrow = first.is_gaussian and abs(first.pairs[0].shift) / first.pairs[0].noise.sigma > _LARGE_MU
+        return None if is_narrow else cls(first.one_release())
+
+    def bound(self, epsilon: float, side: int) -> float:
+        eps = np.float64(epsilon)
+        if side > 0:
+            return float(profile(self.pairs, eps))
+        return float(lower_profile(self.pairs, eps)) if epsilon <= FARTHEST else 0.0
+
+    def estimate(self, delta: float) -> float:
+        return float(epsilon_of(self.pairs, np.float64(delta)))
+
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        low, high = 0.0, min(largest_loss, FARTHEST if is_flat else -math.log(alpha))
+        for _ in range(_ZOOMS):
+            eps = np.linspace(low, high, _ZOOM_POINTS)
+            delta = profile(self.pairs, eps)
+            with np.errstate(over="ignore"):
+                height = np.exp(-eps) * (1 - alpha - delta) if is_flat else -delta - np.exp(eps) * alpha
+            best = int(height.argmax())
+            low, high = float(eps[max(best - 1, 0)]), float(eps[min(best + 1, len(eps) - 1)])
+        return around((low + high) / 2)

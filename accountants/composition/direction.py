@@ -1,0 +1,156 @@
+"""The losses of one neighbour direction, and the tilt with which they are composed.
+
+Numbers that decide only the precision, such as the tilt, are found with ``coarse`` losses where these are known: the
+same losses with fewer nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.question import Question
+from accountants.composition.self_composed import (
+    GREATEST_TILT,
+    RepeatedLosses,
+    TiltedLoss,
+    infinity_mass,
+    least_step,
+)
+from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels import checks
+from dpkernels.numerics import Real, like, namespace, without_derivative
+
+FEW_RELEASES = 32  # Up to this number of releases, those on samples are composed from samples of their densities.
+PANELS = 256  # The panels of quadrature that the varying losses of one release share.
+# The same for plain numbers and up to four releases on all the data, whose sums show the ends of single losses.
+_PANELS_OF_FOUR = 4096
+_STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
+_TILTS = np.geomspace(1e-3, 1e5, 28)
+_STEEPEST_OF_SAMPLED = 1e9  # Next to the largest losses, which few releases may reach.
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The losses that are composed in one neighbour direction, and the number that is asked for.
+
+    Losses above what the question needs are capped: they count as partly infinite.
+    """
+
+    question: Question
+    losses: RepeatedLosses
+    coarse: RepeatedLosses | None = None
+
+    @property
+    def are_sampled(self) -> bool:
+        """Return whether smooth losses are composed from samples of their densities."""
+        return any(term.source is not None for term in self.losses)
+
+    @cached_property
+    def _bound_and_start(self) -> tuple[Any, Any]:
+        """Return the largest eps of interest, and the tilt of the least upper bound of delta, or of eps.
+
+        delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0.
+        """
+        at, infinite = self.question.at, infinity_mass(self.losses)
+        xp, c = namespace(at), like(_TILTS, at)
+        if self.coarse is not None:
+            c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(at, GREATEST_TILT))[1])
+        losses = self.losses if self.coarse is None else self.coarse
+        log_moment = sum(term.count * term.log_moment(c) for term in losses)
+        return self.question.bound(log_moment + c * xp.log(c) - (c + 1) * xp.log1p(c), c, infinite)
+
+    @property
+    def bound(self) -> Any:
+        """Return an upper bound of the eps that is given, or wanted."""
+        return self._bound_and_start[0]
+
+    @cached_property
+    def capped(self) -> tuple[RepeatedLosses, Any]:
+        """Return the losses that matter up to the bound, and the probability of an infinite loss."""
+        return capped_losses(self.losses, self.bound)
+
+    @cached_property
+    def _tilt(self) -> tuple[RepeatedLosses, Any, Any]:
+        (losses, infinite), start = self.capped, self._bound_and_start[1]
+        greatest = _STEEPEST_OF_SAMPLED if self.are_sampled else GREATEST_TILT
+        if self.coarse is not None:
+            coarse = cap_losses(self.coarse, self.bound)
+            c, guess = self.question.saddle_point(coarse, infinite, start, greatest)
+            if tilt_losses(coarse, c)[1] >= c:
+                return coarse, c, guess
+            start = c
+        return losses, *self.question.saddle_point(losses, infinite, start, greatest)
+
+    @property
+    def coarse_losses(self) -> RepeatedLosses:
+        """Return the capped losses with which the tilt was found: coarse ones if these are enough."""
+        return self._tilt[0]
+
+    @property
+    def tilt(self) -> Any:
+        return self._tilt[1]
+
+    @property
+    def guess(self) -> Any:
+        """Return an estimate of the eps that is given, or wanted."""
+        return self._tilt[2]
+
+
+def tilt_losses(losses: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
+    """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
+    xp = namespace(c)
+    tilted = [term.tilted(c) for term in losses]
+    least = least_step(tilted, c)
+    reduced = xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
+    return (tilted if xp is np and reduced == c else [term.tilted(reduced) for term in losses]), reduced
+
+
+def largest_needed_loss(losses: RepeatedLosses, epsilon: Real) -> Any:
+    """Return the loss above which losses count as partly infinite: eps minus the least that all others add up to."""
+    least = sum(term.count * namespace(epsilon).maximum(term.largest_loss(-1), 0.0) for term in losses)
+    return without_derivative(epsilon + least + 1e-9)
+
+
+def cap_losses(losses: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
+    """Return the losses with those that no eps up to this one distinguishes from an infinite loss partly infinite."""
+    cap = largest_needed_loss(losses, epsilon)
+    if namespace(cap) is np and all(term.losses is None or term.largest_loss(1) <= cap for term in losses):
+        return losses
+    return tuple(term.map_losses(lambda nodes: nodes.capped(cap)) for term in losses)
+
+
+def capped_losses(losses: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
+    """Return the losses capped for an eps of at most ``bound``, and the probability of an infinite loss."""
+    capped = tuple(dataclasses.replace(term, source=None) for term in cap_losses(losses, bound))
+    return capped, infinity_mass(capped)
+
+
+def pad_losses(losses: RepeatedLosses) -> RepeatedLosses:
+    """Return the losses with outcomes of no mass at their ends; see ``PrivacyLossDistribution.padded``."""
+    return tuple(term.map_losses(PrivacyLossDistribution.padded) for term in losses)
+
+
+def directions_of_numbers(guarantee: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
+    """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
+    on_all_data = all(term.sampling_rate is None for term in guarantee.terms)  # Samples have densities, not nodes.
+    panels = _PANELS_OF_FOUR if on_all_data and _are_at_most(4, guarantee) else PANELS
+    coarse = fine = guarantee.repeated_losses(panels, may_sample=are_few(guarantee))
+    if any(term.losses is not None and term.losses.width.any() for losses in fine for term in losses):
+        coarse = guarantee.repeated_losses()
+    return list(zip(*(map(pad_losses, directions) for directions in (fine, coarse)), strict=True))
+
+
+def are_few(guarantee: Any) -> bool:
+    """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
+    return _are_at_most(FEW_RELEASES, guarantee)
+
+
+def _are_at_most(most: int, guarantee: Any) -> bool:
+    """Return whether the number of releases is known, and not larger than ``most``."""
+    counts: list[Any] = [checks.concrete(term.count) for term in guarantee.terms]
+    return all(count is not None for count in counts) and sum(counts) <= most

@@ -1,0 +1,60 @@
+"""Composition of releases whose finite losses do not add up to the eps of interest: only infinite ones count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.composition.base import ComposedProfile, Composer
+from accountants.composition.direction import Direction, capped_losses
+from accountants.composition.self_composed import RepeatedLosses
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class EmptyProfile(ComposedProfile):
+    """The profile of finite losses that are too small to matter: delta is 0."""
+
+    losses: RepeatedLosses
+
+    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+        return 0.0 * epsilon - np.inf, 0.0 * epsilon, ()
+
+    def gradient(self, evaluation: Any) -> tuple[RepeatedLosses, Any]:
+        return jax.tree.map(np.zeros_like, self.losses), np.zeros(())
+
+    def empty(self) -> Any:
+        return ()
+
+
+@pytree
+@dataclass(frozen=True)
+class InfiniteLosses(Composer):
+    """Plain numbers of which no sum of finite losses is larger than eps."""
+
+    bound: Any  # This eps.
+
+    @classmethod
+    def applies(cls, direction: Direction) -> Any:
+        if namespace(direction.question.at) is not np:
+            return False
+        largest_sum = sum(term.count * term.largest_loss(1) for term in direction.losses)
+        return largest_sum <= direction.question.least_epsilon
+
+    @classmethod
+    def of(cls, direction: Direction) -> InfiniteLosses:
+        return cls(direction.question.least_epsilon)
+
+    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+        return capped_losses(losses, self.bound)
+
+    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> EmptyProfile:
+        return EmptyProfile(prepared)
+
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+        return 0.0 * log_delta

@@ -1,0 +1,222 @@
+"""Composition of tables with few joint outcomes by their enumeration, for all neighbour directions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.closed_forms.pure import log_ways
+from accountants.composition.closed_form import ClosedForm
+from accountants.composition.self_composed import SelfComposed
+from accountants.composition.trade_off import around, searched_place
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.replaced import replaced_atoms
+from accountants.loss_intervals import UNIT
+from accountants.privacy_loss import log_ratio
+from dpkernels import checks
+from dpkernels.numerics import Real, log_or_never, map_over, namespace, without_derivative
+from dpkernels.proven import proven
+
+MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
+_FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
+# The relative error allowed for the mass of an outcome of one release: of a table, whose masses are given, and of a
+# mechanism, from whose densities they are computed.
+_MASS_OF_TABLE, MASS_ERROR = 16 * UNIT, 1e-12
+_TERMS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
+_DIGITS, _PRECISE = 12, 1e-15  # The digits in which equal losses agree, and the precision of a search.
+
+
+class JointOutcomes(NamedTuple):
+    """Logs of the probabilities of every joint outcome under p and under q, for one neighbour direction."""
+
+    log_p: Any
+    log_q: Any
+
+    def _loss(self) -> tuple[Any, Any]:
+        """Return the losses, and whether a probability is NaN, which comparisons would take for no loss."""
+        xp = namespace(self.log_p, self.log_q)
+        return log_ratio(self.log_p, self.log_q), (xp.isnan(self.log_p) | xp.isnan(self.log_q)).any()
+
+    def delta(self, epsilon: Any) -> Any:
+        xp = namespace(self.log_p, self.log_q, epsilon)
+        loss, is_unknown = self._loss()
+        beyond = xp.minimum(xp.minimum(epsilon, xp.finfo(self.log_p.dtype).max) - loss, 0.0)  # Also for infinite eps.
+        total = (xp.exp(self.log_p) * -xp.expm1(beyond)).sum()
+        return xp.where(is_unknown, np.nan, total - without_derivative(xp.maximum(total - 1.0, 0.0)))
+
+    def epsilon(self, delta: Any) -> Any:
+        """Return the least eps >= 0 at one delta.
+
+        Between two losses delta is P - e^(eps - l) R, for all outcomes with larger losses l' and the smallest of these,
+        l: P is their probability, R the sum of p e^(l - l'), so that nothing overflows.
+        """
+        xp = namespace(self.log_p, self.log_q, delta)
+        loss, is_unknown = self._loss()
+        order = xp.argsort(without_derivative(-loss))
+        p, loss, log_q = xp.exp(self.log_p[order]), loss[order], without_derivative(self.log_q[order])
+        above = np.logaddexp.accumulate(log_q) if xp is np else jax.lax.cumlogsumexp(log_q)
+        finite, P = xp.isfinite(loss), xp.cumsum(p)
+        exponents = xp.where(finite, xp.where(finite, loss, 0.0) + xp.where(finite, above, 0.0), -np.inf)
+        lower = without_derivative(P - xp.exp(exponents))
+        last = xp.maximum((lower <= delta).sum() - 1, 0)
+        least = without_derivative(xp.where(finite[last], loss[last], 0.0))
+        larger = np.arange(len(p)) <= last
+        R = xp.where(larger, p * xp.exp(xp.where(larger, least - loss, 0.0)), 0.0).sum()
+        some = (delta < P[last]) & (R > 0) & (self.delta(xp.zeros_like(delta)) > delta)
+        eps = xp.where(some, least + xp.log(xp.where(some, P[last] - delta, 1.0)) - xp.log(xp.where(some, R, 1.0)), 0.0)
+        # A maximum would halve the derivative at equal values.
+        eps = eps + without_derivative(xp.maximum(-eps, 0.0))
+        eps = xp.where(xp.where(loss < np.inf, 0.0, p).sum() >= delta, np.inf, eps)
+        return xp.where(is_unknown | xp.isnan(delta), np.nan, eps)
+
+
+def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
+    """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
+    are_several_tables = len(releases) > 1 and are_tables(releases)
+    tables, size, most = [], 1, MOST_JOINT_OUTCOMES if are_several_tables else _FEW_JOINT_OUTCOMES
+    for term in releases:
+        table, number = _table(term), checks.concrete(term.count)
+        if table is None or number is None or number.ndim or number != np.floor(number):
+            return None
+        count = int(number)
+        size *= math.comb(count + len(table[0]) - 1, count)
+        if size > most:
+            return None
+        tables.append((table, count))
+    directions = []
+    for mirror in mirrors:
+        joint: Any = (np.zeros(1), np.zeros(1))
+        for table, count in tables:
+            masses = table[::-1] if mirror else table
+            outer = namespace(*masses, *joint).add.outer
+            joint = [
+                outer(sofar, _log_repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)
+            ]
+        directions.append(JointOutcomes(*joint))
+    return directions
+
+
+def are_tables(releases: tuple[SelfComposed, ...]) -> bool:
+    """Return whether the pairs of all releases are tables of probabilities."""
+    return all(isinstance(pair, Atoms) for term in releases for pair in term.pairs)
+
+
+def _table(term: SelfComposed) -> tuple[Any, Any] | None:
+    """Return the probabilities of one release under p and under q, or None if it is no table."""
+    (pair, *others), rate = term.pairs, term.sampling_rate
+    if others:
+        return None
+    if not isinstance(pair, Atoms):
+        if isinstance(pair, AdditivePair) or namespace(*jax.tree.leaves(term)) is not np:
+            return None
+        (losses,) = term.privacy_losses
+        return None if losses.pieces or losses.unseen else (losses.p, losses.q)
+    if rate is None:
+        return pair.p, pair.q
+    if term.neighbours == "replace":
+        pair = replaced_atoms(pair, rate)
+        return pair.p, pair.q
+    return rate * pair.p + (1 - rate) * pair.q, pair.q
+
+
+def _log_repeated(mass: Any, count: int) -> Any:
+    """Return the logs of the probabilities of all counts of the outcomes; NaN stays."""
+    xp = namespace(mass)
+    logs = xp.where(xp.isnan(mass), np.nan, log_or_never(mass))
+    if count == 1:
+        return logs
+    times, ways = _counts(count, len(mass))
+    logs = xp.where(times > 0, times * xp.where(mass == 0, 0.0, logs), 0.0)
+    logs = xp.where((times > 0) & (mass == 0), -np.inf, logs)
+    return xp.asarray(ways, mass.dtype) + logs.sum(-1)
+
+
+@lru_cache(maxsize=16)
+def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return all counts of the outcomes, and the log of the number of orders of each."""
+    if outcomes == 1:
+        return np.full((1, 1), count), np.zeros(1)
+    first = [(j, *_counts(count - j, outcomes - 1)) for j in range(count + 1)]
+    times = np.concatenate([np.insert(rest, 0, j, axis=1) for j, rest, _ in first])
+    ways = np.concatenate([log_ways(count)[j] + orders for j, _, orders in first])
+    return times, ways
+
+
+def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) -> Any:
+    """Return the maximum over the directions of "delta" at eps or of "epsilon" at delta, of any shape."""
+    leaves = jax.tree.leaves(directions)
+    xp = namespace(at, *leaves)
+    values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
+    values = values.astype(xp.result_type(values, *leaves))
+    largest = map_over(
+        lambda value: xp.stack([getattr(outcomes, quantity)(value) for outcomes in directions]).max(0), values.ravel()
+    )
+    return largest.reshape(values.shape)[()]
+
+
+@proven("sums#closed-forms")
+@dataclass(frozen=True)
+class FewOutcomes(ClosedForm):
+    """The bounds of releases with few joint outcomes, given for each neighbour direction."""
+
+    directions: list[JointOutcomes]
+    count: int  # of all releases.
+    mass_error: float  # The relative error of the mass of one release's outcome.
+
+    @classmethod
+    def of(cls, guarantee: Any) -> FewOutcomes | None:
+        terms = guarantee.numeric.terms
+        directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
+        if directions is None:
+            return None
+        count = int(sum(term.count for term in terms))
+        return cls(directions, count, _MASS_OF_TABLE if are_tables(terms) else MASS_ERROR)
+
+    def bound(self, epsilon: float, side: int) -> float:
+        return max(self._bound(outcomes, epsilon, side) for outcomes in self.directions)
+
+    def _bound(self, outcomes: JointOutcomes, epsilon: float, side: int) -> float:
+        logs = np.stack([outcomes.log_p, outcomes.log_q])
+        size = np.where(np.isfinite(logs), np.abs(logs), 0.0)
+        error_p, error_q = UNIT * _TERMS * (self.count + size)
+        with np.errstate(invalid="ignore"):
+            loss = np.where(np.isneginf(logs[0]), -np.inf, logs[0] - logs[1])
+        rounding = error_p + error_q + UNIT * _TERMS * epsilon
+        gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
+        mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
+        total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
+        return min(max(total, 0.0), 1.0)
+
+    def estimate(self, delta: float) -> float:
+        return float(evaluate_outcomes("epsilon", self.directions, np.float64(delta)))
+
+    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        """Return points around the loss beyond which q has the mass alpha, or p that of 1 - alpha.
+
+        Of two directions, the highest line may be where their profiles cross.
+        """
+        if len(self.directions) > 1:
+            upper = partial(self.bound, side=1)
+            return around(searched_place(upper, alpha, is_flat, largest_loss, _PRECISE))
+        ((loss, p, q),) = self._sorted
+        place = int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha))
+        return np.append(around(float(loss[min(place, len(loss) - 1)])), 0.0)
+
+    @cached_property
+    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return, for every direction, the different losses, falling, and the masses of p and q from each on."""
+        columns = []
+        for log_p, log_q in self.directions:
+            some = np.isfinite(log_p) & np.isfinite(log_q)
+            loss, index = np.unique(np.round(log_q[some] - log_p[some], _DIGITS), return_inverse=True)
+            infinite = np.exp(log_p[np.isneginf(log_q)]).sum()
+            p = infinite + np.cumsum(np.bincount(index, np.exp(log_p[some])))
+            columns.append((-loss, p, np.cumsum(np.bincount(index, np.exp(log_q[some])))))
+        return columns

@@ -1,0 +1,175 @@
+"""What is asked of composed releases: delta at an eps, or the least eps at a delta."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from accountants.composition import self_composed
+from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
+from accountants.composition.self_composed import RepeatedLosses
+from accountants.dominating_pairs.base import profile
+from accountants.profile import epsilon_of
+from dpkernels.numerics import Real, namespace
+
+_SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this factor, by rounding.
+
+
+@dataclass(frozen=True)
+class Question(abc.ABC):
+    """A number that is asked of one neighbour direction; the answer is the largest over the directions."""
+
+    at: Any
+    best: Any = -np.inf  # The largest answer so far; answers that do not exceed it may be anything up to it.
+
+    name: ClassVar[str]
+
+    @staticmethod
+    @abc.abstractmethod
+    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Real:
+        """Return the answer of the exact profile of one release."""
+
+    @property
+    @abc.abstractmethod
+    def least_epsilon(self) -> Any:
+        """Return an eps below which delta is of no interest."""
+
+    @abc.abstractmethod
+    def log_target(self, infinite: Any) -> Any:
+        """Return the log of the part of delta that remains for finite losses; of no use where eps is given."""
+
+    @abc.abstractmethod
+    def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
+        """Return an upper bound of eps and the tilt of the least one, from bounds delta(eps) <= e^(moment - c eps)."""
+
+    @abc.abstractmethod
+    def saddle_point(self, losses: RepeatedLosses, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+        """Return the tilt at which the losses are composed best, and the estimate of eps that belongs to it."""
+
+    def answer(self, composer: Composer, direction: Any) -> Any:
+        """Return the answer for a ``direction.Direction`` by a method of composition."""
+        return self.read(composer, *composer.compose(direction), direction.losses, FOR_VALUES)[0]
+
+    @abc.abstractmethod
+    def read(
+        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: RepeatedLosses, precision: float
+    ) -> tuple[Any, Any]:
+        """Return the answer, and the evaluation of the profile from which its derivatives follow.
+
+        Args:
+            composer: the method that composed the losses.
+            composed: the profile of the finite losses.
+            infinite: the probability of an infinite loss, which is part of delta and not of the profile.
+            losses: the losses of all releases.
+            precision: that of a root before its last Newton step; see ``ComposedProfile.solve``.
+        """
+
+    @staticmethod
+    @abc.abstractmethod
+    def is_at_end(value: Any) -> Any:
+        """Return whether a value is at an end of its range, where it does not move."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def chain(by_epsilon: Any) -> tuple[Any, Any]:
+        """Return the derivative of the answer by delta(eps), and that of delta(eps) less its target by ``at``."""
+
+
+class DeltaAt(Question):
+    """Delta at an eps."""
+
+    name = "delta"
+
+    @staticmethod
+    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Real:
+        return profile(pairs, at)
+
+    @property
+    def least_epsilon(self) -> Any:
+        return self.at
+
+    def log_target(self, infinite: Any) -> Any:
+        return None
+
+    def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
+        return self.at, c[(log_moment - c * self.at).argmin()]
+
+    def saddle_point(self, losses: RepeatedLosses, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+        return self_composed.saddle_point(losses, self.at, start, greatest), self.at
+
+    def read(
+        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: RepeatedLosses, precision: float
+    ) -> tuple[Any, Any]:
+        xp = namespace(self.at)
+        log_delta, _, evaluation = composed.evaluate(self.at)
+        return xp.clip(infinite + xp.exp(log_delta), 0.0, 1.0), evaluation
+
+    @staticmethod
+    def is_at_end(value: Any) -> Any:
+        return (value <= 0) | (value >= 1)
+
+    @staticmethod
+    def chain(by_epsilon: Any) -> tuple[Any, Any]:
+        return 1.0, by_epsilon
+
+
+class EpsilonAt(Question):
+    """The least eps at a delta: inf if there is none, or if floats do not resolve it."""
+
+    name = "epsilon"
+
+    @staticmethod
+    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Real:
+        return epsilon_of(pairs, at)
+
+    @property
+    def least_epsilon(self) -> Any:
+        return self.best
+
+    def log_target(self, infinite: Any) -> Any:
+        xp, remaining = namespace(self.at), self.at - infinite
+        return xp.log(xp.where(remaining > 0, remaining, xp.finfo(self.at.dtype).tiny))
+
+    def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
+        bounds = (log_moment - self.log_target(infinite)) / c
+        return namespace(bounds).maximum(bounds.min(), 0.0), c[bounds.argmin()]
+
+    def saddle_point(self, losses: RepeatedLosses, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+        return self_composed.saddle_point_of_delta(losses, self.log_target(infinite), start, greatest)
+
+    def read(
+        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: RepeatedLosses, precision: float
+    ) -> tuple[Any, Any]:
+        xp, log_delta = namespace(self.at), self.log_target(infinite)
+        floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
+        start = xp.maximum(composer.initial_guess(composed, log_delta), floor)
+        noise = composer.rounding(losses, self.at)
+        eps, value, slope, is_found, evaluation = composed.solve(log_delta, start, floor, noise, precision)
+        resolved = is_found & composed.is_resolved(eps, value, slope, noise)
+        resolved = resolved | ((eps <= floor) & (value <= log_delta))
+        is_possible = xp.where(value > -np.inf, self.at > infinite, self.at >= infinite)
+        eps = xp.where(resolved & is_possible, eps, np.inf)
+        least_delta = _delta_of_one_release(losses, xp.where(xp.isinf(eps), 0.0, eps))
+        return xp.where(least_delta > _SLACK * self.at, np.inf, eps), evaluation
+
+    @staticmethod
+    def is_at_end(value: Any) -> Any:
+        return (value <= 0) | (value == np.inf)
+
+    @staticmethod
+    def chain(by_epsilon: Any) -> tuple[Any, Any]:
+        falls = by_epsilon < 0
+        xp = namespace(by_epsilon)
+        return xp.where(falls, -1 / xp.where(falls, by_epsilon, 1.0), 0.0), -1.0
+
+
+def _delta_of_one_release(losses: RepeatedLosses, epsilon: Any) -> Any:
+    """Return delta of the worst single release, which that of all releases cannot be below; 0 for Gaussian noise."""
+    finite = [term.losses for term in losses if term.losses is not None]
+    xp, largest = namespace(epsilon), 0.0 * epsilon
+    for nodes in finite:
+        largest = xp.maximum(largest, (nodes.p * -xp.expm1(xp.minimum(epsilon - nodes.loss, 0.0))).sum(-1))
+    return largest

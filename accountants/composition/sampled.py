@@ -1,0 +1,150 @@
+"""Composition of few releases with smooth losses on Poisson samples, from samples of their densities on a grid.
+
+With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
+divergence. Samples of the loss density at the grid points are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from accountants.composition import fft
+from accountants.composition.base import ComposedProfile, Composer
+from accountants.composition.direction import Direction, cap_losses, capped_losses, largest_needed_loss, tilt_losses
+from accountants.composition.self_composed import RepeatedLosses, infinity_mass
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
+from dpkernels.numerics import namespace, special_functions, without_derivative
+from dpkernels.pytrees import pytree
+
+# All in steps: the distance from the ends at which sampling starts; the width of the
+# transition; the distance at which it is complete, 8 of these widths; and the distance of the atom of large losses
+# below the largest sampled loss.
+_FROM_END, _TRANSITION, _COMPLETE, _ATOM_BELOW = 30.0, 2.0, 16.0, 40.0
+_CAP_MARGIN = _ATOM_BELOW + 20.0
+# Panels of quadrature on the four intervals beside the samples: from an end to the transition, and in the transition.
+_PANELS = (48, 16, 16, 48)
+# The ends of these intervals in a piece that is too short to be sampled, as shares of it.
+_QUARTERS = np.array([0.25, 0.5, 0.5, 0.75])
+# Coefficients of the central difference of order 8, and the number of points on either side that it needs.
+_DIFFERENCE, _BESIDE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840, 4
+# The log of the tilted mass, relative to the largest one, below which outcomes are not sampled; and the most samples
+# of a piece.
+_NEGLIGIBLE, _MOST_SAMPLES = -50.0, 1 << 13
+
+
+@pytree
+@dataclass(frozen=True)
+class SampledDensities(Composer):
+    """Releases some of whose losses are sampled on a grid."""
+
+    bound: Any  # Sums of losses are needed up to here.
+    tilt: Any  # c.
+    points: fft.Grid
+    cap: Any  # Losses above it are gathered.
+    guess: Any
+
+    @classmethod
+    def applies(cls, direction: Direction) -> bool:
+        return direction.are_sampled
+
+    @classmethod
+    def of(cls, direction: Direction) -> SampledDensities:
+        losses, tilt = direction.losses, tilt_losses(direction.capped[0], direction.tilt)[1]
+        coarse = losses if direction.coarse is None else direction.coarse
+
+        def points_up_to(bound: Any) -> fft.Grid:
+            tilted = [term.tilted(tilt) for term in cap_losses(losses, bound)]
+            return fft.grid_of(tilted, tilt, cap_losses(coarse, bound))
+
+        margin = _CAP_MARGIN * points_up_to(direction.bound).step
+        bound = direction.bound + margin
+        cap = largest_needed_loss(losses, direction.bound) + margin
+        return cls(bound, tilt, points_up_to(bound), cap, direction.guess)
+
+    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+        sampled = []
+        for term, capped, offset in zip(losses, capped_losses(losses, self.bound)[0], self.points.offsets, strict=True):
+            if term.source is not None:
+                nodes, grid = cast(PrivacyLossDistribution, capped.losses), (offset, self.points.step, self.cap)
+                samples = sample_on_grid(term.smooth_losses(), nodes, self.tilt, grid)
+                capped = dataclasses.replace(capped, losses=samples)
+            sampled.append(capped)
+        return tuple(sampled), infinity_mass(tuple(sampled))
+
+    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> ComposedProfile:
+        return fft.compose([term.tilted(self.tilt) for term in prepared], self.tilt, self.points)
+
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+        return self.guess
+
+
+def sample_on_grid(
+    smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Any, grid: tuple[Any, Any, Any]
+) -> PrivacyLossDistribution:
+    """Return outcomes whose loss density is smooth on the grid: (a grid point, the step, the cap).
+
+    With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
+    divergence. So outcomes inside each piece are samples of the loss density at the grid points. Smooth transitions
+    lead to the quadrature ``nodes`` at the ends of the piece, where losses on samples are crowded. Losses above the cap
+    are gathered into an atom, as by ``capped``, part by part.
+    """
+    xp = namespace(c)
+    grid, (log_p, loss) = without_derivative((grid, nodes.finite))
+    size = log_p + c * loss
+    matters = size > size.max() + _NEGLIGIBLE
+    ends = xp.where(matters, loss, np.inf).min(), xp.where(matters, loss, -np.inf).max()
+    atoms = PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)
+    samples = (outcomes for pieces in smooth.pieces for outcomes in _sample_pieces(pieces, *grid, ends))
+    step, cap = grid[1:]
+    return join([atoms, *samples]).padded().capped(cap - _ATOM_BELOW * step)
+
+
+def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, needed: tuple[Any, Any]) -> list[Any]:
+    """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
+    xp, inverse = namespace(step), cast(Any, pieces.inverse)
+    numbers = np.flatnonzero(pieces.right > pieces.left) if xp is np else np.arange(len(pieces.left))
+    if not len(numbers):
+        return []
+    row = numbers[:, None]
+    left, right = (end[numbers][:, None] for end in (pieces.left, pieces.right))
+    inset = 1e-14 * (right - left)
+    ends = without_derivative(pieces.loss(xp.concatenate([left + inset, right - inset], 1), row))
+    bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _COMPLETE * step
+    low = bottom + _FROM_END * step
+    high = xp.minimum(top - _FROM_END * step, cap - (_ATOM_BELOW - _COMPLETE) * step)
+    first = xp.ceil((xp.maximum((low - reach).min(), needed[0]) - offset) / step)
+    count = xp.floor((xp.minimum(high + reach, needed[1]) - offset) / step) - first + 1
+    is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MOST_SAMPLES)
+
+    # Levels beyond a piece, whose share is 0, are moved inside.
+    many = _MOST_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
+    level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
+    inner = xp.where(is_long, _BESIDE * step, 0.0)
+    at = inverse(xp.clip(level, bottom + inner, top - inner), row)
+    width = sum(weight * at[:, k : k + many] for k, weight in enumerate(_DIFFERENCE))
+    at, level = at[:, _BESIDE:-_BESIDE], level[_BESIDE:-_BESIDE]
+    rises = ends[:, :1] < ends[:, 1:]
+    start, end = xp.where(rises, left, right), xp.where(rises, right, left)
+    cuts = inverse(xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row)
+    cuts = without_derivative(xp.where(is_long, cuts, start + (end - start) * _QUARTERS))
+    intervals = (start, cuts[:, :1]), (cuts[:, :1], cuts[:, 1:2]), (cuts[:, 2:3], cuts[:, 3:]), (cuts[:, 3:], end)
+    rules = [panel_rule(panels, level, dense=True) for panels in _PANELS]
+    nodes = xp.concatenate([x0 + (x1 - x0) * t for (x0, x1), (t, _) in zip(intervals, rules, strict=True)], 1)
+    weights = [abs(x1 - x0) * weight for (x0, x1), (_, weight) in zip(intervals, rules, strict=True)]
+    node_loss = pieces.loss(nodes, row)
+    spacing = [spacing_of(losses) for losses in xp.split(node_loss, np.cumsum([len(t) for t, _ in rules])[:-1], 1)]
+
+    # All are evaluated together, so that the functions are compiled once.
+    x, width = xp.concatenate([at, nodes], 1), xp.concatenate([abs(width), *weights], 1)
+    loss = xp.concatenate([xp.broadcast_to(level, at.shape), node_loss], 1)
+    # The share of the mass at a loss that the samples have; the nodes have the rest.
+    ndtr, transition = special_functions(loss).ndtr, _TRANSITION * step
+    share = xp.where(is_long, ndtr((loss - low) / transition) * ndtr((high - loss) / transition), 0.0)
+    p = width * xp.exp(pieces.log_p(x, row)) * xp.where(np.arange(x.shape[1]) < many, share, 1 - share)
+    spacing = xp.concatenate([step + 0.0 * at, *spacing], 1)
+    q = without_derivative(p * xp.exp(-loss))
+    return [PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))]

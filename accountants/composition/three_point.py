@@ -1,0 +1,239 @@
+"""Composition of losses with three values by enumeration of the relevant counts.
+
+It is exact up to rounding, also for samples, whose losses fit no grid. Of n releases, let a have the lightest loss, and
+let b have the larger and m - b the smaller of the other two losses, m = n - a. For every a, the sum of losses exceeds
+eps for all b from some E on. With P(a, b) the probability of these counts and t = p_b/(p_b + p_c),
+
+    delta(eps) = sum over a of P_n(a) T_p - e^eps Q_n(a) T_q,    T = P(b >= E | a) = I_t(E, m - E + 1),
+    P_n(a) T = P(a, E) E int_0^inf e^-phi(v) dv,    phi(v) = E v - (m - E) log((1 - t e^-v)/(1 - t)),
+
+where E >= m t, so that phi is convex and rises. For a smaller E the same formulas are used for b < E. Derivatives are
+sums of counts. The derivative in the mass of an outcome is its count over that mass; in its loss it is e^eps times its
+count under q, where
+
+    P_n(a) E[b; b >= E | a] = P_n(a) T m t + (1 - t) E P(a, E).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.base import ComposedProfile, Composer
+from accountants.composition.direction import Direction, capped_losses
+from accountants.composition.self_composed import RepeatedLosses
+from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
+from dpkernels.pytrees import pytree
+from dpkernels.solve import while_loop
+
+# The most counts of the lightest loss that are kept, the block in which they are summed, and the range of counts in
+# deviations and in counts; e^-33 is beyond.
+ROWS, _BLOCK = 2048, 64
+_DEVIATIONS, _FURTHER = 8.2, 16.0
+# Pairs with more outcomes are not searched for equal losses; relative difference up to which losses are equal.
+MOST_OUTCOMES, _SAME = 16, 1e-12
+# The value up to which phi is integrated, and the Newton steps to the point where it has that value.
+_DEEP, _STEPS = 35.0, 3
+_FAR = 0.85  # The share of the largest exponent without overflow that is used.
+_S, _WEIGHTS = gauss_legendre(30)
+_NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
+# From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
+_STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
+
+
+@pytree
+@dataclass(frozen=True)
+class ThreePointLoss(ComposedProfile):
+    """The sum of n independent losses that have three values."""
+
+    mass: Any  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
+    loss: Any
+    count: Any  # n.
+    tilt: Any  # c, which decides which counts are summed, and changes no value.
+
+    def tilted(self) -> Any:
+        """Return masses times e^(c l), made to sum to 1."""
+        xp = namespace(self.mass, self.tilt)
+        size = xp.log(self.mass) + self.tilt * self.loss
+        masses = xp.exp(size - size.max())
+        return masses / masses.sum()
+
+    def empty(self) -> Any:
+        return self.tilt, namespace(self.tilt).zeros((2, 4), self.tilt.dtype)
+
+    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+        xp = namespace(self.mass, epsilon)
+        sums = _sums(self, self.count, epsilon)
+        value, slope = sums[:, 0]
+        known = ~(value <= 0)  # NaN stays.
+        value = xp.where(known, value, 1.0)
+        return xp.where(known, xp.log(value), -np.inf), xp.where(known, -slope / value, 0.0), (epsilon, sums)
+
+    def gradient(self, evaluation: Any) -> tuple[ThreePointLoss, Any]:
+        """Return derivatives of delta in all fields and in eps; in the count, the difference to one release less."""
+        stack = namespace(self.tilt).stack
+        epsilon, ((value, *by_mass), (slope, *by_loss)) = evaluation
+        by_count = value - _sums(self, self.count - 1, epsilon)[0, 0]
+        return ThreePointLoss(stack(by_mass) / self.mass, stack(by_loss), by_count, 0.0 * self.tilt), -slope
+
+
+def three_point_loss(nodes: PrivacyLossDistribution, count: Any, tilt: Any) -> tuple[ThreePointLoss, Any]:
+    """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
+    log_p, loss = nodes.finite
+    xp = namespace(log_p, tilt)
+    p, real = xp.exp(log_p), ~xp.isneginf(log_p)
+    still = without_derivative(loss)
+    near = _SAME * (1 + xp.abs(still))
+    first = real & (still >= xp.where(real, still, -np.inf).max() - near)
+    second = real & ~first & (still <= xp.where(real, still, np.inf).min() + near)
+    rest = real & ~first & ~second
+    third = rest & (xp.abs(still - still[xp.where(rest, p, 0.0).argmax()]) <= near)
+    masses = xp.where(xp.stack([first, second, third]), p, 0.0)
+    mass = masses.sum(-1)
+    mean = (masses * loss).sum(-1) / xp.where(mass > 0, mass, 1.0)
+    mass = xp.maximum(mass, xp.finfo(mass.dtype).tiny ** 0.5)
+    return ThreePointLoss(mass, mean, xp.asarray(count, mass.dtype), without_derivative(tilt)), ~(rest & ~third).any()
+
+
+def _rows(releases: ThreePointLoss, count: Any) -> tuple[Any, Any]:
+    xp = namespace(releases.mass, count)
+    mean = count * releases.tilted().min()
+    reach = _DEVIATIONS * xp.sqrt(mean) + _FURTHER
+    return xp.maximum(xp.ceil(mean - reach), 0.0), xp.minimum(count, mean + reach)
+
+
+def is_enumerable(releases: ThreePointLoss) -> Any:
+    """Return whether all relevant counts are kept."""
+    first, last = _rows(releases, releases.count)
+    return last - first < ROWS
+
+
+def _sums(releases: ThreePointLoss, count: Any, epsilon: Any) -> Any:
+    """Return the sums above eps of p - e^eps q and of e^eps q, and these times each outcome's count: (2, 4)."""
+    xp = namespace(releases.mass, epsilon)
+    order = xp.argsort(releases.tilted())
+    # Put the larger of the two other losses first.
+    order = xp.where(releases.loss[order[2]] > releases.loss[order[1]], order[np.array([0, 2, 1])], order)
+    loss, mass = releases.loss[order], releases.mass[order]
+    first, last = _rows(releases, count)
+    # NumPy takes all rows at once, because its time depends on the number of calls.
+    size = _BLOCK if xp is not np else max(int(last - first) + 1, 1)
+
+    def add_block(state: Any) -> Any:
+        start, total = state
+        a = start + xp.arange(size, dtype=mass.dtype)
+        return start + size, total + xp.where(a <= last, _row_sums(count, mass, loss, epsilon, a), 0.0).sum(-1)
+
+    _, total = while_loop(lambda state: state[0] <= last, add_block, (first, xp.zeros((2, 4), mass.dtype)))
+    return total[:, xp.concatenate([xp.zeros(1, int), 1 + xp.argsort(order)])]
+
+
+def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> Any:
+    """Return the terms of ``_sums`` for each a, of shape (2, 4, a)."""
+    xp = namespace(mass, epsilon, a)
+    m = xp.maximum(n - a, 0.0)
+    gap = xp.maximum(loss[1] - loss[2], xp.finfo(loss.dtype).tiny)
+    edge = xp.floor((epsilon - a * loss[0] - m * loss[2]) / gap) + 1
+    some, all_of_it = (edge >= 1) & (edge <= m), edge < 1
+    E = xp.clip(edge, 1.0, xp.maximum(m, 1.0))
+    # Compute both under p and under q, whose masses are those of p times e^-l.
+    far = _FAR * xp.log(xp.finfo(loss.dtype).max)
+    two = mass[1:] * xp.exp(np.array([[0], [1]]) * xp.minimum(loss[1] - loss[1:], far))
+    t, rest = (two / two.sum(-1, keepdims=True)).T[..., None]
+    turned = m * t >= E
+    # Either b >= E, or the complement: the other count >= m - E + 1 and the first one at most E - 1.
+    k, b = xp.where(turned, m - E + 1, E), xp.where(turned, E - 1, E)
+    p_all, p_edge = xp.where(a <= n, _probabilities(n, mass, a, m, b), 0.0)
+    # Masses under q times e^eps: of all b together, and of the outcome at the edge, e^(eps - S).
+    shares = mass[1:] / mass[1:].sum()
+    by_all = xp.exp(epsilon - a * loss[0] - m * loss[1] + m * xp.log((shares * xp.exp(loss[1] - loss[1:])).sum()))
+    by_loss = xp.exp(epsilon - a * loss[0] - b[1] * loss[1] - (m - b[1]) * loss[2])
+    one = xp.ones_like(a)
+    whole, at_edge = p_all[0] * xp.stack([one, by_all]), p_edge * xp.stack([one, by_loss])
+    beyond = at_edge * _integrals(k, m, xp.where(turned, rest, t))
+    above = xp.where(all_of_it, whole, xp.where(some, xp.where(turned, whole - beyond, beyond), 0.0))
+    moved = xp.where(some, xp.where(turned, t, rest) * k * at_edge, 0.0)
+    p, q = xp.stack([above, a * above, m * t * above + moved, m * rest * above - moved], 1)
+    return xp.stack([p - q, q])
+
+
+def _integrals(k: Any, m: Any, t: Any) -> Any:
+    """Return k times the integral of e^-phi over v > 0, by Gauss-Legendre in sqrt(v); 1 <= k <= m and k >= m t."""
+    xp = namespace(k, t)
+    tiny = xp.finfo(k.dtype).tiny
+    odds, rest = t / xp.maximum(1 - t, tiny), xp.maximum(m - k, 0.0)
+    rise, bend = xp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)
+    end = 2 * _DEEP / (rise + xp.sqrt(rise**2 + 2 * _DEEP * bend))
+    for _ in range(_STEPS):
+        share = -xp.expm1(-end)
+        size = 1 + odds * share
+        slope = k - rest * odds * (1 - share) / size
+        end = end - (k * end - rest * xp.log(size) - _DEEP) / xp.maximum(slope, tiny)
+    v = end[..., None] * like(_NODES, end)
+    value = xp.exp(rest[..., None] * xp.log1p(-odds[..., None] * xp.expm1(-v)) - k[..., None] * v)
+    return k * end * (value * like(_WEIGHTS, end)).sum(-1)
+
+
+def _probabilities(n: Any, mass: Any, a: Any, m: Any, b: Any) -> Any:
+    """Return P_n(a) and P(a, b) = n!/prod k_j! prod p_j^k_j, with b in two rows: (2, 2, a)."""
+    xp = namespace(mass, a)
+    counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
+    share = mass / mass.sum()
+    means = n * xp.stack([share[0], share[1] + share[2], xp.ones_like(n), share[1], share[1], share[2], share[2]])
+    first, others, all_of_it, *two = _log_poisson(counts, means[:, None])
+    first = first - all_of_it + n * xp.log(mass.sum())
+    return xp.exp(first + xp.stack([xp.stack([others, others]), xp.stack(two[:2]) + xp.stack(two[2:])]))
+
+
+def _log_poisson(k: Any, mean: Any) -> Any:
+    """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
+    xp, special = namespace(k, mean), special_functions(k)
+    few = xp.minimum(k, _STIRLING_FROM)
+    exact = special.xlogy(few, mean) - mean - special.gammaln(few + 1)
+    k, mean = xp.maximum(k, _STIRLING_FROM), xp.maximum(mean, xp.finfo(k.dtype).tiny ** 0.9)
+    e, square = (k - mean) / mean, 1 / k**2
+    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))) / k
+    deviance = mean * ((1 + e) * xp.log1p(e) - e)
+    return xp.where(few < _STIRLING_FROM, exact, -deviance - series - xp.log(k) / 2 - _HALF_LOG)
+
+
+@pytree
+@dataclass(frozen=True)
+class ThreePointLosses(Composer):
+    """Releases of one mechanism whose loss has three values, if all relevant counts are few enough."""
+
+    bound: Any  # Sums of losses are needed up to here.
+    tilt: Any
+    guess: Any
+
+    @classmethod
+    def applies(cls, direction: Direction) -> Any:
+        if not may_be_three_points(direction.losses):
+            return False
+        (capped,), _ = direction.capped
+        three, are_all = three_point_loss(capped.losses, capped.count, direction.tilt)
+        return are_all & is_enumerable(three)
+
+    @classmethod
+    def of(cls, direction: Direction) -> ThreePointLosses:
+        return cls(direction.bound, direction.tilt, direction.guess)
+
+    def prepare(self, losses: RepeatedLosses) -> tuple[ThreePointLoss, Any]:
+        (capped,), infinite = capped_losses(losses, self.bound)
+        return three_point_loss(capped.losses, capped.count, self.tilt)[0], infinite
+
+    def profile_of(self, prepared: ThreePointLoss, direction: Any) -> ThreePointLoss:
+        return prepared
+
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+        return self.guess
+
+
+def may_be_three_points(losses: RepeatedLosses) -> bool:
+    """Return whether the number of outcomes does not rule out that there are only three losses."""
+    nodes = losses[0].losses
+    return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= MOST_OUTCOMES + 1
