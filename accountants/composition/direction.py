@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.question import Question
 from accountants.composition.self_composed import (
     GREATEST_TILT,
@@ -154,3 +155,22 @@ def _are_at_most(most: int, guarantee: Any) -> bool:
     """Return whether the number of releases is known, and not larger than ``most``."""
     counts: list[Any] = [checks.concrete(term.count) for term in guarantee.terms]
     return all(count is not None for count in counts) and sum(counts) <= most
+
+
+@dataclass(frozen=True)
+class TiltedComposer(Composer):
+    """A method that composes capped losses at a tilt."""
+
+    bound: Any  # Sums of losses are needed up to here.
+    tilt: Any  # c.
+    guess: Any  # An estimate of the eps that is given, or wanted.
+
+    @classmethod
+    def of(cls, direction: Direction) -> TiltedComposer:
+        return cls(direction.bound, direction.tilt, direction.guess)
+
+    def prepare(self, losses: RepeatedLosses) -> tuple[Any, Any]:
+        return capped_losses(losses, self.bound)
+
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+        return self.guess

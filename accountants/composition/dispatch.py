@@ -1,9 +1,9 @@
 """Delta at eps and eps at delta of composed releases, by the first method that applies.
 
 One release has its exact profile, and few joint outcomes are enumerated (``outcomes``). Of others, every neighbour
-direction is composed by the first of ``METHODS`` that applies. Plain numbers are evaluated by
-NumPy, and JAX numbers by the same functions, compiled. Derivatives of JAX numbers are implicit: they are those of delta
-at the root, in the neighbour direction that has the largest value.
+direction is composed by the first of ``METHODS`` that applies. Plain numbers are evaluated by NumPy, and JAX numbers by
+the same functions, compiled. Derivatives of JAX numbers are implicit: they are those of delta at the root, in the
+neighbour direction that has the largest value.
 """
 
 from __future__ import annotations
@@ -95,9 +95,8 @@ def _evaluate_traced(guarantee: Any, quantity: type[Question], at: RealArray, ma
     padded = pad_losses(stacked)
 
     def evaluate_one(number: Any) -> Any:
-        return _largest_value(
-            quantity, padded, jnp.minimum(number, jnp.finfo(at.dtype).max ** 0.5)
-        )  # Also for infinite eps.
+        number = jnp.minimum(number, jnp.finfo(at.dtype).max ** 0.5)  # Also for an infinite eps.
+        return _largest_value(quantity, padded, number)
 
     return evaluate_one(at) if jnp.ndim(at) == 0 else jax.lax.map(evaluate_one, at.ravel()).reshape(at.shape)
 

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from accountants.composition import grid
-from accountants.composition.base import ComposedProfile, Composer
-from accountants.composition.direction import FEW_RELEASES, Direction, capped_losses, tilt_losses
+from accountants.composition.base import ComposedProfile
+from accountants.composition.direction import FEW_RELEASES, Direction, TiltedComposer, tilt_losses
 from accountants.composition.grid import COEFFICIENTS, POINTS
 from accountants.composition.self_composed import (
     RepeatedLoss,
@@ -354,31 +354,17 @@ def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Any:
 
 @pytree
 @dataclass(frozen=True)
-class LossesOnGrid(Composer):
+class LossesOnGrid(TiltedComposer):
     """Losses that are distributed over a grid."""
-
-    bound: Any  # Sums of losses are needed up to here.
-    tilt: Any  # c.
-    guess: Any
 
     @classmethod
     def applies(cls, direction: Direction) -> bool:
         return True
 
-    @classmethod
-    def of(cls, direction: Direction) -> LossesOnGrid:
-        return cls(direction.bound, direction.tilt, direction.guess)
-
-    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
-        return capped_losses(losses, self.bound)
-
-    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> ComposedProfile:
+    def profile_of(self, prepared: RepeatedLosses, direction: Direction) -> ComposedProfile:
         tilted, tilt = tilt_losses(prepared, self.tilt)
         return compose(tilted, tilt, grid_of(tilted, tilt, direction.coarse_losses))
 
     def compose(self, direction: Direction) -> tuple[ComposedProfile, Any]:
         capped, infinite = direction.capped
         return self.profile_of(capped, direction), infinite
-
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
-        return self.guess

@@ -13,8 +13,15 @@ from typing import Any, cast
 import numpy as np
 
 from accountants.composition import fft
-from accountants.composition.base import ComposedProfile, Composer
-from accountants.composition.direction import Direction, cap_losses, capped_losses, largest_needed_loss, tilt_losses
+from accountants.composition.base import ComposedProfile
+from accountants.composition.direction import (
+    Direction,
+    TiltedComposer,
+    cap_losses,
+    capped_losses,
+    largest_needed_loss,
+    tilt_losses,
+)
 from accountants.composition.self_composed import RepeatedLosses, infinity_mass
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
 from dpkernels.numerics import namespace, special_functions, without_derivative
@@ -38,14 +45,11 @@ _NEGLIGIBLE, _MOST_SAMPLES = -50.0, 1 << 13
 
 @pytree
 @dataclass(frozen=True)
-class SampledDensities(Composer):
+class SampledDensities(TiltedComposer):
     """Releases some of whose losses are sampled on a grid."""
 
-    bound: Any  # Sums of losses are needed up to here.
-    tilt: Any  # c.
     points: fft.Grid
     cap: Any  # Losses above it are gathered.
-    guess: Any
 
     @classmethod
     def applies(cls, direction: Direction) -> bool:
@@ -63,7 +67,7 @@ class SampledDensities(Composer):
         margin = _CAP_MARGIN * points_up_to(direction.bound).step
         bound = direction.bound + margin
         cap = largest_needed_loss(losses, direction.bound) + margin
-        return cls(bound, tilt, points_up_to(bound), cap, direction.guess)
+        return cls(bound, tilt, direction.guess, points_up_to(bound), cap)
 
     def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
         sampled = []
@@ -75,11 +79,8 @@ class SampledDensities(Composer):
             sampled.append(capped)
         return tuple(sampled), infinity_mass(tuple(sampled))
 
-    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> ComposedProfile:
+    def profile_of(self, prepared: RepeatedLosses, direction: Direction) -> ComposedProfile:
         return fft.compose([term.tilted(self.tilt) for term in prepared], self.tilt, self.points)
-
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
-        return self.guess
 
 
 def sample_on_grid(

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.base import ComposedProfile, Composer
-from accountants.composition.direction import Direction, capped_losses
+from accountants.composition.base import ComposedProfile
+from accountants.composition.direction import Direction, TiltedComposer, capped_losses
 from accountants.composition.self_composed import RepeatedLosses
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
@@ -203,12 +203,8 @@ def _log_poisson(k: Any, mean: Any) -> Any:
 
 @pytree
 @dataclass(frozen=True)
-class ThreePointLosses(Composer):
-    """Releases of one mechanism whose loss has three values, if all relevant counts are few enough."""
-
-    bound: Any  # Sums of losses are needed up to here.
-    tilt: Any
-    guess: Any
+class ThreePointLosses(TiltedComposer):
+    """Releases of one mechanism whose loss has three values, if the relevant counts are few enough."""
 
     @classmethod
     def applies(cls, direction: Direction) -> Any:
@@ -218,19 +214,12 @@ class ThreePointLosses(Composer):
         three, are_all = three_point_loss(capped.losses, capped.count, direction.tilt)
         return are_all & is_enumerable(three)
 
-    @classmethod
-    def of(cls, direction: Direction) -> ThreePointLosses:
-        return cls(direction.bound, direction.tilt, direction.guess)
-
     def prepare(self, losses: RepeatedLosses) -> tuple[ThreePointLoss, Any]:
         (capped,), infinite = capped_losses(losses, self.bound)
         return three_point_loss(capped.losses, capped.count, self.tilt)[0], infinite
 
-    def profile_of(self, prepared: ThreePointLoss, direction: Any) -> ThreePointLoss:
+    def profile_of(self, prepared: ThreePointLoss, direction: Direction) -> ThreePointLoss:
         return prepared
-
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
-        return self.guess
 
 
 def may_be_three_points(losses: RepeatedLosses) -> bool:
