@@ -1,0 +1,31 @@
+"""Loops of plain numbers and of JAX numbers, and the types of searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpkernels.numerics import namespace
+
+Function = Callable[[Any, Any], Any]
+
+
+def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+    """Run ``jax.lax.while_loop`` if the state holds a JAX array, else the same loop on the host."""
+    if namespace(*jax.tree.leaves(state)) is jnp:
+        return jax.lax.while_loop(unfinished, body, state)
+    while unfinished(state):
+        state = body(state)
+    return state
+
+
+def promote(*values: Any) -> Any:
+    """Return the values; if any is a JAX array, with every number converted to their common JAX float type."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+    if not dtypes:
+        return values
+    dtype = jnp.result_type(jnp.float32, *dtypes)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), values)

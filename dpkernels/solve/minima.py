@@ -1,0 +1,390 @@
+"""Minima and maxima, and the roots that are found next to a minimum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
+from dpkernels.numerics import Real, RealArray, map_over, namespace
+from dpkernels.solve.base import Function, promote, while_loop
+from dpkernels.solve.implicit import DifferentiatingMethod, Method, divide_by_slope, implicit_root, root
+from dpkernels.solve.roots import NEWTON_STEPS
+
+_GOLDEN = (5**0.5 - 1) / 2
+_DAMPED_STEPS = 60  # Steps of the damped Newton method at most.
+_LAST_STEP = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
+_TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
+# A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
+# and its value, which is flat there, to about 1e-12.
+_ZOOM_POINTS = 9
+_ZOOMS = 10
+_MANY_PIECES = 32  # From this number of pieces on, each is evaluated at its ends and its middle, and zoomed once.
+_SIDE = 1e-12  # The share of a piece by which a zoom starts off a knot.
+_SHORT = 1e-4  # The longest step from the place that a zoom found to the maximum, as a share of the piece.
+
+
+def minimum(
+    function: Function, parameters: Any, low: Real, high: Real, *, enough: float = -np.inf, rtol: float = 1e-16
+) -> Any:
+    """Return where a function with one minimum on [low, high] is lowest, by golden section; not differentiated."""
+    steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
+    parameters, low, high = promote(parameters, low, high)
+    plain = namespace(low) is np
+    if not plain:
+        parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
+
+    def unfinished(state: tuple[Real, ...]) -> Any:
+        # Until a value is at most ``enough``, or the interval within ``rtol`` of its first length.
+        return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
+
+    def narrow(state: tuple[Real, ...]) -> tuple[Real, ...]:
+        """The minimum is left of ``right``, or right of ``left``."""
+        step, low, left, right, high, at_left, at_right = state
+        xp = namespace(left, at_left)
+        leftwards = at_left <= at_right
+        low, high = xp.where(leftwards, low, left), xp.where(leftwards, right, high)
+        new = xp.where(leftwards, low + (1 - _GOLDEN) * (high - low), low + _GOLDEN * (high - low))
+        at_new = function(new, parameters)
+        left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
+        at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
+        return step + 1, low, left, right, high, at_left, at_right
+
+    left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
+    at_left, at_right = map_over(lambda x: function(x, parameters), namespace(low).stack([left, right]))
+    state = 0, low, left, right, high, at_left, at_right
+    *_, left, right, _, at_left, at_right = while_loop(unfinished, narrow, state)
+    best = namespace(left, right).where(at_left <= at_right, left, right)
+    return float(best) if plain else best
+
+
+def bounded_minimum(function: Callable[[float], float], low: float, high: float, xatol: float) -> tuple[float, float]:
+    """Return (x, value) where a smooth function of plain numbers with one minimum on [low, high] is lowest.
+
+    The search is SciPy's bounded Brent method. It stops within about ``xatol`` or 1.5e-8 of x, whichever is more.
+    """
+    from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
+
+    result = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": xatol})
+    return float(result.x), float(result.fun)
+
+
+def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xatol: float) -> tuple[float, float]:
+    """Return (x, value) where a function of plain numbers is lowest, around the best point of a grid."""
+    values = [function(float(x)) for x in grid]
+    best = int(np.argmin(values))
+    ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    x, value = bounded_minimum(function, *ends, xatol)
+    # Brent's method may miss the minimum of a function that jumps.
+    return (x, value) if value <= values[best] + 1e-9 * abs(values[best]) else (float(grid[best]), float(values[best]))
+
+
+def smooth_minimum(
+    function: Function,
+    parameters: Any,
+    starts: Any,
+    low: Any,
+    high: Any,
+    on_host: Callable[[Any], np.ndarray] | None = None,
+) -> Any:
+    """Return where a smooth function of JAX numbers is lowest, near the best of several starts; differentiable.
+
+    The search is Newton's method, damped (Levenberg and Marquardt). By the implicit rule the derivatives are those of
+    the place where the gradient is 0. A coordinate at an end of its range stays there. Where the minimum is a kink the
+    derivatives are NaN. ``starts`` has shape (n, d); x and its range, ``low`` and ``high``, have shape (d,).
+
+    Outside ``jit`` the place is ``on_host(parameters)``, a search by NumPy, if there is one. Only the derivatives are
+    compiled then, once for every function that is the same object.
+    """
+    parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
+    if on_host is None or is_compiling():
+        return implicit_root(_DampedNewton(), function, parameters, tuple(where))
+    place = jax.ShapeDtypeStruct(where[1].shape, where[1].dtype)
+    (x,) = call_on_host(lambda parameters: [on_host(parameters)], [place], parameters)
+    return implicit_root(_FoundMinimum(), function, parameters, (x, *where[1:]))
+
+
+@dataclass(frozen=True)
+class _DampedNewton(Method):
+    """Newton's method for the minimum of a function in a box; see ``smooth_minimum``."""
+
+    def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
+        starts, low, high = where
+        values = jax.vmap(lambda x: function(x, parameters))(starts)
+        x = starts[jnp.where(jnp.isnan(values), jnp.inf, values).argmin()]
+        tolerance = jnp.finfo(x.dtype).eps
+
+        def unfinished(state: Any) -> Any:
+            count, _, step, *_ = state
+            return (count < _DAMPED_STEPS) & (step > tolerance**0.75)
+
+        def improve(state: Any) -> Any:
+            count, x, _, damping, before = state
+            value, gradient, hessian = before
+            free = _is_free(x, gradient, low, high)
+            damped = hessian + damping * jnp.diag(jnp.abs(jnp.diag(hessian)))
+            new = jnp.clip(x - _solve_free(damped, gradient, free), low, high)
+            there = _with_derivatives(function, new, parameters)
+            better = (count == 0) | (there[0] <= value + 4 * tolerance * jnp.abs(value))
+            step = jnp.where(better & (count > 0), jnp.abs(new - x).max(), jnp.where(damping < 1e12, jnp.inf, 0.0))
+            x, before = jax.tree.map(partial(jnp.where, better), (new, there), (x, before))
+            return count + 1, x, step, jnp.where(better, damping / 10, 10 * damping + 1e-3), before
+
+        flat = values[0], jnp.zeros_like(x), jnp.eye(x.size, dtype=x.dtype)
+        state = 0, x, jnp.full((), jnp.inf, x.dtype), jnp.full((), 1e-2, x.dtype), flat
+        return jax.lax.while_loop(unfinished, improve, state)[1]
+
+    def derivatives(
+        self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
+    ) -> tuple[Any, Any]:
+        gradient, along = jax.linearize(jax.jacfwd(function), x, parameters)
+        none = jax.tree.map(jnp.zeros_like, parameters)
+        hessian = jax.vmap(lambda direction: along(direction, none))(jnp.eye(x.size, dtype=x.dtype))
+        moved = along(jnp.zeros_like(x), tangents)
+        free = _is_free(x, gradient, *where[1:])
+        is_smooth = jnp.abs(_solve_free(hessian, gradient, free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
+        hessian = jnp.where(is_smooth, hessian, jnp.nan)
+        return _restricted(hessian, free), jnp.where(free, moved, 0.0)
+
+
+@dataclass(frozen=True)
+class _FoundMinimum(_DampedNewton):
+    """The minimum of a function in a box, which is known."""
+
+    def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
+        return where[0]
+
+    def derivatives(
+        self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
+    ) -> tuple[Any, Any]:
+        # The program has no tangents: it runs at once, whatever becomes of these.
+        slope, by_parameters = _minimum_derivatives(function, x, parameters, where)
+        along = jax.tree.map(lambda by, moved: (by * moved).reshape(x.size, -1).sum(1), by_parameters, tangents)
+        return slope, sum(jax.tree.leaves(along), jnp.zeros_like(x))
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=QUICKLY_COMPILED)
+def _minimum_derivatives(function: Function, x: Any, parameters: Any, where: Any) -> tuple[Any, Any]:
+    """Return the derivatives of the gradient in x, and in every parameter, along a first axis of the gradient."""
+
+    def derivatives(tangents: Any) -> tuple[Any, Any]:
+        return _DampedNewton().derivatives(function, x, parameters, where, tangents)
+
+    slope, _ = derivatives(jax.tree.map(jnp.zeros_like, parameters))
+    return slope, jax.jacfwd(lambda tangents: derivatives(tangents)[1])(jax.tree.map(jnp.zeros_like, parameters))
+
+
+def _with_derivatives(function: Function, x: Any, parameters: Any) -> tuple[Any, Any, Any]:
+    """Return the value, the gradient by x and the second derivatives, in one evaluation."""
+
+    def first(x: Any) -> tuple[Any, Any]:
+        gradient, value = jax.jacfwd(lambda x: (function(x, parameters),) * 2, has_aux=True)(x)
+        return gradient, (value, gradient)
+
+    hessian, (value, gradient) = jax.jacfwd(first, has_aux=True)(x)
+    return value, gradient, hessian
+
+
+def _is_free(x: Any, gradient: Any, low: Any, high: Any) -> Any:
+    """Return which coordinates are not held at an end of their range."""
+    return ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
+
+
+def _restricted(matrix: Any, free: Any) -> Any:
+    """Return a matrix with the rows and columns of held coordinates replaced by those of the identity."""
+    return jnp.where(free[:, None] & free, matrix, jnp.eye(free.size, dtype=matrix.dtype))
+
+
+def _solve_free(hessian: Any, gradient: Any, free: Any) -> Any:
+    return divide_by_slope(jnp.where(free, gradient, 0.0), _restricted(hessian, free))
+
+
+def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Any:
+    """Return where a smooth function is lowest, around the best point of a grid; not differentiated."""
+    parameters, grid = promote(parameters, grid)
+    if namespace(grid) is np:
+        return minimum_near_grid(lambda x: function(x, parameters), grid, xatol)[0]
+    parameters, grid = jax.lax.stop_gradient((parameters, grid))
+    lowest = jnp.argmin(map_over(lambda x: function(x, parameters), grid))
+    ends = grid[jnp.maximum(lowest - 1, 0)], grid[jnp.minimum(lowest + 1, grid.size - 1)]
+    return minimum(function, parameters, *ends, rtol=1e-9)
+
+
+def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
+    """Return the largest value, on the interval that dense ``points`` span, of a NumPy function smooth between them."""
+    best = -np.inf
+    for _ in range(4):
+        values = function(points)
+        highest = int(values.argmax())
+        best = max(best, float(values[highest]))
+        points = np.linspace(points[max(highest - 1, 0)], points[min(highest + 1, len(points) - 1)], 33)
+    return best
+
+
+def maximum_between(function: Function, parameters: Any, knots: RealArray) -> RealArray:
+    """Return the largest value of a JAX function that is smooth between increasing knots; differentiable twice.
+
+    In each piece a zoom finds the place with the largest value, as a share of the way from knot to knot. At a knot the
+    share is held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second
+    derivatives need. If there are many pieces, as in tables, only their ends and middles are evaluated.
+    """
+    # Outside jit it is one program, instead of one for each operation.
+    return (_maximum_between if is_compiling() else _maximum_between_in_a_program)(
+        function, *promote(parameters, knots)
+    )
+
+
+def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:
+    pieces = knots.size - 1
+    are_many = pieces >= _MANY_PIECES
+    grid = np.linspace(0.0, 1.0, 3 if are_many else _ZOOM_POINTS)
+    start, length = jax.lax.stop_gradient((knots[:-1, None], jnp.diff(knots)[:, None]))
+    held = jax.lax.stop_gradient(parameters)
+
+    def zoom(_: int, state: tuple[Any, Any, Any, Any]) -> tuple[Real, Real, Real, Real]:
+        low, high, _, _ = state
+        shares = low + (high - low) * grid
+        values = function(start + length * shares, held)
+        highest = values.max(-1, keepdims=True)
+        best = jnp.where(values >= highest, shares, -1.0).max(-1, keepdims=True)
+        cell = (high - low) / (len(grid) - 1)
+        return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best, highest
+
+    low = jnp.full_like(start, _SIDE)
+    *_, share, highest = jax.lax.fori_loop(0, 1 if are_many else _ZOOMS, zoom, (low, 1 - low, low, low))
+    # Of equal values the last: where a function is flat, its place decides the derivatives.
+    best = pieces - 1 - highest[::-1].argmax()
+    place = knots[best], knots[best + 1], parameters
+    share = implicit_root(_Interior(), partial(_slope, partial(_on_piece, function)), place, share[best, 0])
+    return _at_extreme(partial(_on_piece, function), share, place)
+
+
+_maximum_between_in_a_program = jax.jit(_maximum_between, static_argnums=0)
+
+
+def _on_piece(function: Function, share: Any, place: tuple[Any, Any, Any]) -> Any:
+    left, right, parameters = place
+    return function(left + (right - left) * share, parameters)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _at_extreme(function: Function, x: Any, parameters: Any) -> Any:
+    return function(x, parameters)
+
+
+@_at_extreme.defjvp
+def _(function: Function, primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+    """Apply the envelope theorem: the derivative of the extreme by x vanishes."""
+    x, parameters = primals
+    return jax.jvp(partial(function, x), (parameters,), (tangents[1],))
+
+
+def _slope(function: Function, x: Any, parameters: Any) -> Any:
+    return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))[1]
+
+
+@dataclass(frozen=True)
+class _Interior(Method):
+    """The place of a maximum, which is known; at an end of [0, 1] it stays."""
+
+    def root(self, slope: Function, parameters: Any, share: Any) -> Any:
+        return share
+
+    def derivatives(self, slope: Function, share: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
+        rise, bend = slope(share, parameters), _slope(slope, share, parameters)
+        moved = jax.jvp(partial(slope, share), (parameters,), (tangents,))[1]
+        inside = (jnp.abs(rise) <= _SHORT * -bend) & (share > 2 * _SIDE) & (share < 1 - 2 * _SIDE)
+        return jnp.where(inside, bend, 0.0), moved
+
+
+def shares_with_ends(count: int) -> np.ndarray:
+    """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones ever nearer to both ends."""
+    near = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
+    return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))
+
+
+def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (turns, rows): where functions (x, row) -> value of plain numbers turn from rising to falling or back.
+
+    A turn is seen between three neighbouring points, of shape (rows, n), and found there by golden section. Two turns
+    between neighbouring points are not seen.
+    """
+    rising = np.diff(function(points, np.arange(len(points))[:, None]), axis=1) > 0
+    row, column = np.nonzero(rising[:, 1:] != rising[:, :-1])
+    low, high, sign = points[row, column], points[row, column + 2], np.where(rising[row, column], -1.0, 1.0)
+    for _ in range(_TURN_STEPS if len(row) else 0):
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        leftwards = sign * function(left, row) <= sign * function(right, row)
+        low, high = np.where(leftwards, low, left), np.where(leftwards, right, high)
+    return (low + high) / 2, row
+
+
+# Roots next to a minimum
+
+
+def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Any:
+    """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none; low > 0.
+
+    JAX numbers are searched by Newton's method. Of plain numbers the function is at most 0 as computed; ``rtol`` is
+    that of ``root``.
+    """
+    parameters, low, high = promote(parameters, low, high)
+    if namespace(low) is not np:
+        return implicit_root(_ConvexNewton(), convex, parameters, (low, (low, high)))
+    if convex(low, parameters) <= 0:
+        return float(low)
+    feasible = high if convex(high, parameters) <= 0 else minimum(convex, parameters, low, high, enough=0.0)
+    return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
+
+
+def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, count: int = 160) -> Real:
+    """Return the first feasible x from ``low`` up, for an excess that need not be monotone; NaN if none was found.
+
+    The search tries ``count`` points, spaced evenly in the logarithm from ``low``, positive and infeasible, up to
+    ``high``. If none is feasible it tries the minimum around the lowest of them. A change of sign between two may be
+    missed; the x that is returned is feasible anyway.
+    """
+    parameters, low, high = promote(parameters, low, high)
+    xp = namespace(low)
+    frozen, low, high = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
+    grid = xp.geomspace(low, high, count)
+    values = map_over(lambda x: excess(x, frozen), grid)
+    best, first = xp.argmin(values), xp.argmax(values <= 0)
+    left, right = grid[xp.maximum(best - 1, 0)], grid[xp.minimum(best + 1, count - 1)]
+    valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
+    some = values[first] <= 0
+    feasible, infeasible = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
+    found = excess(feasible, frozen) <= 0
+    return xp.where(found, root(excess, parameters, feasible, infeasible), xp.nan)[()]
+
+
+@dataclass(frozen=True)
+class _ConvexNewton(DifferentiatingMethod):
+    """Newton's method on a convex function, from the low end: its steps are monotone; see ``convex_root``."""
+
+    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
+        low, high = ends
+
+        def unfinished(state: Any) -> Any:
+            count, x, before, _ = state
+            return (count < NEWTON_STEPS) & (jnp.abs(x - before) > _LAST_STEP * x) & (x <= high)
+
+        def improve(state: Any) -> Any:
+            count, x, _, _ = state
+            value, slope, *gradient = evaluate(x)
+            step = jnp.where(slope < 0, -value / jnp.where(slope < 0, slope, -1.0), jnp.inf)
+            new = jnp.maximum(x + jnp.where(value > 0, step, jnp.minimum(step, 0.0)), low)
+            return count + 1, new, x, (slope, *gradient)
+
+        _, x, _, (slope, *gradient) = jax.lax.while_loop(unfinished, improve, (0, start, jnp.zeros_like(start), zeros))
+        at_low = x <= low
+        found = (x <= high) & ((slope < 0) | at_low)
+        # At the low end the root does not move with the parameters.
+        return jnp.where(found, x, jnp.nan), jnp.where(at_low, 0.0, slope), *gradient
