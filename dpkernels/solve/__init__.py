@@ -1,7 +1,7 @@
-"""Small searches: every root, minimum and feasibility search of the project, in files that import earlier ones only:
-``base``, ``roots``, ``implicit``, ``minima`` and ``rounding``.
+"""Small searches: every root, minimum and feasibility search of the project.
 
-Each search takes plain numbers or JAX ones. Plain numbers are searched on the host, without compiling. JAX numbers are
+The files are ``base``, ``roots``, ``implicit``, ``minima`` and ``rounding``; a file imports earlier ones only. Each
+search takes plain numbers or JAX ones. Plain numbers are searched on the host, without compiling. JAX numbers are
 searched in a compiled loop, and every root has derivatives by one implicit rule. Where f(x(p), p) = 0,
 
     dx/dp = -(df/dp) / (df/dx).

@@ -52,7 +52,8 @@ def newton(
     is compiled once. A step beyond the bracket of the root ends halfway to the bracket's end. Plain numbers: a step of
     the function's value, which suits a slope of about -1, and secants until the root is bracketed, and then SciPy's
     ``brentq``. ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every
-    step. With ``clip``, the result is the nearer end instead of NaN.
+    step. With ``clip``, the result is the nearer end instead of NaN. optimistix's Newton
+    takes 0.5 s instead of 0.17 s the first time.
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:

@@ -102,6 +102,9 @@ def smooth_minimum(
 
     Outside ``jit`` the place is ``on_host(parameters)``, a search by NumPy, if there is one. Only the derivatives are
     compiled then, once for every function that is the same object.
+
+    For two coordinates optimistix's Levenberg-Marquardt takes 2.5 s instead of 1.4 s the first time and 0.12 ms instead
+    of 0.07 ms later; its BFGS 1.7 s and 0.09 ms; importing it takes 0.4 s.
     """
     parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
     if on_host is None or is_compiling():
