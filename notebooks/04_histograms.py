@@ -44,9 +44,8 @@ import pandas as pd
 
 import accountants
 import dpkernels as dpk
+from accountants.calibrate import gaussian_crossing, histogram_noise
 from accountants.histograms import (
-    gaussian_crossing,
-    histogram_noise,
     known_domain_guarantee,
     known_domain_top_k,
     unknown_domain_guarantee,

@@ -17,13 +17,14 @@ The same functions work for plain numbers, ``jit``, ``vmap`` and ``grad``, excep
 derivatives, in the precision of their type (use 64 bits), and NaN if the target is infeasible.
 """
 
-from accountants import scale as _scale
 from accountants.calibrate import composed as _composed
+from accountants.calibrate import counts as _counts
 from accountants.calibrate import one_release as _one_release
+from accountants.calibrate import scale as _scale
 from accountants.calibrate.composed import *  # noqa: F403
+from accountants.calibrate.counts import *  # noqa: F403
 from accountants.calibrate.one_release import *  # noqa: F403
-from accountants.histograms import KnownDomain, known_domain
-from accountants.scale import *  # noqa: F403
+from accountants.calibrate.scale import *  # noqa: F403
 
-_HOMES = _composed, _one_release, _scale
-__all__ = ["KnownDomain", "known_domain", *(name for home in _HOMES for name in home.__all__)]
+_HOMES = _composed, _counts, _one_release, _scale
+__all__ = [name for home in _HOMES for name in home.__all__]

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.risk_limit import RiskLimit, risk_limit, risk_parameter
+from accountants.calibrate.scale import check_target, rescaled
 from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee, guarantee
 from accountants.precision import in_64_bits
 from accountants.profile import epsilon as realised_epsilon
-from accountants.scale import check_target, rescaled
 from accountants.shuffle import shuffled as account
 from accountants.shuffle.blanket import worst_inputs
 from accountants.shuffle.estimate import integral_log_delta

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.composed import split_arguments
+from accountants.calibrate.scale import check_target, infeasible_shift, meets, rescaled, smallest_scale
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import curve, profile
 from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs
 from accountants.profile import delta as realised
-from accountants.scale import check_target, infeasible_shift, meets, rescaled, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, Lattice

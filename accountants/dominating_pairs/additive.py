@@ -23,8 +23,7 @@ from accountants.dominating_pairs.discrete import Atoms
 from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, of_tails, points_at_levels
 from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution, PiecewiseExponential
-from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.numerics import (
     Real,
@@ -87,10 +86,7 @@ class AdditivePair(DominatingPair):
 
     @property
     def formulas(self) -> NoiseFormulas:
-        for kind, formulas in _CLOSED_FORMS.items():
-            if isinstance(self.noise.unweighted, kind):
-                return formulas(self)
-        return NoiseFormulas(self)
+        return NoiseFormulas.of_form[self.noise.unweighted.density_form](self)
 
     @property
     def rounds_up(self) -> bool:  # type: ignore[override]
@@ -181,8 +177,12 @@ class Pieces(NamedTuple):
 
 
 class NoiseFormulas:
-    """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points."""
+    """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points.
 
+    A subclass states the ``density_form`` of the noise for which it is used.
+    """
+
+    of_form: ClassVar[dict[str, type[NoiseFormulas]]] = {}
     # Whether the computed hockey-stick divergence is an upper bound.
     rounds_up: ClassVar[bool] = False
     # Whether the profiles of the pair and its mirror cross in few places, see ``larger_profile``.
@@ -192,6 +192,10 @@ class NoiseFormulas:
     # The least panels of a piece, and of all pieces; the same with replaced records.
     panels: ClassVar[tuple[int, int]] = 2, 0
     panels_replaced: ClassVar[tuple[int, int]] = 4, 0
+
+    def __init_subclass__(cls, density_form: str | None = None) -> None:
+        if density_form is not None:
+            NoiseFormulas.of_form[density_form] = cls
 
     def __init__(self, pair: AdditivePair) -> None:
         self.pair, self.noise, self.D, self.periods = pair, pair.noise, pair.shift, pair.periods
@@ -551,7 +555,7 @@ def inside(left: Real, right: Real, D: Real) -> RealArray:
     return (near + far) / 2
 
 
-class ExponentialFormulas(PolynomialFormulas):
+class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
     """Closed forms for noise that is exponential between knots."""
 
     def hockey_stick(self) -> Curve:
@@ -669,7 +673,7 @@ def exponential_growth(log_start: Real, r: Real, T: Real) -> Real:
     return xp.exp(xp.where(T > 0, highest, -np.inf)) * exponential_moment(0, 0.0, size, T)
 
 
-class GaussianFormulas(PolynomialFormulas):
+class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
     """Closed forms for a Gaussian, with steps of weight if it is truncated or recycled."""
 
     rounds_up: ClassVar[bool] = True
@@ -810,7 +814,7 @@ def in_units(end: Real, sigma: Real) -> RealArray:
     return xp.where(finite, xp.where(finite, end, 0.0) / sigma, end)
 
 
-class StepFormulas(PolynomialFormulas):
+class StepFormulas(PolynomialFormulas, density_form="constant"):
     """Closed forms for a staircase, whose loss takes finitely many values on the periods kept."""
 
     is_smooth: ClassVar[bool] = False
@@ -892,11 +896,7 @@ class StepFormulas(PolynomialFormulas):
         return xp.where((reach - D >= needed) | negligible, copies, np.nan)
 
 
-_CLOSED_FORMS: dict[type, type[NoiseFormulas]] = {
-    PiecewiseExponential: ExponentialFormulas,
-    Gaussian: GaussianFormulas,
-    Staircase: StepFormulas,
-}
+NoiseFormulas.of_form["general"] = NoiseFormulas
 
 
 # Noise that is not even

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from accountants.calibrate.scale import smallest_scale
 from accountants.dominating_pairs.registry import additive_profile
-from accountants.scale import smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian

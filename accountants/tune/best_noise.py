@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu, with_own_claim
+from accountants.calibrate.scale import check_target
 from accountants.composition.rigorous import RigorousBounds
 from accountants.guarantee import Guarantee, guarantee
 from accountants.precision import in_64_bits
-from accountants.scale import check_target
 from accountants.tune.family import expression
 from accountants.tune.objectives import Objective, as_objective, evaluate, worst_variance
 from dpkernels import checks

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from accountants.scale import rescaled
+from accountants.calibrate.scale import rescaled
 from accountants.tune.family import Member
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive

@@ -118,6 +118,9 @@ class Distribution(Noise):
     # Brackets assume that tail probabilities and densities v are right to so many roundings (2^-53), times 1 + |log v|,
     # of themselves, and losses l to as many, times 1 + |l|. This value is for classes that state no smaller one.
     roundings: ClassVar[float] = 4096.0
+    # The form of the density between knots: "general", or "exponential", "gaussian" or "constant", of which privacy
+    # profiles have closed forms.
+    density_form: ClassVar[str] = "general"
 
     @abc.abstractmethod
     def sf(self, z: Real) -> Real:
@@ -288,6 +291,8 @@ class Symmetric(Distribution):
 
 class PiecewiseExponential(Symmetric):
     """A symmetric distribution whose log density is linear between knots, so that its profile has a closed form."""
+
+    density_form: ClassVar[str] = "exponential"
 
     @abc.abstractmethod
     def score(self, z: Real) -> RealArray:

@@ -21,6 +21,7 @@ class Gaussian(Symmetric):
 
     lengths: ClassVar[tuple[str, ...]] = ("sigma",)
     roundings: ClassVar[float] = 32.0
+    density_form: ClassVar[str] = "gaussian"
 
     sigma: Any
 

@@ -27,6 +27,7 @@ class Staircase(Symmetric):
     """
 
     lengths: ClassVar[tuple[str, ...]] = ("period",)
+    density_form: ClassVar[str] = "constant"
 
     epsilon: Any
     period: Any

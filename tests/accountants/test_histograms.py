@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import histograms
+from accountants.calibrate import gaussian_crossing, histogram_noise
 from accountants.closed_forms.concentrated import best_epsilon, setwise_epsilon
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.histograms import (
-    gaussian_crossing,
     gaussian_histogram_rho,
-    histogram_noise,
     known_domain_guarantee,
     known_domain_top_k,
     laplace_histogram_delta,
     most_likely,
+    release,
     unknown_domain_guarantee,
     unknown_domain_top_k,
 )
@@ -184,7 +183,7 @@ def test_not_even_by_the_largest_noise(monkeypatch, exact):
         largest.append(float(sampler.certificate.highest) + cell if exact else T)
         return values + largest[0]
 
-    monkeypatch.setattr(histograms, "perturb", stand_in)
+    monkeypatch.setattr(release, "perturb", stand_in)
     counts = {"own": 2, "more": 3, "none": 0}
     key = None if exact else dpk.simulation_key(0)
     found = unknown_domain_top_k(counts, **UNKNOWN, exact=exact, key=key)

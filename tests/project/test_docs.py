@@ -55,7 +55,7 @@ def modules_with_examples():
     "accountants.profile",
     "accountants.tune*",
     "accountants.dominating_pairs.discrete",
-    "accountants.histograms*",
+    "accountants.calibrate.counts",
     "accountants.comparison",
 )
 @pytest.mark.parametrize("module", modules_with_examples())

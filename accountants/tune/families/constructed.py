@@ -15,8 +15,8 @@ import dpkernels as dpk
 from accountants import calibrate
 from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
 from accountants.calibrate.one_release import shape_shift
+from accountants.calibrate.scale import rescaled
 from accountants.published.searches import Enumerated, composite_search
-from accountants.scale import rescaled
 from accountants.tune.domains import Above, Domain, Inside, LogBetween
 from accountants.tune.families.composed import ComposableFamily, Composed, PureDPFamily
 from accountants.tune.family import expression

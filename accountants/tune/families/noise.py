@@ -14,11 +14,11 @@ import numpy as np
 from accountants import calibrate, recycling, subsampling
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
 from accountants.calibrate.one_release import least_weight
+from accountants.calibrate.scale import infeasible_shift, rescaled
 from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
-from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Above, Between, Domain, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of

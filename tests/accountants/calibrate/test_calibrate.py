@@ -15,7 +15,7 @@ from noise_registry import LAWS, REFERENCE, over, scale
 import accountants
 import dpkernels as dpk
 from accountants import calibrate
-from accountants import scale as scale_module
+from accountants.calibrate import scale as scale_module
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels import solve
 from dpkernels.distributions.gaussian import Gaussian

@@ -23,11 +23,11 @@ import dpkernels as dpk
 from accountants import calibrate, tune
 from accountants.calibrate import one_release
 from accountants.calibrate.composed import conservative_parameter
+from accountants.calibrate.scale import infeasible_shift, rescaled
 from accountants.dominating_pairs.base import as_float64
 from accountants.published import searches
 from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import published_eta, published_piecewise
-from accountants.scale import infeasible_shift, rescaled
 from accountants.tune import domains, objectives, search
 from accountants.tune.families.constructed import ConstructedNoise, Piecewise
 from accountants.tune.families.noise import KERNELS, RecycledShape, TruncatedLaplace
