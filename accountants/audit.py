@@ -50,8 +50,8 @@ class Audit:
         return self.epsilon > checks.number("epsilon", epsilon)
 
     def __str__(self) -> str:
-        found = f"epsilon >= {self.epsilon:.4g}" if self.epsilon > 0 else "nothing found"
-        return f"{found} at delta {self.delta:g}, error rate {self.error_rate:g}; event: {self.event}"
+        bound = f"epsilon >= {self.epsilon:.4g}" if self.epsilon > 0 else "nothing found"
+        return f"{bound} at delta {self.delta:g}, error rate {self.error_rate:g}; event: {self.event}"
 
 
 def audit(
@@ -213,9 +213,9 @@ def _lowest_bit(k: int, outputs: np.ndarray) -> np.ndarray:
     """Return the exponent of the lowest bit of every float: the largest power of 2 of which it is a multiple."""
     mantissa, exponent = np.frexp(_coordinate(k, outputs).astype(np.float64))
     with np.errstate(invalid="ignore"):
-        whole = np.nan_to_num(np.abs(mantissa) * 2.0**53).astype(np.int64)
-    lowest = (whole & -whole).astype(np.float64)
-    return np.where(whole > 0, exponent - 53 + np.log2(np.maximum(lowest, 1.0)), 2048.0)
+        integers = np.nan_to_num(np.abs(mantissa) * 2.0**53).astype(np.int64)
+    lowest = (integers & -integers).astype(np.float64)
+    return np.where(integers > 0, exponent - 53 + np.log2(np.maximum(lowest, 1.0)), 2048.0)
 
 
 def _relative_lowest_bit(k: int, outputs: np.ndarray) -> np.ndarray:
@@ -232,13 +232,13 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
     """
     different, counts = np.unique(values, return_counts=True)
     if len(different) <= 16 * _CELLS:
-        kept = different if len(different) <= _CELLS else np.sort(different[np.argsort(-counts)[: 8 * _CELLS]])
+        frequent = different if len(different) <= _CELLS else np.sort(different[np.argsort(-counts)[: 8 * _CELLS]])
 
         def by_value(each: np.ndarray) -> np.ndarray:
-            place = np.minimum(np.searchsorted(kept, each), len(kept) - 1)
-            return np.where(kept[place] == each, place, len(kept))
+            place = np.minimum(np.searchsorted(frequent, each), len(frequent) - 1)
+            return np.where(frequent[place] == each, place, len(frequent))
 
-        return by_value, len(kept) + 1
+        return by_value, len(frequent) + 1
     tail = np.geomspace(1e-5, 0.5, _CELLS // 2)
     finite = values[np.isfinite(values)]
     cuts = np.unique(np.quantile(finite, np.concatenate([tail, 1 - tail]))) if len(finite) else np.zeros(1)

@@ -95,8 +95,8 @@ class ComposableGuarantee(Risks):
             ValueError: not exactly one argument is given, or it is out of range; or there is no bracket, as for a
                 density that states no bound on how fast it changes.
         """
-        given = {"epsilon": epsilon, "delta": delta, "alpha": alpha, "false_positive_rate": false_positive_rate}
-        name, at = check_one_given(**given)
+        arguments = {"epsilon": epsilon, "delta": delta, "alpha": alpha, "false_positive_rate": false_positive_rate}
+        name, at = check_one_given(**arguments)
         largest = np.inf if name == "epsilon" else 1.0
         checks.within(name, number := checks.number(name, at), 0.0, largest, open_ends=name == "delta")
         if name in ("epsilon", "delta"):
@@ -135,10 +135,10 @@ class ComposableGuarantee(Risks):
 
 def check_one_given(**given: Any) -> tuple[str, Any]:
     """Return the name and the value of the one argument that is given; raise ValueError unless it is exactly one."""
-    some = [(name, value) for name, value in given.items() if value is not None]
-    if len(some) != 1:
+    stated = [(name, value) for name, value in given.items() if value is not None]
+    if len(stated) != 1:
         raise ValueError(f"{', '.join(given)}: exactly one of them must be given")
-    return some[0]
+    return stated[0]
 
 
 @contextmanager
@@ -286,7 +286,7 @@ class Guarantee(ComposableGuarantee):
     @property
     def infinity_mass(self) -> float:
         """Return the probability of an infinite loss, in the neighbour direction in which it is larger."""
-        return float(max(infinity_mass(parts) for parts in as_float64(self).repeated_losses()))
+        return float(max(infinity_mass(losses) for losses in as_float64(self).repeated_losses()))
 
     @property
     def neighbour_directions(self) -> tuple[bool, ...]:
@@ -350,12 +350,12 @@ class Guarantee(ComposableGuarantee):
         Raises:
             ValueError: the form is not a guarantee of format 1.
         """
-        whole = form.get("guarantee") if form.get("format") == 1 else None
-        if not isinstance(whole, dict):
+        content = form.get("guarantee") if form.get("format") == 1 else None
+        if not isinstance(content, dict):
             raise ValueError("form: is not a guarantee of format 1")
-        if set(whole) != {"type", "terms"} or whole["type"] != "Guarantee":
-            raise ValueError(f"form: {whole.get('type')!r} {UNKNOWN}")
-        terms = from_json_form(whole["terms"])
+        if set(content) != {"type", "terms"} or content["type"] != "Guarantee":
+            raise ValueError(f"form: {content.get('type')!r} {UNKNOWN}")
+        terms = from_json_form(content["terms"])
         check_releases(terms)
         return cls(terms)
 

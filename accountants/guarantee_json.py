@@ -42,7 +42,7 @@ def to_json_form(item: Any, names: dict[str, type] | None = None) -> Any:
         return {"tuple": [to_json_form(entry, names) for entry in item]}
     name = _CLASS_NAMES.get(type(item), type(item).__name__)
     if names.get(name) is type(item):
-        values = {there: to_json_form(getattr(item, here), names) for here, there in _fields(item).items()}
+        values = {key: to_json_form(getattr(item, field), names) for field, key in _fields(item).items()}
         return {"type": name, **values}
     if isinstance(item, int):
         return item
@@ -70,4 +70,4 @@ def from_json_form(form: Any, names: dict[str, type] | None = None) -> Any:
     fields = _fields(kind) if kind else {}
     if kind is None or set(form) - {"type"} != set(fields.values()):
         raise ValueError(f"form: {name!r} {UNKNOWN}")
-    return kind(**{here: from_json_form(form[there], names) for here, there in fields.items()})
+    return kind(**{field: from_json_form(form[key], names) for field, key in fields.items()})

@@ -24,15 +24,15 @@ def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
 
     @wraps(function)
     def computed(*args: Any, **arguments: Any) -> Any:
-        given = args, arguments
-        types = [leaf.dtype for leaf in jax.tree.leaves(given) if _is_number(leaf)]
+        inputs = args, arguments
+        types = [leaf.dtype for leaf in jax.tree.leaves(inputs) if _is_number(leaf)]
         if not types:
             return function(*args, **arguments)
         own = jnp.result_type(*(kind for kind in types if jnp.issubdtype(kind, jnp.floating)), jnp.float32)
         has_64_bits = jax.dtypes.canonicalize_dtype(jnp.float64) == jnp.float64
         if has_64_bits and own == jnp.float64:
             return function(*args, **arguments)
-        if not has_64_bits and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given)):
+        if not has_64_bits and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs)):
             if computes_on_host and not is_compiling():
                 return function(*args, **arguments)
             raise ValueError(
@@ -40,7 +40,7 @@ def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
                 "call it under jax.enable_x64(True), or set jax.config.update('jax_enable_x64', True)"
             )
         with jax.enable_x64(True):
-            args, arguments = jax.tree.map(partial(_cast, jnp.float64), given)
+            args, arguments = jax.tree.map(partial(_cast, jnp.float64), inputs)
             return jax.tree.map(partial(_cast, own), function(*args, **arguments))
 
     return cast(F, computed)

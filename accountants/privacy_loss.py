@@ -94,7 +94,7 @@ class SmoothPieces:
         return self.intervals if sign > 0 else self.intervals.mirrored()
 
     def subsampled(self, rate: Any) -> SmoothPieces:
-        inverse, known = self.inverse, namespace(rate) is np
+        inverse, is_plain = self.inverse, namespace(rate) is np
 
         def level_before(level: np.ndarray) -> np.ndarray:
             with np.errstate(all="ignore"):
@@ -103,22 +103,22 @@ class SmoothPieces:
         def log_p(x: Any, i: Any) -> Any:
             log_p, log_q, loss = self.log_p(x, i), self.log_q(x, i), self.loss(x, i)
             xp = namespace(loss, rate)
-            there = sampled_loss(loss, rate)
-            return xp.where(loss == np.inf, log_p + xp.log(rate), log_q + xp.where(there == np.inf, 0.0, there))
+            on_sample = sampled_loss(loss, rate)
+            return xp.where(loss == np.inf, log_p + xp.log(rate), log_q + xp.where(on_sample == np.inf, 0.0, on_sample))
 
         return dataclasses.replace(
             self,
             log_p=log_p,
             loss=lambda x, i: sampled_loss(self.loss(x, i), rate),
             inverse=inverse and (lambda loss, i: inverse(_loss_before_sampling(loss, rate), i)),
-            intervals=self.intervals.subsampled(rate, level_before) if self.intervals and known else None,
+            intervals=self.intervals.subsampled(rate, level_before) if self.intervals and is_plain else None,
         )
 
-    def where(self, kept: Any) -> SmoothPieces:
+    def where(self, present: Any) -> SmoothPieces:
         """Return the same pieces, with those that are not kept made empty."""
         ends = (self.left, self.right), self.whole
-        right, end = (namespace(left, kept).where(kept, right, left) for left, right in ends)
-        intervals = self.intervals and self.intervals.where(kept)
+        right, end = (namespace(left, present).where(present, right, left) for left, right in ends)
+        intervals = self.intervals and self.intervals.where(present)
         return dataclasses.replace(self, right=right, beyond=(self.whole[0], end), intervals=intervals)
 
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
@@ -206,9 +206,9 @@ class PrivacyLossDistribution:
             piece.where(piece.loss((piece.left + piece.right) / 2, np.arange(len(piece.left))) > 0)
             for piece in self.pieces
         )
-        there = PrivacyLossDistribution(p, q, self.loss, self.width, pieces, self.unseen)
-        rest = xp.maximum(1 - sum(there.masses()), 0.0)[None]
-        return join([there, there.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
+        larger = PrivacyLossDistribution(p, q, self.loss, self.width, pieces, self.unseen)
+        rest = xp.maximum(1 - sum(larger.masses()), 0.0)[None]
+        return join([larger, larger.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
 
     def masses(self) -> tuple[Any, Any]:
         nodes = self.nodes()
@@ -235,8 +235,8 @@ class PrivacyLossDistribution:
         """Return outcomes followed by as many of no mass as make sums compile quickly."""
         xp, columns = namespace(self.p), (self.p, self.q, self.loss, self.width)
         if xp is np:
-            some = (self.p != 0) | (self.q != 0)
-            columns = tuple(column[some] for column in columns)
+            has_mass = (self.p != 0) | (self.q != 0)
+            columns = tuple(column[has_mass] for column in columns)
         many = columns[0].shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
         none = xp.zeros((*columns[0].shape[:-1], room), self.p.dtype)
@@ -271,15 +271,15 @@ class PrivacyLossDistribution:
     @property
     def finite(self) -> tuple[Any, Any]:
         """Return (log p, loss) of outcomes, with mass 0 and loss 0 where the loss is infinite; cached for NumPy."""
-        kept = self.__dict__.get("_finite")
-        if kept is not None:
-            return kept
+        cached = self.__dict__.get("_finite")
+        if cached is not None:
+            return cached
         xp = namespace(self.p, self.loss)
         real = ~(xp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
-        found = xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
+        log_p_and_loss = xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
         if xp is np:
-            object.__setattr__(self, "_finite", found)
-        return found
+            object.__setattr__(self, "_finite", log_p_and_loss)
+        return log_p_and_loss
 
 
 def _exchanged(sign: Any, first: Any, second: Any) -> tuple[Any, Any]:
@@ -295,31 +295,36 @@ def _exchanged(sign: Any, first: Any, second: Any) -> tuple[Any, Any]:
     return chosen(first, second), chosen(second, first)
 
 
-def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+def join(several: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return the distribution with all outcomes and pieces of several."""
-    xp = namespace(*(value for part in parts for value in (part.p, part.q, part.loss)))
-    columns = zip(*((part.p, part.q, part.loss, part.width) for part in parts), strict=True)
-    p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in one]) for one in columns)
-    pieces = sum((part.pieces for part in parts), ())
-    return PrivacyLossDistribution(p, q, loss, width, pieces, sum(part.unseen for part in parts))
+    xp = namespace(
+        *(value for distribution in several for value in (distribution.p, distribution.q, distribution.loss))
+    )
+    columns = zip(
+        *((distribution.p, distribution.q, distribution.loss, distribution.width) for distribution in several),
+        strict=True,
+    )
+    p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in same_columns]) for same_columns in columns)
+    pieces = sum((distribution.pieces for distribution in several), ())
+    return PrivacyLossDistribution(p, q, loss, width, pieces, sum(distribution.unseen for distribution in several))
 
 
 def sampled_loss(loss: Any, rate: Any) -> Any:
     """Return log(1 + r (e^loss - 1)), the loss on a Poisson sample of rate r."""
     xp = namespace(loss, rate)
     infinite = xp.isinf(loss)
-    known = xp.where(infinite, 0.0, loss)  # NaN stays.
-    large, small = known > _LARGE, known < -1
-    near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, known)))
-    far = known + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, known, 0.0)))
+    finite = xp.where(infinite, 0.0, loss)  # NaN stays.
+    large, small = finite > _LARGE, finite < -1
+    near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, finite)))
+    far = finite + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, finite, 0.0)))
     # Next to the least loss, log(1 - r), log1p would cancel; 1 - r is exact where it is small.
     low = xp.log(
-        xp.where(rate < 1, 1 - rate, 1.0) + xp.where(rate < 1, rate * xp.exp(xp.where(small, known, 0.0)), 0.0)
+        xp.where(rate < 1, 1 - rate, 1.0) + xp.where(rate < 1, rate * xp.exp(xp.where(small, finite, 0.0)), 0.0)
     )
-    low = xp.where(rate < 1, low, known)  # At rate 1 a large negative loss would underflow.
-    there = xp.where(large, far, xp.where(small, low, near))
+    low = xp.where(rate < 1, low, finite)  # At rate 1 a large negative loss would underflow.
+    sampled = xp.where(large, far, xp.where(small, low, near))
     lowest = xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.0)), -np.inf)
-    return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), there)
+    return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), sampled)
 
 
 def _loss_before_sampling(loss: Any, rate: Any) -> Any:

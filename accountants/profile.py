@@ -85,8 +85,8 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
         return plain(np.full(target.shape, level))
     pairs = dominating_pairs(mechanism, sensitivity)
     check_masses(pairs, _ESTIMATE)
-    found = epsilon_of(pairs, np.where(target > 0, target, 0.5))
-    return plain(np.where(target > 0, found, level))
+    eps = epsilon_of(pairs, np.where(target > 0, target, 0.5))
+    return plain(np.where(target > 0, eps, level))
 
 
 def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:

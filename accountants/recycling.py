@@ -181,5 +181,5 @@ def subsampled_recycling(
     mechanism = calibrate.budget_recycled(
         kernel, theta=theta, epsilon=inner_epsilon, delta=inner_delta, sensitivity=sensitivity_at(sensitivity, rate)
     )
-    found = acceptance(mechanism.noise, theta, sampling_noise)  # type: ignore[arg-type]
-    return Subsampled(mechanism, rate, sampling_noise, found)
+    probability = acceptance(mechanism.noise, theta, sampling_noise)  # type: ignore[arg-type]
+    return Subsampled(mechanism, rate, sampling_noise, probability)

@@ -378,13 +378,13 @@ def _least_mu(guarantee: Risks, smallest: float) -> float:
     last = searched_place(lambda eps: float(guarantee.estimate_delta(eps)), smallest, False, guarantee._pure_epsilon())
     eps = np.linspace(0.0, last, _LINES)
     delta = np.asarray(guarantee.estimate_delta(eps))
-    kept = np.arange(_LINES)
+    lines = np.arange(_LINES)
     enough = _mu_above(eps, delta, smallest) * (1 + _WIDTH)
     for index in range(1, _LINES - 1):
-        fewer = kept[kept != index]
+        fewer = lines[lines != index]
         if _mu_above(eps[fewer], delta[fewer], smallest) <= enough:
-            kept = fewer
-    eps = eps[kept]
+            lines = fewer
+    eps = eps[lines]
     return _mu_above(eps, np.asarray(guarantee.delta(eps)), smallest) * (1 + _ROUNDING)
 
 

@@ -100,13 +100,13 @@ def composed_scale(
     _check_releases(epsilon, count, rate)
     noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
     start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
-    made = releases(start)
-    if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
-        _check_noise_is_needed(made, delta)
+    start_releases = releases(start)
+    if namespace(epsilon, delta, *jax.tree.leaves(start_releases)) is np:
+        _check_noise_is_needed(start_releases, delta)
         # Solved for the scale itself, so that no rounding separates the noise from what was proven.
         t = conservative_parameter(lambda t: releases(start * math.exp(t)), float(epsilon), float(delta))
         return start * math.exp(t)
-    return start * noise_scale_factor(made, epsilon=epsilon, delta=delta)
+    return start * noise_scale_factor(start_releases, epsilon=epsilon, delta=delta)
 
 
 @in_64_bits
@@ -136,19 +136,19 @@ def composed(
     """
     target = {"epsilon": epsilon, "delta": delta, "advantage": advantage, "true_positive_rate": true_positive_rate}
     scale = composed_scale(noise, sensitivity=sensitivity, count=count, rate=rate, adjacency=adjacency, **target)
-    made = Additive(rescaled(noise, scale), sensitivity)
-    if delta is None or namespace(delta, *jax.tree.leaves(made)) is jnp:
-        return made
-    return with_own_claim(made, delta / count)
+    mechanism = Additive(rescaled(noise, scale), sensitivity)
+    if delta is None or namespace(delta, *jax.tree.leaves(mechanism)) is jnp:
+        return mechanism
+    return with_own_claim(mechanism, delta / count)
 
 
-def with_own_claim(made: Additive, delta: Real) -> Additive:
+def with_own_claim(mechanism: Additive, delta: Real) -> Additive:
     """Return the mechanism with the claim of one release, its own eps at delta; without a claim if that exceeds 20."""
     least, most = checks.EPSILON_RANGE
-    own = realised_epsilon(made, delta)
+    own = realised_epsilon(mechanism, delta)
     if own > most:
-        return made
-    return made.claim(sensitivity=made.sensitivity, epsilon=max(own, least), delta=delta)
+        return mechanism
+    return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=max(own, least), delta=delta)
 
 
 @in_64_bits
@@ -185,40 +185,40 @@ def noise_scale_factor(
     return precise_scale_factor(made, epsilon, delta)
 
 
-def precise_scale_factor(made: Guarantee, epsilon: Any, delta: Any) -> Real:
+def precise_scale_factor(releases: Guarantee, epsilon: Any, delta: Any) -> Real:
     """Return the factor of ``noise_scale_factor`` by the precise composition, without conservative rounding."""
-    made, epsilon, delta = promote(made, epsilon, delta)
+    releases, epsilon, delta = promote(releases, epsilon, delta)
     xp = namespace(epsilon, delta)
-    return xp.exp((_log_factor if xp is np else jax.jit(_log_factor))(made, epsilon, delta))
+    return xp.exp((_log_factor if xp is np else jax.jit(_log_factor))(releases, epsilon, delta))
 
 
-def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
-    return precise_parameter(_with_log_factor, made, epsilon, delta, tolerance=_SCALE_TOLERANCE)
+def _log_factor(releases: Guarantee, epsilon: Any, delta: Any) -> Any:
+    return precise_parameter(_with_log_factor, releases, epsilon, delta, tolerance=_SCALE_TOLERANCE)
 
 
-def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
+def _check_noise_is_needed(releases: Guarantee, delta: Real) -> None:
     """Check that noise is needed."""
-    parts = [part for term in made.terms for part in (term.sampling_rate, term.count) if part is not None]
-    if any(checks.concrete(part) is None for part in (*parts, delta)):
+    numbers = [number for term in releases.terms for number in (term.sampling_rate, term.count) if number is not None]
+    if any(checks.concrete(number) is None for number in (*numbers, delta)):
         return
-    if delta >= (most := _delta_without_noise(made)):
+    if delta >= (most := _delta_without_noise(releases)):
         raise ValueError(f"delta: {delta:g}; on these samples releases without noise have {most:.6g} already")
 
 
-def _delta_without_noise(made: Guarantee) -> float:
+def _delta_without_noise(releases: Guarantee) -> float:
     """Return delta of releases without noise: with probability prod (1 - r)^n the record is in no sample."""
-    rates = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
+    rates = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in releases.terms]
     with np.errstate(divide="ignore"):
         return -math.expm1(sum(float(count) * np.log1p(-float(rate)) for rate, count in rates))
 
 
-def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
+def _with_log_factor(t: Any, releases: Guarantee) -> Guarantee:
     factor = math.exp(t) if isinstance(t, float) else jnp.exp(t)
 
     def scaled(term: Any) -> Any:
         return dataclasses.replace(term, pairs=tuple(pair.with_noise_scaled(factor) for pair in term.pairs))
 
-    return Guarantee(tuple(map(scaled, made.terms)))
+    return Guarantee(tuple(map(scaled, releases.terms)))
 
 
 @in_64_bits
@@ -270,8 +270,8 @@ def composed_budget(
     if namespace(epsilon, delta, count, rate, *jax.tree.leaves(numbers)) is jnp:
         samples, fixed = _split({"count": count, "rate": rate, "adjacency": adjacency})
 
-        def at_budget(level: Any, given: Any) -> Guarantee:
-            return _releases(member(level, given[0]), **fixed, **given[1])
+        def at_budget(level: Any, parameters: Any) -> Guarantee:
+            return _releases(member(level, parameters[0]), **fixed, **parameters[1])
 
         return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
@@ -354,7 +354,7 @@ def split_arguments(
 ) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
     """Return (a function without tracers from (eps0, numbers) to the mechanism, the arguments with JAX numbers)."""
     numbers, fixed = _split(arguments)
-    return lambda level, given: constructor(epsilon=level, **fixed, **given), numbers
+    return lambda level, moving: constructor(epsilon=level, **fixed, **moving), numbers
 
 
 def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -375,8 +375,8 @@ def _check_samples(count: int, rate: Any) -> None:
 
 
 def _releases(mechanism: Mechanism, count: Any, rate: Any, adjacency: str) -> Guarantee:
-    one = guarantee(mechanism)
-    return (one if rate is None else one.subsample(rate, adjacency)).repeat(count)
+    release = guarantee(mechanism)
+    return (release if rate is None else release.subsample(rate, adjacency)).repeat(count)
 
 
 def log_mu(delta: Any, epsilon: Real) -> Real:
@@ -419,13 +419,13 @@ def precise_parameter(
     ``newton``.
     """
     xp = namespace(epsilon, delta)
-    given = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)
+    arguments = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)
     excess = partial(_excess, releases)
-    return newton(excess, given, initial_guess, ends, tolerance=tolerance, longest=2.0, clip=clip)
+    return newton(excess, arguments, initial_guess, ends, tolerance=tolerance, longest=2.0, clip=clip)
 
 
-def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, given: tuple[Any, Real, Real]) -> Any:
-    parameters, epsilon, goal = given
+def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, arguments: tuple[Any, Real, Real]) -> Any:
+    parameters, epsilon, goal = arguments
     delta = releases(t, parameters).estimate_delta(epsilon)
     return log_mu(namespace(delta).asarray(delta), epsilon) - goal
 
@@ -513,9 +513,9 @@ def shuffled(
         )
     candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
 
-    def meets(made: Any) -> bool:
+    def meets(mechanism: Any) -> bool:
         """Return whether the bound meets the target, read as delta at eps and as eps at delta."""
-        reports = account(exact_sampler(made), n)
+        reports = account(exact_sampler(mechanism), n)
         return bool(reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon)
 
     return first_feasible(candidates, meets)
@@ -532,7 +532,9 @@ def _shuffled_for_risk(mechanism: Callable[[float], Any], limit: RiskLimit, n: i
         raise ValueError(f"{limit}; {n} reports of eps0 = 0.01 already have {risk:.4g}")
     t = _root_from_below(excess, low, high)
     candidates = (mechanism(max(t - margin, low)) for margin in _MARGINS)
-    return first_feasible(candidates, lambda made: limit.bound(account(exact_sampler(made), n)) <= limit.limit)
+    return first_feasible(
+        candidates, lambda candidate: limit.bound(account(exact_sampler(candidate), n)) <= limit.limit
+    )
 
 
 def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
@@ -556,26 +558,28 @@ def log_budget(
     """
     parameters, epsilon, delta = promote(parameters, epsilon, delta)
     low, high = (math.log(end) for end in checks.EPSILON_RANGE)
-    given, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
+    arguments, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
     excess = partial(_shuffled_excess, member, n, by_integral or xp is not np)
     if xp is np:
-        return math.nan if excess(low, given) > 0 else _root_from_below(lambda t: excess(t, given), low, high)
+        return math.nan if excess(low, arguments) > 0 else _root_from_below(lambda t: excess(t, arguments), low, high)
     lowest, highest, _ = promote(low, high, epsilon)
-    t = root(excess, given, lowest, highest, _RTOL)
-    return xp.where(excess(lowest, jax.lax.stop_gradient(given)) <= 0, t, xp.nan)
+    t = root(excess, arguments, lowest, highest, _RTOL)
+    return xp.where(excess(lowest, jax.lax.stop_gradient(arguments)) <= 0, t, xp.nan)
 
 
 def _shuffled_excess(
-    member: Callable[[Any, Any], Any], n: int, by_integral: bool, t: Any, given: tuple[Any, Any, Any]
+    member: Callable[[Any, Any], Any], n: int, by_integral: bool, t: Any, arguments: tuple[Any, Any, Any]
 ) -> Any:
     """Return log delta of reports of budget e^t, minus log of the target delta."""
-    parameters, epsilon, delta = given
+    parameters, epsilon, delta = arguments
     xp = namespace(t, epsilon, delta)
-    made = member(xp.exp(t), parameters)
+    mechanism = member(xp.exp(t), parameters)
     if by_integral:
-        log_delta = xp.maximum(integral_log_delta(worst_inputs(made).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG)
+        log_delta = xp.maximum(
+            integral_log_delta(worst_inputs(mechanism).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG
+        )
     else:
-        log_delta = math.log(max(account(made, n).estimate_delta(epsilon), math.exp(-_LEAST_LOG)))
+        log_delta = math.log(max(account(mechanism, n).estimate_delta(epsilon), math.exp(-_LEAST_LOG)))
     return log_delta - xp.log(delta)
 
 

@@ -128,12 +128,12 @@ def known_domain(
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, leak=leak).epsilon) - epsilon
 
     if discovery_epsilon is None:
-        ends, given = _PICKS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICKS[0]:g}"
+        ends, limits = _PICKS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICKS[0]:g}"
     else:
         checks.positive("discovery_epsilon", discovery_epsilon)
-        ends, given = (1e-9, 1e3), f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone"
+        ends, limits = (1e-9, 1e3), f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone"
     if (most := excess(ends[0])) > 0:  # The feasible end of a search is not evaluated by it.
-        raise ValueError(f"{given} have eps {epsilon + most:.6g}")
+        raise ValueError(f"{limits} have eps {epsilon + most:.6g}")
     pick, scale = settings(root(excess, (), *ends, rtol=1e-12))
     return KnownDomain(pick, _claimed(noise, scale, delta / k))
 
@@ -141,6 +141,6 @@ def known_domain(
 def _claimed(noise: str, scale: float, delta: float) -> Additive:
     if noise == "laplace":
         return named.laplace(epsilon=1 / scale)
-    made = named.gaussian(sigma=scale, sensitivity=1.0)
-    own = realised_epsilon(made, 0.99 * delta)
-    return made.claim(sensitivity=1.0, epsilon=max(own, checks.EPSILON_RANGE[0]), delta=delta)
+    mechanism = named.gaussian(sigma=scale, sensitivity=1.0)
+    own = realised_epsilon(mechanism, 0.99 * delta)
+    return mechanism.claim(sensitivity=1.0, epsilon=max(own, checks.EPSILON_RANGE[0]), delta=delta)

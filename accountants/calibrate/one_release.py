@@ -88,18 +88,18 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
     member, numbers = split_arguments(constructor, arguments)
     numbers, epsilon, delta = promote(numbers, epsilon, delta)
 
-    def excess(budget: Any, given: tuple[Any, Real, Real]) -> Any:
-        numbers, epsilon, delta = given
+    def excess(budget: Any, setting: tuple[Any, Real, Real]) -> Any:
+        numbers, epsilon, delta = setting
         return realised(member(budget, numbers), epsilon) - delta
 
-    given, largest = (numbers, epsilon, delta), checks.EPSILON_RANGE[1]
+    setting, largest = (numbers, epsilon, delta), checks.EPSILON_RANGE[1]
     if namespace(epsilon) is np:
-        budget = largest if excess(largest, given) <= 0 else root(excess, given, epsilon, largest, rtol=1e-12)
+        budget = largest if excess(largest, setting) <= 0 else root(excess, setting, epsilon, largest, rtol=1e-12)
         smaller = (member(max(budget * (1 - margin), epsilon), numbers) for margin in MARGINS)
-        return first_feasible(smaller, lambda made: meets(dominating_pairs(made), epsilon, delta))
+        return first_feasible(smaller, lambda candidate: meets(dominating_pairs(candidate), epsilon, delta))
     most = jnp.full_like(epsilon, largest)
-    budget = root(excess, given, epsilon, most, rtol=1e-12)
-    return member(jnp.where(excess(most, given) <= 0, most, budget), numbers)
+    budget = root(excess, setting, epsilon, most, rtol=1e-12)
+    return member(jnp.where(excess(most, setting) <= 0, most, budget), numbers)
 
 
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
@@ -143,10 +143,10 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any
         high, low = 1.25 * high, high
     while excess(low, ()) <= 0:
         high, low = low, low / 2
-    found = root(excess, (), high, low, rtol=1e-13)
+    root_width = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may change the last bits.
-    wider = (Additive(noise(found * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
-    return first_feasible(wider, lambda made: meets(dominating_pairs(made), epsilon, delta))
+    wider = (Additive(noise(root_width * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
+    return first_feasible(wider, lambda candidate: meets(dominating_pairs(candidate), epsilon, delta))
 
 
 # Reweighted noise
@@ -211,8 +211,8 @@ def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: 
     return convex_root(_weight_excess, (kernel, theta, D, epsilon, delta), LEAST_WEIGHT, 1.0, rtol=rtol)
 
 
-def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) -> Any:
-    return weighted_excess(given[0], u, *given[1:])
+def _weight_excess(u: Real, arguments: tuple[Distribution, Real, Real, Real, Real]) -> Any:
+    return weighted_excess(arguments[0], u, *arguments[1:])
 
 
 def shape_shift(shape: Reweighted, epsilon: Any, delta: Any, most: Any, rtol: float = 0.0) -> Any:
@@ -220,8 +220,8 @@ def shape_shift(shape: Reweighted, epsilon: Any, delta: Any, most: Any, rtol: fl
     return root(_shift_excess, (shape, epsilon, delta), 0.0, most, rtol)
 
 
-def _shift_excess(shift: Any, given: tuple[Reweighted, Real, Real]) -> Any:
-    shape, epsilon, delta = given
+def _shift_excess(shift: Any, arguments: tuple[Reweighted, Real, Real]) -> Any:
+    shape, epsilon, delta = arguments
     return weighted_excess(shape.kernel, shape.outside, shape.high, shift, epsilon, delta)
 
 
@@ -264,14 +264,14 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
     alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
     inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
     high = 4 * namespace(alone, inside).maximum(alone, inside)
-    found = first_root(_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
-    if namespace(found) is not np or math.isnan(found):
-        return found
+    root_scale = first_root(_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+    if namespace(root_scale) is not np or math.isnan(root_scale):
+        return root_scale
 
     def is_private(scale: float) -> bool:
         return _is_private(Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q), epsilon, delta, sensitivity)
 
-    return first_feasible((found * (1 + margin) for margin in _RECYCLED_MARGINS), is_private)
+    return first_feasible((root_scale * (1 + margin) for margin in _RECYCLED_MARGINS), is_private)
 
 
 def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
@@ -286,16 +286,16 @@ def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta:
     constant, which does not change those of the acceptance.
     """
     kernel, theta, epsilon, delta, sensitivity = promote(kernel, theta, epsilon, delta, sensitivity)
-    given = kernel, theta / sensitivity, epsilon, delta
+    arguments = kernel, theta / sensitivity, epsilon, delta
     xp = namespace(epsilon, delta, *jax.tree.leaves(kernel))
     center = xp.log(xp.asarray(without_derivative(smallest_scale(kernel, epsilon, delta, 1.0))))
     scales = center + np.linspace(math.log(0.3), math.log(30), 30)
-    return sensitivity * xp.exp(minimum_on_grid(_rejection, given, scales, xatol=1e-4))[()]
+    return sensitivity * xp.exp(minimum_on_grid(_rejection, arguments, scales, xatol=1e-4))[()]
 
 
-def _rejection(log_scale: Any, given: tuple[Distribution, Real, Real, Real]) -> Any:
+def _rejection(log_scale: Any, arguments: tuple[Distribution, Real, Real, Real]) -> Any:
     """Return 1 - P(|Z| <= theta) with the largest q; if no q is feasible, more than 1, and more for smaller scales."""
-    kernel, theta, epsilon, delta = given
+    kernel, theta, epsilon, delta = arguments
     xp = namespace(log_scale, theta, epsilon, delta)
     wider = rescaled(kernel, xp.exp(log_scale))
     u = least_weight(wider, theta, 1.0, epsilon, delta, rtol=1e-7)
@@ -436,14 +436,14 @@ def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
     return float(T) if xp is np else T
 
 
-def _log_bound(log_shape: Any, given: tuple[Real, Real]) -> Any:
-    xp = namespace(log_shape, *given)
-    return -xp.log(xp.asarray(shape_shift(_truncated(log_shape), *given, 2.0)))
+def _log_bound(log_shape: Any, target: tuple[Real, Real]) -> Any:
+    xp = namespace(log_shape, *target)
+    return -xp.log(xp.asarray(shape_shift(_truncated(log_shape), *target, 2.0)))
 
 
-def _log_variance(log_shape: Any, given: tuple[Real, Real]) -> Any:
-    xp = namespace(log_shape, *given)
-    return 2 * _log_bound(log_shape, given) + xp.log(_truncated(log_shape).variance)
+def _log_variance(log_shape: Any, target: tuple[Real, Real]) -> Any:
+    xp = namespace(log_shape, *target)
+    return 2 * _log_bound(log_shape, target) + xp.log(_truncated(log_shape).variance)
 
 
 def _truncated(log_shape: Any) -> Reweighted:

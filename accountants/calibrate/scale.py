@@ -93,8 +93,8 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
     checks.noise_epsilon(epsilon)
     scale = smallest_scale(noise, epsilon, delta, sensitivity)
     wider = (noise.rescale(scale * (1 + margin)) for margin in MARGINS)
-    made = first_feasible(wider, lambda noise: meets(noise_pairs(noise, sensitivity), epsilon, delta))
-    return Additive(made, sensitivity, epsilon, delta)
+    certified = first_feasible(wider, lambda noise: meets(noise_pairs(noise, sensitivity), epsilon, delta))
+    return Additive(certified, sensitivity, epsilon, delta)
 
 
 def meets(pairs: tuple[DominatingPair, ...], epsilon: Any, delta: Any) -> bool:

@@ -85,8 +85,8 @@ def ordering_table(
     m = checks.whole("bounded_range", bounded_range, 0, k)
     tables: dict[Any, Any] = {}
     orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
-    found = {",".join(order): _bracket(order, epsilon0, epsilon, cells, tables) for order in orders}
-    return dict(sorted(found.items(), key=lambda item: -float(item[1].upper)))
+    brackets = {",".join(order): _bracket(order, epsilon0, epsilon, cells, tables) for order in orders}
+    return dict(sorted(brackets.items(), key=lambda item: -float(item[1].upper)))
 
 
 @dataclass(frozen=True)
@@ -134,18 +134,18 @@ def _table(grid: _Grid, order: tuple[str, ...], supremum: Callable[..., Any], ta
 
     ``supremum``, over the t of one BR mechanism, maps a table to its values at the nodes at least eps0 from its ends.
     """
-    xp, known = grid.xp, grid.known(len(order))
+    xp, cached = grid.xp, grid.known(len(order))
     if not order:
-        return known
+        return cached
     if (supremum, order) not in tables:
 
         def extended(values: RealArray) -> RealArray:
-            return xp.concatenate([known[: grid.cells], values, known[-grid.cells :]])
+            return xp.concatenate([cached[: grid.cells], values, cached[-grid.cells :]])
 
         step = _response if order[0] == "DP" else supremum
         values = extended(step(grid, extended(_table(grid, order[1:], supremum, tables))))
         slack = 0.0 if xp is jnp else _ROUNDING / -np.expm1(-grid.epsilon0)
-        tables[supremum, order] = xp.clip(values + (slack if supremum is _on_chords else -slack), known, 1.0)
+        tables[supremum, order] = xp.clip(values + (slack if supremum is _on_chords else -slack), cached, 1.0)
     return tables[supremum, order]
 
 

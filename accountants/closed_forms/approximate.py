@@ -98,8 +98,8 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
     checks.below_one("delta", delta0)
     checks.within("epsilon", epsilon, 0.0, np.inf)
     eps0 = np.asarray(epsilon0, float)
-    some = np.where(eps0 > 0, eps0, 1.0)
-    pure = np.where(eps0 > 0, pure_delta(some, k, np.asarray(epsilon, float)), 0.0)
+    positive = np.where(eps0 > 0, eps0, 1.0)
+    pure = np.where(eps0 > 0, pure_delta(positive, k, np.asarray(epsilon, float)), 0.0)
     leak = -np.expm1(k * np.log1p(-np.asarray(delta0, float)))
     return np.minimum((leak + (1 - leak) * pure) * _UP, 1.0)[()]
 

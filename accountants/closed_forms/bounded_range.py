@@ -114,11 +114,11 @@ def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
     t, gap = xp.expand_dims(t, -1), xp.expand_dims(gap, -1)
-    whole = xp.log(-xp.expm1(-eps0))
-    log_q, log_rest = xp.log(-xp.expm1(-gap)) - whole, xp.log(-xp.expm1(-t)) - gap - whole
-    parts = xp.asarray(pure_composition.log_ways(m), t.dtype), i * log_rest, (m - i) * log_q
-    size = without_derivative(sum(abs(part) for part in parts))
-    return xp.exp(sum(parts[1:], parts[0])) * (1 + _UNITS * xp.finfo(t.dtype).eps * (1 + m + size))
+    log_norm = xp.log(-xp.expm1(-eps0))
+    log_q, log_rest = xp.log(-xp.expm1(-gap)) - log_norm, xp.log(-xp.expm1(-t)) - gap - log_norm
+    logs = xp.asarray(pure_composition.log_ways(m), t.dtype), i * log_rest, (m - i) * log_q
+    size = without_derivative(sum(abs(term) for term in logs))
+    return xp.exp(sum(logs[1:], logs[0])) * (1 + _UNITS * xp.finfo(t.dtype).eps * (1 + m + size))
 
 
 def _doubled(mass: Real) -> Real:
@@ -160,9 +160,9 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
         moving = (n - s) * eps0 - eps
         return gap + (l - s) * still + (moving - without_derivative(moving))
 
-    found = grid_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
-    xp = namespace(found)
-    return xp.minimum(found * (1 + 8 * xp.finfo(found.dtype).eps), 1.0)
+    delta = grid_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
+    xp = namespace(delta)
+    return xp.minimum(delta * (1 + 8 * xp.finfo(delta.dtype).eps), 1.0)
 
 
 def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
@@ -191,10 +191,10 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
         step, t, low, high, _ = state
         x = xp.where(step < 8, low, (low + high) / 2)
         new, _, _ = _best_t(m, n, eps0, x)
-        found = eps_at(new)
-        better, below = found > low, found < x
-        gain = xp.where(step < 8, found - low, (high - low) / 2)
-        return step + 1, xp.where(better, new, t), xp.where(better, found, low), xp.where(below, x, high), gain
+        new_eps = eps_at(new)
+        better, below = new_eps > low, new_eps < x
+        gain = xp.where(step < 8, new_eps - low, (high - low) / 2)
+        return step + 1, xp.where(better, new, t), xp.where(better, new_eps, low), xp.where(below, x, high), gain
 
     half = eps0 / 2
     return while_loop(unfinished, onwards, (0, half, eps_at(half), (m + n) * eps0, eps0))[1]

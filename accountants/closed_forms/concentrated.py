@@ -51,14 +51,14 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
     """
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     rho, delta = np.broadcast_arrays(_budget(rho, "rho"), np.asarray(delta, float))
-    some = np.where(rho > 0, rho, 1.0)
+    positive_rho = np.where(rho > 0, rho, 1.0)
 
     def slope(x: Real) -> Real:
-        return some * x**2 + np.log1p(x) + np.log(delta)
+        return positive_rho * x**2 + np.log1p(x) + np.log(delta)
 
     # x = alpha - 1. The slope is positive at the upper end, where some x^2 = -ln(delta).
-    x = _root(slope, 1e-30, np.sqrt(-np.log(delta) / some))
-    best = (1 + x) * some - np.log1p(1 / x) - (np.log1p(x) + np.log(delta)) / x
+    x = _root(slope, 1e-30, np.sqrt(-np.log(delta) / positive_rho))
+    best = (1 + x) * positive_rho - np.log1p(1 / x) - (np.log1p(x) + np.log(delta)) / x
     return np.where(rho > 0, np.maximum(best, 0.0), 0.0)
 
 
@@ -69,14 +69,14 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
     ln delta = min (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha).
     """
     rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
-    some = np.where(rho > 0, rho, 1.0)
+    positive_rho = np.where(rho > 0, rho, 1.0)
 
     def slope(x: Real) -> Real:
-        return (2 * x + 1) * some - eps - np.log1p(1 / x)
+        return (2 * x + 1) * positive_rho - eps - np.log1p(1 / x)
 
-    x = _root(slope, 1e-30, np.maximum(1.0, (eps + 1) / (2 * some)))
+    x = _root(slope, 1e-30, np.maximum(1.0, (eps + 1) / (2 * positive_rho)))
     # These terms do not cancel where rho and eps are large. The sum is rounded upwards by the error of each.
-    terms = [x * (some - eps), x**2 * some, -np.log1p(x), -x * np.log1p(1 / x)]
+    terms = [x * (positive_rho - eps), x**2 * positive_rho, -np.log1p(x), -x * np.log1p(1 / x)]
     size = 1 + sum(np.abs(term) for term in terms)
     exponent = sum(terms[1:], terms[0]) + 1.5 * np.finfo(float).eps * size
     # Delta is positive also where it underflows.
@@ -187,8 +187,8 @@ def pure_terms(epsilon: Real) -> tuple[Real, Real]:
 def bounded_range_terms(epsilon: Real) -> tuple[Real, Real]:
     """Return the terms of an eps-BR mechanism in eq. 3: y - ln(1 + y) with y = eps/(1 - E) - 1, and eps^2/4."""
     eps = _budget(epsilon)
-    some = np.where(eps > 0, eps, 1.0)
-    y = np.where(eps > 0, some / -np.expm1(-some) - 1, 0.0)
+    positive_eps = np.where(eps > 0, eps, 1.0)
+    y = np.where(eps > 0, positive_eps / -np.expm1(-positive_eps) - 1, 0.0)
     return y - np.log1p(y), eps**2 / 4
 
 

@@ -63,9 +63,9 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
     checks.below_one("delta", delta)
     eps0, delta = numbers(epsilon0, delta)
     top, step, mass = pure_losses(eps0, k)
-    found = grid_epsilon(top, step, mass, delta)
-    found = raised(upper_delta, (eps0, np.asarray(k), (top, step, mass)), found, delta, step)
-    return namespace(found).where(delta > 0, found, pure_level(eps0, np.asarray(k)))[()]
+    eps = grid_epsilon(top, step, mass, delta)
+    eps = raised(upper_delta, (eps0, np.asarray(k), (top, step, mass)), eps, delta, step)
+    return namespace(eps).where(delta > 0, eps, pure_level(eps0, np.asarray(k)))[()]
 
 
 def pure_level(eps0: Any, k: Any) -> Any:
@@ -81,11 +81,11 @@ def pure_level(eps0: Any, k: Any) -> Any:
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
     """Return top, step and mass of the loss of k randomised responses (see the module), masses rounded upwards."""
     checks.positive("epsilon0", eps0)
-    k, ways = _counts(k)
+    k, log_orders = _counts(k)
     xp = namespace(eps0)
-    k, ways, j = (xp.asarray(value, eps0.dtype) for value in (k, ways, np.arange(ways.shape[-1])))
+    k, log_orders, j = (xp.asarray(value, eps0.dtype) for value in (k, log_orders, np.arange(log_orders.shape[-1])))
     each, times = eps0[..., None], k[..., None]
-    mass = xp.exp(ways - times * xp.log1p(xp.exp(-each)) - j * each)
+    mass = xp.exp(log_orders - times * xp.log1p(xp.exp(-each)) - j * each)
     size = times + j * without_derivative(each)
     return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (4 + size))
 
@@ -93,10 +93,10 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     k = np.asarray(k)
     each = [checks.whole("k", value, 0, MOST) for value in k.ravel().tolist()]
-    ways = np.full((len(each), max(each, default=0) + 1), -np.inf)
-    for row, value in zip(ways, each, strict=True):
+    log_orders = np.full((len(each), max(each, default=0) + 1), -np.inf)
+    for row, value in zip(log_orders, each, strict=True):
         row[: value + 1] = log_ways(value)
-    return k, ways.reshape(*k.shape, ways.shape[-1])
+    return k, log_orders.reshape(*k.shape, log_orders.shape[-1])
 
 
 def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[Any, Any], Any]) -> Any:
@@ -112,9 +112,9 @@ def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[A
     # Rounding may have led to a neighbour of s.
     s = s + ((s < last) & (excess(s + 1, epsilon) >= 0))
     s = s - ((s >= 0) & (excess(s, epsilon) < 0))
-    some = s >= 0
-    r = xp.maximum(xp.where(some, excess(s, epsilon), 0.0), 0.0)
-    return xp.where(some, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
+    is_below_top = s >= 0
+    r = xp.maximum(xp.where(is_below_top, excess(s, epsilon), 0.0), 0.0)
+    return xp.where(is_below_top, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
 
 
 def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
@@ -125,10 +125,10 @@ def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
     xp = namespace(top, mass, delta)
     B, C = grid_sums(mass, step)
     s = (xp.expand_dims(delta, -1) >= C).sum(-1) - 1
-    some = s < mass.shape[-1] - 1  # Else eps is below every loss.
-    share = (delta - _entry(C, s)) / xp.where(some, _entry(B, s), 1.0)
-    eps = top - s * step + xp.log1p(-xp.where(some, share, 0.0))
-    return xp.where(some & (eps > 0), eps, 0.0)
+    is_above_bottom = s < mass.shape[-1] - 1  # Else eps is below every loss.
+    share = (delta - _entry(C, s)) / xp.where(is_above_bottom, _entry(B, s), 1.0)
+    eps = top - s * step + xp.log1p(-xp.where(is_above_bottom, share, 0.0))
+    return xp.where(is_above_bottom & (eps > 0), eps, 0.0)
 
 
 def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
@@ -186,11 +186,13 @@ def log_ways(k: int) -> np.ndarray:
     j = np.arange(k + 1.0)
     inner = j[1:-1]
     share = inner / k
-    ways = np.zeros(k + 1)
-    ways[1:-1] = _stirling_error(np.asarray(float(k))) - _stirling_error(inner) - _stirling_error(k - inner)
-    ways[1:-1] -= inner * np.log(share) + (k - inner) * np.log1p(-share) + np.log(2 * np.pi * inner * (1 - share)) / 2
-    ways.setflags(write=False)
-    return ways
+    log_orders = np.zeros(k + 1)
+    log_orders[1:-1] = _stirling_error(np.asarray(float(k))) - _stirling_error(inner) - _stirling_error(k - inner)
+    log_orders[1:-1] -= (
+        inner * np.log(share) + (k - inner) * np.log1p(-share) + np.log(2 * np.pi * inner * (1 - share)) / 2
+    )
+    log_orders.setflags(write=False)
+    return log_orders
 
 
 # ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): by its series in 1/n from here on, and by the factorial below.

@@ -83,36 +83,36 @@ class AdaptiveBounds:
         return high if side else low
 
 
-def is_adaptive(made: Any) -> bool:
+def is_adaptive(guarantee: Any) -> bool:
     """Return whether a guarantee of plain numbers is that of several releases of one noise that is not even."""
-    if len(made.terms) != 1 or len(made.terms[0].pairs) < 2:
+    if len(guarantee.terms) != 1 or len(guarantee.terms[0].pairs) < 2:
         return False
-    count = checks.concrete(made.terms[0].count)
+    count = checks.concrete(guarantee.terms[0].count)
     return count is not None and not count.ndim and float(count).is_integer() and 1 < float(count) <= 1 << 12
 
 
 class AdaptiveProfile:
     """Brackets of one guarantee of plain numbers: that of several releases of one noise that is not even."""
 
-    def __init__(self, made: Any) -> None:
-        check_one_mechanism(made.terms)
-        (term,) = made.terms
+    def __init__(self, guarantee: Any) -> None:
+        check_one_mechanism(guarantee.terms)
+        (term,) = guarantee.terms
         self.count = int(term.count)
-        self.directions = [_pairs(term, mirror) for mirror in made.neighbour_directions]
+        self.directions = [_pairs(term, mirror) for mirror in guarantee.neighbour_directions]
         self._known: dict[tuple[float, float, int], AdaptiveBounds | None] = {}
 
-    def bracket(self, what: str, at: float) -> tuple[float, float] | None:
+    def bracket(self, quantity: str, at: float) -> tuple[float, float] | None:
         """Return bounds of delta at eps or of eps at delta, on finer and finer grids; None if it takes too long."""
-        step, likely, best = _FIRST, at if what == "epsilon" else 1.0, None
+        step, likely, best = _FIRST, at if quantity == "epsilon" else 1.0, None
         while step >= _FINEST:
-            bounds = self._bounds(step, at if what == "delta" else 0.0, likely)
+            bounds = self._bounds(step, at if quantity == "delta" else 0.0, likely)
             if bounds is None:
                 break
-            low, high = bounds.delta(at) if what == "delta" else bounds.epsilon(at)
+            low, high = bounds.delta(at) if quantity == "delta" else bounds.epsilon(at)
             best = (low, high) if best is None else (max(low, best[0]), min(high, best[1]))
             if not best[1] - best[0] > _WIDTH * best[1]:
                 break
-            step, likely = step / 2, likely if what == "epsilon" else best[1]
+            step, likely = step / 2, likely if quantity == "epsilon" else best[1]
         return best
 
     def _bounds(self, step: float, epsilon: float, likely: float) -> AdaptiveBounds | None:
@@ -122,8 +122,8 @@ class AdaptiveProfile:
         if key not in self._known:
             negligible = _LEFT_OUT * 10.0 ** (3 * key[2]) / self.count
             every = [_of_direction(pairs, self.count, step, key[1], negligible) for pairs in self.directions]
-            known = [bounds for bounds in every if bounds is not None]
-            self._known[key] = _larger(known) if len(known) == len(every) else None
+            bounds_of_directions = [bounds for bounds in every if bounds is not None]
+            self._known[key] = _larger(bounds_of_directions) if len(bounds_of_directions) == len(every) else None
         return self._known[key]
 
 

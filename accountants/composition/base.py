@@ -75,11 +75,11 @@ class ComposedProfile(abc.ABC):
         none = xp.full_like(log_delta, np.inf)
         state = xp.zeros_like(log_delta, int), start, none, -none, floor - 1, none, self.empty()
         _, eps, value, slope, low, high, evaluation = while_loop(unfinished, advance, state)
-        found = is_found(eps, value, slope)
+        is_root = is_found(eps, value, slope)
         # A bracket that was halved to its end is rounded conservatively.
         ended = choose(value <= log_delta, eps, high)
-        accurate = found | (high - low <= 4 * unit * high)
-        return choose(found, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation
+        accurate = is_root | (high - low <= 4 * unit * high)
+        return choose(is_root, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation
 
 
 class Composer(abc.ABC):

@@ -162,37 +162,37 @@ class ComposedPLD(ComposedProfile):
         # Weights of all masses, and of lumped masses, if there may be some, without the weights of the smooth masses.
         weights = xp.stack([weights + spread, -spread][: len(self.spectrum)], 1)
         weights = xp.fft.rfft(xp.roll(weights, self.first.astype(int), -1))
-        found = []
-        for one in self.parts:
-            part = one.tilted.part
-            if one.shares is None:
+        derivatives = []
+        for on_grid in self.parts:
+            term = on_grid.tilted.part
+            if on_grid.shares is None:
                 shares = grid.interpolation(xp.clip(place - below, 0.0, 1.0)[None])[:, 0]
                 density = _slice(self.smooth, below - 2, len(POINTS)) @ shares / self.step
-                by_mu, by_count = scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density
-                found.append(RepeatedLoss(None, by_mu, by_count))
+                by_mu, by_count = scale * term.count * term.mu * density, scale * term.mu**2 / 2 * density
+                derivatives.append(RepeatedLoss(None, by_mu, by_count))
                 continue
             # The derivative in the power of the transform.
-            power, spectrum = xp.stack(self.spectrum), xp.stack(one.spectrum[: len(self.spectrum)])
+            power, spectrum = xp.stack(self.spectrum), xp.stack(on_grid.spectrum[: len(self.spectrum)])
             terms = xp.real(xp.conj(weights[0]) * power * _log(spectrum)) * like(_FREQUENCIES, self.tilt)
             by_power = terms[:, :-1].sum() + terms[:, -1].sum()
-            by_count = one.tilted.log_scale * value + one.offset * (slope - self.tilt * value) + by_power
+            by_count = on_grid.tilted.log_scale * value + on_grid.offset * (slope - self.tilt * value) + by_power
             possible = xp.abs(spectrum) > _NOTHING
             without = xp.where(possible, power / xp.where(possible, spectrum, 1.0), 0.0)
             by_mass = xp.conj(without) * weights
             by_mass = xp.fft.irfft(xp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
-            losses = self._by_losses(one, by_mass, scale * part.count)
-            found.append(RepeatedLoss(losses, 0.0 * part.mu, scale * by_count))
-        return tuple(found), -scale * slope
+            losses = self._by_losses(on_grid, by_mass, scale * term.count)
+            derivatives.append(RepeatedLoss(losses, 0.0 * term.mu, scale * by_count))
+        return tuple(derivatives), -scale * slope
 
-    def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
+    def _by_losses(self, on_grid: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         xp = namespace(by_mass)
-        shares, p = one.shares, cast(PrivacyLossDistribution, one.tilted.part.losses).p
+        shares, p = on_grid.shares, cast(PrivacyLossDistribution, on_grid.tilted.part.losses).p
         at_atoms = by_mass[1] if len(by_mass) > 2 else xp.zeros_like(by_mass[0])
         inner, by_step = shares.interpolate(by_mass[0], at_atoms)
         by_loss = xp.where(shares.on_grid, by_mass[-1][shares.below % SIZE], self.tilt * inner + by_step / self.step)
-        mass, some = scale * shares.mass, shares.mass > 0
-        by_p = xp.where(some, mass / xp.where(some, p, 1.0) * inner, 0.0)
+        mass, has_mass = scale * shares.mass, shares.mass > 0
+        by_p = xp.where(has_mass, mass / xp.where(has_mass, p, 1.0) * inner, 0.0)
         return PrivacyLossDistribution(by_p, 0.0 * p, mass * by_loss, 0.0 * p)
 
 
@@ -275,27 +275,27 @@ class Grid(NamedTuple):
 def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
     """Return the distribution of the sum of all losses; the tilt c and the grid affect the precision only."""
     xp, step = namespace(c), points.step
-    found = []
+    terms = []
     start = log_scale = 0.0 * c
-    for one, offset in zip(tilted, points.offsets, strict=True):
-        part = one.part
-        start, log_scale = start + part.count * offset, log_scale + part.count * one.log_scale
-        if part.losses is None:
+    for tilted_loss, offset in zip(tilted, points.offsets, strict=True):
+        term = tilted_loss.part
+        start, log_scale = start + term.count * offset, log_scale + term.count * tilted_loss.log_scale
+        if term.losses is None:
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
-            log_spectrum = -((frequency * part.mu / step) ** 2) / 2
+            log_spectrum = -((frequency * term.mu / step) ** 2) / 2
             # No mass is lumped: the second transform is 0.
             shares, spectrum = None, (log_spectrum,) if xp is np else (log_spectrum, log_spectrum - np.inf)
         else:
-            shares = grid.share_on_grid(part.losses, one.mass, offset, step, SIZE, _count_of_atoms(part.count))
+            shares = grid.share_on_grid(term.losses, tilted_loss.mass, offset, step, SIZE, _count_of_atoms(term.count))
             spectrum = tuple(map(xp.fft.rfft, shares.masses(SIZE)))
-        found.append(_OnGrid(one, shares, spectrum, offset))
+        terms.append(_OnGrid(tilted_loss, shares, spectrum, offset))
     first = xp.floor((points.low - start) / step)
     # Sums are lumped if all of their parts are.
-    spectra = [math.prod(rows) for rows in zip(*(one.powers() for one in found), strict=False)]
+    spectra = [math.prod(rows) for rows in zip(*(tilted_loss.powers() for tilted_loss in terms), strict=False)]
     g, *lumped = (xp.roll(xp.fft.irfft(row, SIZE), -first.astype(int)) for row in spectra)
     smooth, weights = (g - lumped[0] if lumped else g), _weights(c, step)
     start = start + first * step
-    return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(found), weights, _kinks(c, step))
+    return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _kinks(c, step))
 
 
 def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Grid:
@@ -305,29 +305,29 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Gri
     window is computed from ``coarse``, the same losses with fewer nodes.
     """
     xp = namespace(c)
-    mean = sum(one.part.count * one.mean for one in tilted)
+    mean = sum(loss.part.count * loss.mean for loss in tilted)
     down, up = without_derivative(_reach(tilted, c, coarse))
     none = xp.zeros(_ATOMS, c.dtype)
     atoms = [
-        (0 * c, none, none) if one.part.losses is None else grid.heaviest_atoms(one.part.losses, one.mass, _ATOMS)
-        for one in tilted
+        (0 * c, none, none) if loss.part.losses is None else grid.heaviest_atoms(loss.part.losses, loss.mass, _ATOMS)
+        for loss in tilted
     ]
-    counts = [_count_of_atoms(one.part.count) for one in tilted]
+    counts = [_count_of_atoms(loss.part.count) for loss in tilted]
     if len(tilted) == 1:
         (_, distances, masses), (count,) = atoms[0], counts
     else:
-        weights = xp.stack([one.part.count * masses[0] for one, (_, _, masses) in zip(tilted, atoms, strict=True)])
+        weights = xp.stack([loss.part.count * masses[0] for loss, (_, _, masses) in zip(tilted, atoms, strict=True)])
         decisive = weights.argmax()
         _, distances, masses = (xp.stack(column)[decisive] for column in zip(*atoms, strict=True))
         count = xp.stack([0 * c + count for count in counts])[decisive]
     # If there is only one loss, the window has no width.
-    least = least_step([one for one in tilted if one.part.source is None], c)
+    least = least_step([loss for loss in tilted if loss.part.source is None], c)
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
     least = xp.maximum((down + up) / (SIZE - 16), least)
     step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
-        one.mean if one.part.losses is None else heaviest + step * xp.round((one.mean - heaviest) / step)
-        for one, (heaviest, _, _) in zip(tilted, atoms, strict=True)
+        loss.mean if loss.part.losses is None else heaviest + step * xp.round((loss.mean - heaviest) / step)
+        for loss, (heaviest, _, _) in zip(tilted, atoms, strict=True)
     ]
     return Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
 
@@ -340,15 +340,15 @@ def _count_of_atoms(count: Any) -> Any:
 def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Any:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
-    variance = sum(one.part.count * one.variance for one in tilted)
+    variance = sum(loss.part.count * loss.variance for loss in tilted)
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
     slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])
     both = xp.stack([-slopes, slopes])
     bounds = most = 0.0
-    for one, few in zip(tilted, coarse, strict=True):
-        part, mean = one.part, one.mean
-        bounds = bounds + part.count * (few.log_moment(c + both) - one.log_scale - both * mean)
-        most = most + part.count * xp.stack([part.largest_loss(-1) + mean, part.largest_loss(1) - mean])
+    for loss, coarse_term in zip(tilted, coarse, strict=True):
+        term, mean = loss.part, loss.mean
+        bounds = bounds + term.count * (coarse_term.log_moment(c + both) - loss.log_scale - both * mean)
+        most = most + term.count * xp.stack([term.largest_loss(-1) + mean, term.largest_loss(1) - mean])
     return xp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
 
 

@@ -48,9 +48,9 @@ class GaussianProfile(ComposedProfile):
     mu: Any  # Sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
 
     @classmethod
-    def of(cls, parts: RepeatedLosses) -> GaussianProfile:
-        total = sum(part.count * part.mu**2 for part in parts)
-        return cls(parts, namespace(total).sqrt(total))
+    def of(cls, losses: RepeatedLosses) -> GaussianProfile:
+        total = sum(term.count * term.mu**2 for term in losses)
+        return cls(losses, namespace(total).sqrt(total))
 
     def empty(self) -> Any:
         return 0.0 * self.mu
@@ -81,7 +81,7 @@ class GaussianProfile(ComposedProfile):
         xp, mu = namespace(self.mu), self.mu
         by_mu = xp.exp(-((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT)
         moved = tuple(
-            RepeatedLoss(None, by_mu * part.count * part.mu / mu, by_mu * part.mu**2 / (2 * mu)) for part in self.parts
+            RepeatedLoss(None, by_mu * term.count * term.mu / mu, by_mu * term.mu**2 / (2 * mu)) for term in self.parts
         )
         return moved, -by_mu * _mills(evaluation / mu + mu / 2)
 

@@ -62,7 +62,7 @@ class GridInterpolation:
         heavy = ~(self.mass < min(_NO_MASS, self.mass.max()))
         lumped = heavy & self.lumped
         rows = [heavy, lumped] if lumped.any() else [heavy]
-        return [_spread(size, self.mass[some], self.below[some], self.above[some]) for some in rows]
+        return [_spread(size, self.mass[entries], self.below[entries], self.above[entries]) for entries in rows]
 
     def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
@@ -128,12 +128,12 @@ def heaviest_atoms(nodes: PrivacyLossDistribution, mass: Any, others: int = 1) -
     mass = xp.where(is_atom, mass, 0.0)
     heaviest = latest = loss[mass.argmax()]
     same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
-    found = []
+    next_atoms = []
     for _ in range(others):
         mass = xp.where(xp.abs(loss - latest) > same, mass, 0.0)
         latest = loss[mass.argmax()]
-        found.append((latest - heaviest, mass.max()))
-    return heaviest, *(xp.stack(column) for column in zip(*found, strict=True))
+        next_atoms.append((latest - heaviest, mass.max()))
+    return heaviest, *(xp.stack(column) for column in zip(*next_atoms, strict=True))
 
 
 def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> Any:
@@ -147,23 +147,23 @@ def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> A
     least, gap = without_derivative(least), xp.abs(distances[0])
     many = without_derivative(gap) / least
     most = 2 * xp.floor(many / 2)
-    whole = xp.maximum(most - 2 * like(np.arange(_CHOICES_OF_STEP), most), 2.0)
-    places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * whole
+    divisors = xp.maximum(most - 2 * like(np.arange(_CHOICES_OF_STEP), most), 2.0)
+    places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * divisors
     # Where even the sums of these atoms are not near the grid, other steps are no better.
     beside = (masses[1:, None] * xp.minimum(count * xp.abs(places - xp.round(places)), _NEAR_GRID)).sum(0)
-    beside = xp.where(whole < 0.8 * most, np.inf, xp.maximum(beside, _BESIDE_GRID))
-    whole = xp.where(many >= 2, whole[beside.argmin()], 1.0)
-    return xp.where(many >= 1, gap / whole, least)
+    beside = xp.where(divisors < 0.8 * most, np.inf, xp.maximum(beside, _BESIDE_GRID))
+    divisors = xp.where(many >= 2, divisors[beside.argmin()], 1.0)
+    return xp.where(many >= 1, gap / divisors, least)
 
 
 def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return outcomes whose profile is at least the maximum of several, and above by about the square of a step."""
     if len(several) == 1:
         return several[0]
-    whole = join(several)
-    xp = namespace(whole.loss)
-    loss = whole.finite[1]
-    lowest, (heaviest, *others) = loss.min(), heaviest_atoms(whole, xp.where(xp.isinf(whole.loss), 0.0, whole.p))
+    joint = join(several)
+    xp = namespace(joint.loss)
+    loss = joint.finite[1]
+    lowest, (heaviest, *others) = loss.min(), heaviest_atoms(joint, xp.where(xp.isinf(joint.loss), 0.0, joint.p))
     # If there is only one loss, the grid has no width.
     least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
     step = step_on_atoms(least, *others)
@@ -171,8 +171,8 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     masses = [_connect_dots(one, offset, step)[::-1] for one in several]
     first, *further = (profile_on_grid(mass, step) for mass in masses)
     profile = first
-    for there in further:
-        profile = xp.where(there > profile * (1 + _SAME), there, profile)
+    for other_profile in further:
+        profile = xp.where(other_profile > profile * (1 + _SAME), other_profile, profile)
     p = xp.maximum(masses[0] + masses_of_profile(profile - first, step), 0.0)[::-1]
     grid = offset + step * like(np.arange(_SIZE), step)
     width = xp.where(p > _ATOM * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)

@@ -69,8 +69,10 @@ class JointOutcomes(NamedTuple):
         least = without_derivative(xp.where(finite[last], loss[last], 0.0))
         larger = np.arange(len(p)) <= last
         R = xp.where(larger, p * xp.exp(xp.where(larger, least - loss, 0.0)), 0.0).sum()
-        some = (delta < P[last]) & (R > 0) & (self.delta(xp.zeros_like(delta)) > delta)
-        eps = xp.where(some, least + xp.log(xp.where(some, P[last] - delta, 1.0)) - xp.log(xp.where(some, R, 1.0)), 0.0)
+        has_root = (delta < P[last]) & (R > 0) & (self.delta(xp.zeros_like(delta)) > delta)
+        eps = xp.where(
+            has_root, least + xp.log(xp.where(has_root, P[last] - delta, 1.0)) - xp.log(xp.where(has_root, R, 1.0)), 0.0
+        )
         # A maximum would halve the derivative at equal values.
         eps = eps + without_derivative(xp.maximum(-eps, 0.0))
         eps = xp.where(xp.where(loss < np.inf, 0.0, p).sum() >= delta, np.inf, eps)
@@ -132,10 +134,10 @@ def _log_repeated(mass: Any, count: int) -> Any:
     logs = xp.where(xp.isnan(mass), np.nan, log_or_never(mass))
     if count == 1:
         return logs
-    times, ways = _counts(count, len(mass))
+    times, log_orders = _counts(count, len(mass))
     logs = xp.where(times > 0, times * xp.where(mass == 0, 0.0, logs), 0.0)
     logs = xp.where((times > 0) & (mass == 0), -np.inf, logs)
-    return xp.asarray(ways, mass.dtype) + logs.sum(-1)
+    return xp.asarray(log_orders, mass.dtype) + logs.sum(-1)
 
 
 @lru_cache(maxsize=16)
@@ -145,8 +147,8 @@ def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full((1, 1), count), np.zeros(1)
     first = [(j, *_counts(count - j, outcomes - 1)) for j in range(count + 1)]
     times = np.concatenate([np.insert(rest, 0, j, axis=1) for j, rest, _ in first])
-    ways = np.concatenate([log_ways(count)[j] + orders for j, _, orders in first])
-    return times, ways
+    log_orders = np.concatenate([log_ways(count)[j] + orders for j, _, orders in first])
+    return times, log_orders
 
 
 def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) -> Any:
@@ -214,9 +216,9 @@ class FewOutcomes(ClosedForm):
         """Return, for every direction, the different losses, falling, and the masses of p and q from each on."""
         columns = []
         for log_p, log_q in self.directions:
-            some = np.isfinite(log_p) & np.isfinite(log_q)
-            loss, index = np.unique(np.round(log_q[some] - log_p[some], _DIGITS), return_inverse=True)
+            is_finite = np.isfinite(log_p) & np.isfinite(log_q)
+            loss, index = np.unique(np.round(log_q[is_finite] - log_p[is_finite], _DIGITS), return_inverse=True)
             infinite = np.exp(log_p[np.isneginf(log_q)]).sum()
-            p = infinite + np.cumsum(np.bincount(index, np.exp(log_p[some])))
-            columns.append((-loss, p, np.cumsum(np.bincount(index, np.exp(log_q[some])))))
+            p = infinite + np.cumsum(np.bincount(index, np.exp(log_p[is_finite])))
+            columns.append((-loss, p, np.cumsum(np.bincount(index, np.exp(log_q[is_finite])))))
         return columns

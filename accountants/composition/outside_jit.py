@@ -227,9 +227,9 @@ class _Parameters:
         return [number for number, moves in pairs if moves], [number for number, moves in pairs if not moves]
 
 
-def _joined(structure: Any, moving: tuple[bool, ...], some: Sequence[Any], others: Sequence[Any]) -> Any:
-    parts = {True: iter(some), False: iter(others)}
-    return jax.tree.unflatten(structure, [next(parts[moves]) for moves in moving])
+def _joined(structure: Any, moving: tuple[bool, ...], moved: Sequence[Any], others: Sequence[Any]) -> Any:
+    sources = {True: iter(moved), False: iter(others)}
+    return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
 
 
 _jit = partial(
@@ -239,35 +239,35 @@ _jit = partial(
 
 @_jit
 def _gradient(
-    function: Any, static: Any, structure: Any, moving: Any, some: list[Any], others: list[Any], epsilon: Any
+    function: Any, static: Any, structure: Any, moving: Any, moved: list[Any], others: list[Any], epsilon: Any
 ) -> Any:
-    def value(some: list[Any], epsilon: Any) -> Any:
-        return function(_joined(structure, moving, some, others), *static, epsilon)
+    def value(moved: list[Any], epsilon: Any) -> Any:
+        return function(_joined(structure, moving, moved, others), *static, epsilon)
 
-    by_some, by_epsilon = jax.grad(value, (0, 1))(some, epsilon)
-    return [*by_some, by_epsilon]
+    by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
+    return [*by_moved, by_epsilon]
 
 
 @_jit
 def _forwards(
-    function: Any, static: Any, structure: Any, moving: Any, some: list[Any], others: list[Any], arguments: Any
+    function: Any, static: Any, structure: Any, moving: Any, moved: list[Any], others: list[Any], arguments: Any
 ) -> tuple[Any, Any]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
-    def results(some: list[Any]) -> Any:
-        return function(_joined(structure, moving, some, others), *static, *arguments)
+    def results(moved: list[Any]) -> Any:
+        return function(_joined(structure, moving, moved, others), *static, *arguments)
 
-    flat, restore = ravel_pytree(some)
+    flat, restore = ravel_pytree(moved)
     value, along = jax.linearize(lambda flat: results(restore(flat)), flat)
     return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
 
 
 @_jit
 def _backwards(
-    function: Any, static: Any, structure: Any, moving: Any, some: list[Any], others: list[Any], arguments: Any
+    function: Any, static: Any, structure: Any, moving: Any, moved: list[Any], others: list[Any], arguments: Any
 ) -> tuple[Any, Any]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
-    return jax.vjp(lambda some: function(_joined(structure, moving, some, others), *static, *arguments), some)
+    return jax.vjp(lambda moved: function(_joined(structure, moving, moved, others), *static, *arguments), moved)
 
 
 @jax.jit

@@ -43,7 +43,7 @@ _OVERFLOWS = 600.0  # An exponent whose exponential does not overflow.
 _MOST = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
 
-def renyi_divergence(made: Any, order: Real) -> Any:
+def renyi_divergence(guarantee: Any, order: Real) -> Any:
     """Return the Renyi divergence of a guarantee in its worse neighbour direction, an upper bound up to rounding.
 
     In each direction the divergences of the releases add up, each that of its worse pair, also if these are chosen
@@ -52,39 +52,39 @@ def renyi_divergence(made: Any, order: Real) -> Any:
     Raises:
         ConvergenceError: floating point does not resolve the divergence; with JAX numbers it is inf.
     """
-    check_one_mechanism(made.terms)
-    if namespace(order, *jax.tree.leaves(made)) is jnp:
-        orders, divergence = floating(jnp.asarray(order)), partial(_divergence_of_traced, made)
+    check_one_mechanism(guarantee.terms)
+    if namespace(order, *jax.tree.leaves(guarantee)) is jnp:
+        orders, divergence = floating(jnp.asarray(order)), partial(_divergence_of_traced, guarantee)
         return divergence(orders) if orders.ndim == 0 else jax.lax.map(divergence, orders.ravel()).reshape(orders.shape)
     values = np.empty(np.shape(order))
     with np.errstate(all="ignore"):
         for index, at in np.ndenumerate(np.asarray(order, np.float64)):
-            values[index], is_resolved = _divergence(made.numeric, at)
+            values[index], is_resolved = _divergence(guarantee.numeric, at)
             if not is_resolved:
                 raise ConvergenceError(f"order: {at:g}; the divergence is not resolved in floating point")
     return plain(values[()])
 
 
 @jax.jit
-def _divergence_of_traced(made: Any, order: jax.Array) -> jax.Array:
-    value, is_resolved = _divergence(made, order.astype(jnp.result_type(order, *jax.tree.leaves(made))))
+def _divergence_of_traced(guarantee: Any, order: jax.Array) -> jax.Array:
+    value, is_resolved = _divergence(guarantee, order.astype(jnp.result_type(order, *jax.tree.leaves(guarantee))))
     return jnp.where(is_resolved, value, jnp.inf)
 
 
-def _divergence(made: Any, order: Any) -> tuple[Any, Any]:
+def _divergence(guarantee: Any, order: Any) -> tuple[Any, Any]:
     """Return (the divergence, whether it is resolved)."""
     c = order - 1
     xp = namespace(c)
     directions: list[Any] = []
     resolved: list[Any] = []
-    for mirror in made.neighbour_directions:
+    for mirror in guarantee.neighbour_directions:
         total = 0.0 * c
-        for term in made.terms:
+        for term in guarantee.terms:
             moments = [_log_moment(term, k, mirror, c) for k in range(len(term.pairs))]
             total = total + term.count * xp.stack([value for value, _ in moments]).max()
             resolved += [is_resolved for _, is_resolved in moments]
         directions.append(total / c)
-    leaves = [c, *jax.tree.leaves(made)]
+    leaves = [c, *jax.tree.leaves(guarantee)]
     unknown = xp.stack([xp.asarray(xp.any(leaf != leaf)) for leaf in leaves]).any()  # Comparisons do not detect a NaN.
     value = xp.where(unknown, np.nan, xp.stack(directions).max())
     return value, xp.stack(resolved).all() | unknown
@@ -358,7 +358,7 @@ def _integrate(pieces: SmoothPieces, integral: _Integral, c: Any) -> Any:
 
 
 def _evaluate(
-    pieces: SmoothPieces, places: _Places, c: Any, piece: Any, start: Any, end: Any, whole: Any = None
+    pieces: SmoothPieces, places: _Places, c: Any, piece: Any, start: Any, end: Any, integrals: Any = None
 ) -> _Panels:
     """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
     xp, row = namespace(c, start), piece[:, None]
@@ -373,22 +373,22 @@ def _evaluate(
         log_sum, error, noise = terms.sum(like(_WEIGHTS, start))
         return xp.where(width[:, 0] > 0, log_sum + length, -np.inf), error, noise
 
-    if whole is None:
-        whole = integral(terms(_NODES))[0]
+    if integrals is None:
+        integrals = integral(terms(_NODES))[0]
     both, many = terms(_HALVES), len(_NODES)
-    parts = (_Terms(*(column[:, rows] for column in both)) for rows in (slice(None, many), slice(many, None)))
-    halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, parts), strict=True))
+    node_halves = (_Terms(*(column[:, rows] for column in both)) for rows in (slice(None, many), slice(many, None)))
+    halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, node_halves), strict=True))
     largest = _extrapolated(without_derivative(both.size + log_or_never(both.factor))) + length
-    return _Panels(piece, start, end, whole, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
+    return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
 
 
 def _extrapolated(logs: Any) -> Any:
     """Return the largest value of functions between their nodes, as if they were concave there."""
     xp, gaps = namespace(logs), like(_GAPS, logs)
     logs = xp.where(logs == logs, logs, -np.inf)
-    known = xp.isfinite(logs)
-    slope = xp.diff(xp.where(known, logs, 0.0), axis=-1) / gaps
-    slope = xp.where(known[:, 1:] & known[:, :-1], slope, 0.0)
+    is_finite = xp.isfinite(logs)
+    slope = xp.diff(xp.where(is_finite, logs, 0.0), axis=-1) / gaps
+    slope = xp.where(is_finite[:, 1:] & is_finite[:, :-1], slope, 0.0)
     ahead = logs[:, 1:-1] + xp.maximum(slope[:, :-1], 0.0) * gaps[1:]
     behind = logs[:, 1:-1] + xp.maximum(-slope[:, 1:], 0.0) * gaps[:-1]
     edge = float(_HALVES[0])

@@ -118,13 +118,13 @@ class SelfComposed:
         may_sample = (
             may_sample and not others and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
         )
-        found = []
+        directions = []
         for mirror in mirrors:
             nodes = [one.mirrored() for one in forward] if mirror else forward
             losses = pointwise_maximum([one.completed() for one in nodes] if has_pieces else nodes)
             source = (self, -1.0 if mirror else 1.0) if may_sample else None
-            found.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
-        return found
+            directions.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
+        return directions
 
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
         """Return the nodes of every pair; for smooth noise that is not even, those of the maximum of both pairs."""
@@ -138,41 +138,43 @@ class SelfComposed:
     @property
     def privacy_losses(self) -> list[PrivacyLossDistribution]:
         """Return the distributions of the loss of every pair, cached for plain numbers."""
-        kept = self.__dict__.get("_kept")
-        if kept is None:
-            kept = [self.privacy_loss(pair) for pair in self.pairs]
+        cached = self.__dict__.get("_kept")
+        if cached is None:
+            cached = [self.privacy_loss(pair) for pair in self.pairs]
             if namespace(*jax.tree.leaves(self)) is np:
-                object.__setattr__(self, "_kept", kept)
-        return kept
+                object.__setattr__(self, "_kept", cached)
+        return cached
 
 
 def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfComposed, ...]:
     """Return the releases; raise ValueError if samples have different neighbours."""
-    if len({one.neighbours for one in releases if one.sampling_rate is not None}) > 1:
+    if len({release.neighbours for release in releases if release.sampling_rate is not None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
     return releases
 
 
 def check_releases(releases: Any) -> None:
     """Raise a TypeError or ValueError for releases, read from a file, that ``guarantee`` could not have made."""
-    if not (isinstance(releases, tuple) and releases and all(isinstance(one, SelfComposed) for one in releases)):
+    if not (
+        isinstance(releases, tuple) and releases and all(isinstance(release, SelfComposed) for release in releases)
+    ):
         raise ValueError("form: the terms of a guarantee are one or more")
-    for one in releases:
-        checks.whole("count", one.count, 1, 1 << 62)
-        checks.one_of("adjacency", one.neighbours, NEIGHBOURS)
-        if one.sampling_rate is not None:
-            checks.within("rate", one.sampling_rate, np.nextafter(0.0, 1.0), 1.0)
-        if not (isinstance(one.pairs, tuple) and one.pairs):
+    for release in releases:
+        checks.whole("count", release.count, 1, 1 << 62)
+        checks.one_of("adjacency", release.neighbours, NEIGHBOURS)
+        if release.sampling_rate is not None:
+            checks.within("rate", release.sampling_rate, np.nextafter(0.0, 1.0), 1.0)
+        if not (isinstance(release.pairs, tuple) and release.pairs):
             raise ValueError("form: the pairs of a term are one or more")
-        for pair in one.pairs:
+        for pair in release.pairs:
             if not isinstance(pair, DominatingPair):
                 raise ValueError(f"form: {type(pair).__name__} is not a pair of distributions")
             pair.check()
-        first, *others = one.pairs
+        first, *others = release.pairs
         if isinstance(first, AdditivePair) and others not in ([], [first.mirror()]):  # ``_nodes`` relies on this.
             raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
-        if one.neighbours == "replace":
-            check_replaceable(one.pairs)
+        if release.neighbours == "replace":
+            check_replaceable(release.pairs)
     with_one_neighbouring(releases)
 
 
@@ -265,42 +267,42 @@ def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
     return top, xp.exp(size - top)
 
 
-def infinity_mass(parts: RepeatedLosses) -> RealArray:
+def infinity_mass(losses: RepeatedLosses) -> RealArray:
     """Return 1 - prod (1 - m)^n, the probability that some loss is infinite."""
-    masses = [part.infinity_mass for part in parts]
-    xp = namespace(parts[0].count, masses[0])
-    return -xp.expm1(sum(part.count * xp.log1p(-mass) for part, mass in zip(parts, masses, strict=True)))
+    masses = [term.infinity_mass for term in losses]
+    xp = namespace(losses[0].count, masses[0])
+    return -xp.expm1(sum(term.count * xp.log1p(-mass) for term, mass in zip(losses, masses, strict=True)))
 
 
-def cumulants(parts: RepeatedLosses, c: Real) -> tuple[Any, ...]:
+def cumulants(losses: RepeatedLosses, c: Real) -> tuple[Any, ...]:
     """Return K, K' and K'' of all releases at a tilt c."""
-    moments = [[part.count * each for each in part.tilted(c)[2:]] for part in parts]
+    moments = [[term.count * each for each in term.tilted(c)[2:]] for term in losses]
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
-def saddle_point(parts: RepeatedLosses, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
+def saddle_point(losses: RepeatedLosses, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 
     def excess(log_c: Any) -> tuple[Any, Any]:
         c = namespace(log_c).exp(log_c)
-        _, mean, variance = cumulants(parts, c)
+        _, mean, variance = cumulants(losses, c)
         return mean - epsilon - 1 / c - 1 / (1 + c), c * (variance + 1 / c**2 + 1 / (1 + c) ** 2)
 
     return _tilt_at_root(excess, epsilon, start, greatest)
 
 
 def saddle_point_of_delta(
-    parts: RepeatedLosses, log_delta: Real, start: Any = 1.0, greatest: float = GREATEST_TILT
+    losses: RepeatedLosses, log_delta: Real, start: Any = 1.0, greatest: float = GREATEST_TILT
 ) -> tuple[Any, Any]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
 
     def excess(log_c: Any) -> tuple[Any, Any]:
         c = namespace(log_c).exp(log_c)
-        value, _, variance = approximate(parts, c)
+        value, _, variance = approximate(losses, c)
         return log_delta - value, c**2 * variance
 
     c = _tilt_at_root(excess, log_delta, start, greatest)
-    value, eps, _ = approximate(parts, c)
+    value, eps, _ = approximate(losses, c)
     off = value - log_delta
     # The slope of log delta is about -c. At an end of the range of tilts there is no root.
     return c, eps + namespace(off).where(abs(off) < _NEAR_ROOT, off, 0.0) / c
@@ -313,9 +315,9 @@ def _tilt_at_root(rising: Any, like: Any, start: Any, greatest: float) -> Any:
     return xp.exp(rising_root(rising, xp.clip(xp.log(start) + 0 * low, low, high), low, high, _TILT_FOUND))
 
 
-def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any, Any]:
+def approximate(losses: RepeatedLosses, c: Real) -> tuple[Any, Any, Any]:
     """Return (log delta, eps, d eps/d c) of the saddle-point approximation at the eps whose saddle point is c."""
-    value, slope, curvature = cumulants(parts, c)
+    value, slope, curvature = cumulants(losses, c)
     xp = namespace(value)
     eps = slope - 1 / c - 1 / (1 + c)
     curvature = curvature + 1 / c**2 + 1 / (1 + c) ** 2

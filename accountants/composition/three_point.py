@@ -69,9 +69,13 @@ class ThreePointLoss(ComposedProfile):
         xp = namespace(self.mass, epsilon)
         sums = _sums(self, self.count, epsilon)
         value, slope = sums[:, 0]
-        known = ~(value <= 0)  # NaN stays.
-        value = xp.where(known, value, 1.0)
-        return xp.where(known, xp.log(value), -np.inf), xp.where(known, -slope / value, 0.0), (epsilon, sums)
+        is_positive = ~(value <= 0)  # NaN stays.
+        value = xp.where(is_positive, value, 1.0)
+        return (
+            xp.where(is_positive, xp.log(value), -np.inf),
+            xp.where(is_positive, -slope / value, 0.0),
+            (epsilon, sums),
+        )
 
     def gradient(self, evaluation: Any) -> tuple[ThreePointLoss, Any]:
         """Return derivatives of delta in all fields and in eps; in the count, the difference to one release less."""
@@ -138,7 +142,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> Any:
     m = xp.maximum(n - a, 0.0)
     gap = xp.maximum(loss[1] - loss[2], xp.finfo(loss.dtype).tiny)
     edge = xp.floor((epsilon - a * loss[0] - m * loss[2]) / gap) + 1
-    some, all_of_it = (edge >= 1) & (edge <= m), edge < 1
+    is_inside, all_of_it = (edge >= 1) & (edge <= m), edge < 1
     E = xp.clip(edge, 1.0, xp.maximum(m, 1.0))
     # Compute both under p and under q, whose masses are those of p times e^-l.
     far = _FAR * xp.log(xp.finfo(loss.dtype).max)
@@ -152,11 +156,11 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> Any:
     shares = mass[1:] / mass[1:].sum()
     by_all = xp.exp(epsilon - a * loss[0] - m * loss[1] + m * xp.log((shares * xp.exp(loss[1] - loss[1:])).sum()))
     by_loss = xp.exp(epsilon - a * loss[0] - b[1] * loss[1] - (m - b[1]) * loss[2])
-    one = xp.ones_like(a)
-    whole, at_edge = p_all[0] * xp.stack([one, by_all]), p_edge * xp.stack([one, by_loss])
+    ones = xp.ones_like(a)
+    row_mass, at_edge = p_all[0] * xp.stack([ones, by_all]), p_edge * xp.stack([ones, by_loss])
     beyond = at_edge * _integrals(k, m, xp.where(turned, rest, t))
-    above = xp.where(all_of_it, whole, xp.where(some, xp.where(turned, whole - beyond, beyond), 0.0))
-    moved = xp.where(some, xp.where(turned, t, rest) * k * at_edge, 0.0)
+    above = xp.where(all_of_it, row_mass, xp.where(is_inside, xp.where(turned, row_mass - beyond, beyond), 0.0))
+    moved = xp.where(is_inside, xp.where(turned, t, rest) * k * at_edge, 0.0)
     p, q = xp.stack([above, a * above, m * t * above + moved, m * rest * above - moved], 1)
     return xp.stack([p - q, q])
 
@@ -192,13 +196,13 @@ def _probabilities(n: Any, mass: Any, a: Any, m: Any, b: Any) -> Any:
 def _log_poisson(k: Any, mean: Any) -> Any:
     """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
     xp, special = namespace(k, mean), special_functions(k)
-    few = xp.minimum(k, _STIRLING_FROM)
-    exact = special.xlogy(few, mean) - mean - special.gammaln(few + 1)
+    small = xp.minimum(k, _STIRLING_FROM)
+    exact = special.xlogy(small, mean) - mean - special.gammaln(small + 1)
     k, mean = xp.maximum(k, _STIRLING_FROM), xp.maximum(mean, xp.finfo(k.dtype).tiny ** 0.9)
     e, square = (k - mean) / mean, 1 / k**2
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))) / k
     deviance = mean * ((1 + e) * xp.log1p(e) - e)
-    return xp.where(few < _STIRLING_FROM, exact, -deviance - series - xp.log(k) / 2 - _HALF_LOG)
+    return xp.where(small < _STIRLING_FROM, exact, -deviance - series - xp.log(k) / 2 - _HALF_LOG)
 
 
 @pytree

@@ -236,7 +236,11 @@ class NoiseFormulas:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative."""
         source, D, pieces = self.source, self.D, self.split(further=self._far_joints)
         left, right, width = pieces[:3]
-        (weight_p, weight_q), known, change = pieces.weights.T, pieces.both_positive, pieces.log_ratio_of_weights
+        (weight_p, weight_q), both_positive, change = (
+            pieces.weights.T,
+            pieces.both_positive,
+            pieces.log_ratio_of_weights,
+        )
         low, high = _finite_ends(left, right)
         first, last = (without_derivative(source.loss(x, D) + change) for x in (low, high))
         falls, frozen = first >= last, without_derivative((source, D))
@@ -247,14 +251,14 @@ class NoiseFormulas:
             start, end = without_derivative((low + 0 * aim, high + 0 * aim))
             ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
             cut = (ends[0] + ends[1]) / 2
-            none, whole = xp.maximum(first, last) <= level, xp.minimum(first, last) > level
-            start = xp.where(known & ~(falls | whole), cut, left)
-            end = xp.where(known & falls & ~whole, cut, right)
-            there = (xp.where(known, ~none, weight_p > 0)) & (width > 0)
-            start, end = xp.where(there, start, 0.0), xp.where(there, end, 0.0)
+            none_above, all_above = xp.maximum(first, last) <= level, xp.minimum(first, last) > level
+            start = xp.where(both_positive & ~(falls | all_above), cut, left)
+            end = xp.where(both_positive & falls & ~all_above, cut, right)
+            is_present = (xp.where(both_positive, ~none_above, weight_p > 0)) & (width > 0)
+            start, end = xp.where(is_present, start, 0.0), xp.where(is_present, end, 0.0)
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
             short, direct = self._gap_by_quadrature(start, end, level - change)
-            gap = xp.where(short & known, weight_p * direct, gap)
+            gap = xp.where(short & both_positive, weight_p * direct, gap)
             return gap * (1 + _UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
 
         return sum_of_pieces(of_pieces, len(left) * len(_NODES))
@@ -387,8 +391,8 @@ class NoiseFormulas:
             ends = bisect(before, low + 0 * level, high + 0 * level, _BISECTIONS)
             cut = (ends[0] + ends[1]) / 2
             same, own, other = noise.sf(cut), noise.sf(cut - D), noise.sf(cut + D)
-            found = rate * (own - xp.exp(eps) * other) - (1 - rate) * xp.expm1(eps) * same
-            return xp.where(found < 0, 0.0, found)
+            delta = rate * (own - xp.exp(eps) * other) - (1 - rate) * xp.expm1(eps) * same
+            return xp.where(delta < 0, 0.0, delta)
 
         return at
 
@@ -422,15 +426,15 @@ class NoiseFormulas:
         return xp.where(regular, sign * xp.where(large, far, near), log_ratio(p, q))
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        whole = self.split(_REPLACED)
-        left, right = self.within_reach(whole, _REPLACED)
+        uncut = self.split(_REPLACED)
+        left, right = self.within_reach(uncut, _REPLACED)
         intervals = None
         if len(self.noise.edges) == 0 and namespace(rate) is np:  # The density is log-concave, so the loss is monotone.
             shares = np.array([[1 - rate, rate, 0.0], [1 - rate, 0.0, rate]])
             loss = self.replaced_loss
-            intervals = self._intervals(whole, lambda x, _: loss(x, rate), None, _REPLACED, shares, _LOSS_REPLACED)
+            intervals = self._intervals(uncut, lambda x, _: loss(x, rate), None, _REPLACED, shares, _LOSS_REPLACED)
         pieces = self._replaced_pieces(left, right, right - left, rate)
-        pieces = replace(pieces, beyond=(whole.left, whole.right), intervals=intervals)
+        pieces = replace(pieces, beyond=(uncut.left, uncut.right), intervals=intervals)
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
 
     def _replaced_pieces(self, left: Any, right: Any, width: Any, rate: Any) -> SmoothPieces:
@@ -521,12 +525,12 @@ class PolynomialFormulas(NoiseFormulas):
         def log_q(x: Any, i: Any) -> Any:
             return log_p(x, i) - affine(x, i)
 
-        few = _panels_of(left, self.panels)
+        panels = _panels_of(left, self.panels)
         intervals = self._intervals(pieces, affine, inverse)
-        found = SmoothPieces(
-            left, right, log_p, log_q, affine, self._steepness(), inverse, few, (beyond[0], beyond[1]), intervals
+        smooth = SmoothPieces(
+            left, right, log_p, log_q, affine, self._steepness(), inverse, panels, (beyond[0], beyond[1]), intervals
         )
-        return join([atoms, PrivacyLossDistribution.of_pieces(found.where(present), self.unseen)])
+        return join([atoms, PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)])
 
 
 def _possible(p: Any, loss: Any, width: Any) -> Any:
@@ -661,8 +665,8 @@ def _positive(excess: Any, width: Any) -> tuple[Any, Any]:
     first = xp.where(value(zero) > 0, zero, first)
     last = bisect(lambda s: value(s) > 0, best, width, _BISECTIONS)[0]
     last = xp.where(value(width) > 0, width, last)
-    some = value(best) > 0
-    return xp.where(some, first, width), xp.where(some, last, width)
+    is_positive = value(best) > 0
+    return xp.where(is_positive, first, width), xp.where(is_positive, last, width)
 
 
 def exponential_growth(log_start: Real, r: Real, T: Real) -> Real:
@@ -716,16 +720,19 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
             xp = namespace(eps, loss)
             eps = eps - _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
             cut = (eps - loss) / a - a / 2
-            whole = ~sloped | (cut <= far)
-            start = xp.where(whole, far, xp.minimum(cut, top))
-            there = ~((start >= top) | xp.isinf(start) | (width <= 0))  # NaN stays.
-            start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, top - start), 1.0)
-            lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
+            all_above = ~sloped | (cut <= far)
+            start = xp.where(all_above, far, xp.minimum(cut, top))
+            is_present = ~((start >= top) | xp.isinf(start) | (width <= 0))  # NaN stays.
+            start, rest = (
+                xp.where(is_present, start, 0.0),
+                xp.where(is_present, xp.where(all_above, width, top - start), 1.0),
+            )
+            lead = a * xp.where(all_above & sloped & is_present, far - cut, 0.0)
             gain, p, q = gaussian_integrals.gain(start, rest, a, lead)
             # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
             unbounded = xp.where(pieces.loss > 0, weight_p * p - xp.exp(eps) * weight_q * q, 0.0)
-            found = xp.where(there, xp.where(sloped, weight_p * gain, unbounded), 0.0)
-            return found * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
+            delta = xp.where(is_present, xp.where(sloped, weight_p * gain, unbounded), 0.0)
+            return delta * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
 
         return sum_of_pieces(of_pieces, len(loss) * gaussian_integrals.VALUES)
 
@@ -741,19 +748,22 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
 
         def of_pieces(eps: RealArray) -> Any:
             xp = namespace(eps, left, rate)
-            cut, some = _cut(a, rate, eps, (free, own, other))
-            whole = cut <= left
-            start = xp.where(whole, left, cut)
+            cut, has_cut = _cut(a, rate, eps, (free, own, other))
+            all_above = cut <= left
+            start = xp.where(all_above, left, cut)
             # Below the first point where p is possible there is no mass of p; at an end of -inf, p is not above t q.
-            there = some & ~((start >= right) | xp.isinf(start) | (width <= 0))
-            start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, right - start), 1.0)
+            is_present = has_cut & ~((start >= right) | xp.isinf(start) | (width <= 0))
+            start, rest = (
+                xp.where(is_present, start, 0.0),
+                xp.where(is_present, xp.where(all_above, width, right - start), 1.0),
+            )
             one, _, mass = gaussian_integrals.gain(start - a, rest, a, 0.0 * start)
             two, _, _ = gaussian_integrals.gain(start, rest, a, 0.0 * start)
-            factor = xp.exp(xp.where(there, eps - a * start - a**2 / 2, 0.0))
+            factor = xp.exp(xp.where(is_present, eps - a * start - a**2 / 2, 0.0))
             gained = rate * (own * one + other * factor * two)
             ahead = rate * (own * xp.exp(a * start - a**2 / 2) - other * factor) - (1 - rate) * free * xp.expm1(eps)
-            found = gained + xp.where(whole, xp.maximum(ahead, 0.0), 0.0) * mass
-            return xp.where(there, _sized(found, start, a, eps), 0.0)
+            delta = gained + xp.where(all_above, xp.maximum(ahead, 0.0), 0.0) * mass
+            return xp.where(is_present, _sized(delta, start, a, eps), 0.0)
 
         return sum_of_pieces(of_pieces, len(left) * gaussian_integrals.VALUES)
 
@@ -838,8 +848,8 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces = self.pieces()
         p, q = self._masses(pieces)
-        kept = pieces.width * self.copies(pieces.at)
-        return PrivacyLossDistribution(_possible(p, pieces.loss, kept), q, pieces.loss, 0 * p)
+        width = pieces.width * self.copies(pieces.at)
+        return PrivacyLossDistribution(_possible(p, pieces.loss, width), q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:
         """Return eps -> delta(eps), which is linear in e^eps between the values l_1 < l_2 < ... of the loss.
@@ -864,8 +874,8 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
             xp = namespace(eps, level)
             count = len(level) - xp.searchsorted(level[::-1], eps, side="right")
             i = xp.maximum(count - 1, 0)
-            some = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
-            return some + infinity_mass - xp.exp(eps) * infinity_mass_q
+            finite_part = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
+            return finite_part + infinity_mass - xp.exp(eps) * infinity_mass_q
 
         return at
 
@@ -923,11 +933,13 @@ def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistributi
     chosen = own[above.sum(0)] == positive
     turned = xp.where(own[:-1] == own[1:], 0, xp.where(own[:-1], 1, -1))[:, None] * xp.where(positive, 1, -1) * above
     p_above, q_above = (turned * p).sum(-1), (turned * q).sum(-1)
-    some = (p_above > 0) & (q_above > 0)
+    is_larger = (p_above > 0) & (q_above > 0)
     # Up to rounding the loss of an atom is y; it has the derivatives of log p/q.
-    ratio = xp.log(xp.where(some, p_above, 1.0)) - xp.log(xp.where(some, q_above, 1.0))
-    loss = xp.where(some, y, 0.0) + ratio - without_derivative(ratio)
-    atoms = PrivacyLossDistribution(xp.where(some, p_above, 0.0), xp.where(some, q_above, 0.0), loss, 0 * loss)
+    ratio = xp.log(xp.where(is_larger, p_above, 1.0)) - xp.log(xp.where(is_larger, q_above, 1.0))
+    loss = xp.where(is_larger, y, 0.0) + ratio - without_derivative(ratio)
+    atoms = PrivacyLossDistribution(
+        xp.where(is_larger, p_above, 0.0), xp.where(is_larger, q_above, 0.0), loss, 0 * loss
+    )
     positives = PrivacyLossDistribution(xp.where(chosen, p, 0.0), xp.where(chosen, q, 0.0), size, nodes.width)
     return join([positives, atoms]).symmetrized().scaled(xp.where(xp.isnan(y).any(), np.nan, 1.0))
 

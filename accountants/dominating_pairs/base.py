@@ -96,7 +96,7 @@ class Mixed(DominatingPair):
 
     @property
     def near(self) -> bool:  # type: ignore[override]
-        return any(part.near or part.is_shift for part in (self.first, self.second))
+        return any(pair.near or pair.is_shift for pair in (self.first, self.second))
 
     @property
     def has_estimated_masses(self) -> bool:  # type: ignore[override]
@@ -126,14 +126,14 @@ class Mixed(DominatingPair):
         return namespace(first, second).maximum(first, second)
 
     def with_noise_scaled(self, factor: Real) -> Mixed:
-        return Mixed(self.weight, *(part.with_noise_scaled(factor) for part in (self.first, self.second)))
+        return Mixed(self.weight, *(pair.with_noise_scaled(factor) for pair in (self.first, self.second)))
 
     def check(self) -> None:
         checks.within("weight", self.weight, 0.0, 1.0)
-        for part in (self.first, self.second):
-            if not isinstance(part, DominatingPair):
-                raise ValueError(f"form: {type(part).__name__} is not a pair of distributions")
-            part.check()
+        for pair in (self.first, self.second):
+            if not isinstance(pair, DominatingPair):
+                raise ValueError(f"form: {type(pair).__name__} is not a pair of distributions")
+            pair.check()
 
 
 def check_masses(pairs: Iterable[DominatingPair], otherwise: str) -> None:
@@ -199,8 +199,8 @@ def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
 
     def one(eps: Any, *numbers: Any) -> Any:
         entries = iter(numbers)
-        parts = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else next(entries) for leaf in leaves])
-        return curve(parts)(xp.atleast_1d(eps))[0]
+        entry_pairs = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else next(entries) for leaf in leaves])
+        return curve(entry_pairs)(xp.atleast_1d(eps))[0]
 
     return (jnp.vectorize(one) if xp is jnp else np.vectorize(one, otypes=[float]))(epsilon, *numbers)
 
@@ -224,8 +224,8 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
 
     def at(epsilon: Any) -> Any:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
-        known = xp.minimum(epsilon, cap(epsilon.dtype))
-        return xp.clip(xp.stack([stick(known) for stick in sticks]).max(0), 0.0, 1.0)
+        capped = xp.minimum(epsilon, cap(epsilon.dtype))
+        return xp.clip(xp.stack([stick(capped) for stick in sticks]).max(0), 0.0, 1.0)
 
     return at
 
@@ -248,8 +248,8 @@ def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False) -> Curv
         none = y <= -1
         y = xp.where(none, 0.0, y)
         inner = xp.minimum(eps + sign * xp.log1p(y), cap(kind.dtype))
-        found = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + _UNITS * kind.eps)
-        return xp.where(none, 0.0, found)
+        delta = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + _UNITS * kind.eps)
+        return xp.where(none, 0.0, delta)
 
     return at
 

@@ -111,17 +111,17 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> list[float]:
     for _ in range(_HALVINGS):
         middle = todo.mean(1)
         halves = np.stack([todo[:, 0], middle, middle, todo[:, 1]], 1).reshape(-1, 2)
-        (whole, steep), parts = integrals(todo), integrals(halves)[0].reshape(3, -1, 2).sum(2)
-        fine = ((np.abs(whole - parts) <= _PRECISE * parts) | (parts <= _TINY)).all(0)
-        fine &= ~(steep & (parts[:2] > _LITTLE)).any(0)
-        done.append(np.column_stack([todo, parts[:2].max(0)])[fine])
+        (by_panels, steep), by_halves = integrals(todo), integrals(halves)[0].reshape(3, -1, 2).sum(2)
+        fine = ((np.abs(by_panels - by_halves) <= _PRECISE * by_halves) | (by_halves <= _TINY)).all(0)
+        fine &= ~(steep & (by_halves[:2] > _LITTLE)).any(0)
+        done.append(np.column_stack([todo, by_halves[:2].max(0)])[fine])
         todo = halves.reshape(-1, 2, 2)[~fine].reshape(-1, 2)
         if not len(todo):
             panels = np.concatenate(done)
             panels = panels[np.argsort(panels[:, 0])]
-            some = np.flatnonzero(panels[:, 2] > _TINY)
-            kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
-            return [*kept[:, 0], kept[-1, 1]]
+            heavy = np.flatnonzero(panels[:, 2] > _TINY)
+            needed = panels[heavy[0] : heavy[-1] + 1] if len(heavy) else panels[:1]
+            return [*needed[:, 0], needed[-1, 1]]
         if len(todo) > _MOST:
             break
     names = " and ".join(logs)
@@ -173,12 +173,12 @@ class Densities(DominatingPair):
         def of_panels(eps: Any) -> Any:
             xp = namespace(eps, p)
             gap = p - xp.exp(eps)[..., None] * q
-            ones, whole = xp.ones_like(gap[..., 0]), gap[..., 0]
+            ones, total = xp.ones_like(gap[..., 0]), gap[..., 0]
             rises = _value(gap, ones) > _value(gap, -ones)
             ends = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
-            part = _value(gap @ like(_ANTIDERIVATIVES.T, gap), without_derivative((ends[0] + ends[1]) / 2))
-            crossed = xp.where(rises, whole - part, part)
-            return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed))
+            below = _value(gap @ like(_ANTIDERIVATIVES.T, gap), without_derivative((ends[0] + ends[1]) / 2))
+            crossed = xp.where(rises, total - below, below)
+            return xp.where(most <= eps, 0.0, xp.where(least >= eps, total, crossed))
 
         return sum_of_pieces(of_panels, p.size)
 

@@ -65,9 +65,9 @@ class Atoms(DominatingPair):
             checks.within(name, mass, 0.0, 1.0)
             if np.ndim(mass) != 1 or np.shape(mass) != np.shape(self.p) or not np.size(mass):
                 raise ValueError(f"{name}: has shape {np.shape(mass)}; p and q are 1-D and of one length")
-            known = checks.concrete(mass)
-            if known is not None and not abs(known.sum() - 1) <= _tolerance(np.asarray(mass).dtype):
-                raise ValueError(f"{name}: adds up to {known.sum():.12g}; probabilities add up to 1")
+            total_mass = checks.concrete(mass)
+            if total_mass is not None and not abs(total_mass.sum() - 1) <= _tolerance(np.asarray(mass).dtype):
+                raise ValueError(f"{name}: adds up to {total_mass.sum():.12g}; probabilities add up to 1")
         if self.moved is not None:
             self._check_moved()
 
@@ -162,8 +162,8 @@ def dominating_pair(p: Any, cells: int) -> Atoms:
         return of_dots(t, jnp.append(jax.lax.map(lambda at: _largest(p, cells, at), t[:-1]), 0.0))
     t = np.exp(_dots(p, cells))
     f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
-    kept = _corners(t, f)
-    return of_dots(t[kept], f[kept])
+    corners = _corners(t, f)
+    return of_dots(t[corners], f[corners])
 
 
 def of_dots(t: RealArray, f: Real) -> Atoms:
@@ -190,10 +190,10 @@ def _dots(p: np.ndarray, cells: int) -> np.ndarray:
 
 def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     """Return few points, with the first and last, whose linear interpolation is a convex f up to rounding."""
-    kept = np.array([0, len(t) - 1])
-    while (above := np.interp(t, t[kept], f[kept]) - f).max() > _STRAIGHT:
-        kept = np.sort(np.append(kept, above.argmax()))
-    return kept
+    corners = np.array([0, len(t) - 1])
+    while (above := np.interp(t, t[corners], f[corners]) - f).max() > _STRAIGHT:
+        corners = np.sort(np.append(corners, above.argmax()))
+    return corners
 
 
 def _largest(p: Any, cells: int, t: Any) -> Any:

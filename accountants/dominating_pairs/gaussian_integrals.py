@@ -88,17 +88,17 @@ def _mass_error(start: Any, width: Any, mass: Any) -> Any:
 def _partial(near: Any, width: Any) -> Any:
     """Return the mass of [near, near + width] for near >= 0: a difference of tails, or quadrature if it is narrow."""
     xp = namespace(near, width)
-    some = xp.isfinite(near) & (width > 0)
-    near, width = xp.where(some, near, 1.0), xp.where(some, width, 1.0)
+    has_width = xp.isfinite(near) & (width > 0)
+    near, width = xp.where(has_width, near, 1.0), xp.where(has_width, width, 1.0)
     endless = xp.isinf(width)
     width = xp.where(endless, 1.0, width)
     apart = _STANDARD.tail(near) - xp.where(endless, 0.0, _STANDARD.tail(near + width))
-    narrow = some & ~endless & (width * (1 + near) < 1)
-    return xp.where(some, xp.where(narrow, _where_any(narrow, _narrow, near, width), apart), 0.0)
+    narrow = has_width & ~endless & (width * (1 + near) < 1)
+    return xp.where(has_width, xp.where(narrow, _where_any(narrow, _narrow, near, width), apart), 0.0)
 
 
 def _narrow(near: Any, width: Any) -> Any:
-    nodes, weights = (like(part, width) for part in (_NODES, _WEIGHTS))
+    nodes, weights = (like(rule, width) for rule in (_NODES, _WEIGHTS))
     return width * (_density(near[..., None] + width[..., None] * nodes) @ weights)
 
 
@@ -129,7 +129,7 @@ def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
     to_reach = xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
     last = xp.where(start + width > reach, without_derivative(to_reach), width)
     width = last - first + 0 * (a + lead)
-    nodes, weights = (like(part, width) for part in (_PANEL_NODES, _PANEL_WEIGHTS))
+    nodes, weights = (like(rule, width) for rule in (_PANEL_NODES, _PANEL_WEIGHTS))
     t = first[..., None] + width[..., None] * nodes
     gap = -xp.expm1(-(lead[..., None] + a[..., None] * t))
     return width * (_density(start[..., None] + t) * gap * weights).sum(-1)

@@ -150,8 +150,8 @@ def _endless_pair(table: NoiseTable, cells: int) -> tuple[np.ndarray, Atoms]:
     q = np.concatenate([np.zeros(cells), p[:-cells]])
     lump = np.ones(len(p))
     lump[tail.codes : 2 * tail.codes] = lump[-2 * tail.codes : -tail.codes] = 1 / (1 - again)
-    kept = slice(tail.codes, -tail.codes)
-    return inner, Atoms((p * lump)[kept], (q * lump)[kept])
+    inner_codes = slice(tail.codes, -tail.codes)
+    return inner, Atoms((p * lump)[inner_codes], (q * lump)[inner_codes])
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:

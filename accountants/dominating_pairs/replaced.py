@@ -101,13 +101,13 @@ class ReplacedBounded(DominatingPair):
 
     def hockey_stick(self) -> Curve:
         """Return the maximum of both directions: pairs are symmetric up to rounding."""
-        pair, known = self.pair, _one_if_symmetric(self.pair)
+        pair, symmetric = self.pair, _one_if_symmetric(self.pair)
         sides = (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
-        sticks = [sampled_profile(upper(one), self.rate) for one in sides]
+        sticks = [sampled_profile(upper(side), self.rate) for side in sides]
 
         def at(eps: Any) -> Any:
             values = [stick(eps) for stick in sticks]
-            return known * namespace(*values).stack(values).max(0)
+            return symmetric * namespace(*values).stack(values).max(0)
 
         return at
 
@@ -116,8 +116,8 @@ class ReplacedBounded(DominatingPair):
         return namespace(*levels).stack(levels).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        whole, known = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)
-        return whole if namespace(known, self.rate) is np else whole.scaled(known)
+        losses, symmetric = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)
+        return losses if namespace(symmetric, self.rate) is np else losses.scaled(symmetric)
 
     def mirror(self) -> ReplacedBounded:
         return self

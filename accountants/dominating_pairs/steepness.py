@@ -75,11 +75,11 @@ def _derivatives(function: Callable[[Any], Any], z: Any) -> list[np.ndarray]:
         return [np.asarray(one) for one in jet(function, (z,), ((ones, *[zeros] * (_ORDER - 1)),))[1]]
     except (TypeError, NotImplementedError):
         # An operation has no rule for Taylor series: differentiate order by order, which is slower.
-        found = []
+        derivatives = []
         for _ in range(_ORDER):
             function = partial(_slope, function)
-            found.append(np.asarray(function(z)))
-        return found
+            derivatives.append(np.asarray(function(z)))
+        return derivatives
 
 
 def _slope(function: Callable[[Any], Any], z: Any) -> Any:

@@ -198,8 +198,8 @@ def _linear(side: Side) -> Curve:
         ends = p0 - xp.exp(eps) * q0, p1 - xp.exp(eps) * q1
         high, low = xp.maximum(*ends), xp.minimum(*ends)
         crossing = (high > 0) & (low < 0)
-        part = high / xp.where(crossing, high - low, 1.0)
-        return (side.right - side.left) / 2 * xp.where(crossing, high * part, xp.where(high > 0, high + low, 0.0))
+        share = high / xp.where(crossing, high - low, 1.0)
+        return (side.right - side.left) / 2 * xp.where(crossing, high * share, xp.where(high > 0, high + low, 0.0))
 
     return sum_of_pieces(of_pieces, len(p0))
 
@@ -226,8 +226,8 @@ def _rate(side: Side, e: Any) -> RealArray:
 
     of_p, of_q = (relative(density, inside) for density, inside in side.densities)
     width, units = side.right - side.left, _UNITS * jnp.finfo(e.dtype).eps
-    known = jnp.abs(of_p - of_q) * width > units * (1 + (jnp.abs(of_p) + jnp.abs(of_q)) * width)
-    return jnp.where(known, of_p - of_q, 0.0)
+    is_resolved = jnp.abs(of_p - of_q) * width > units * (1 + (jnp.abs(of_p) + jnp.abs(of_q)) * width)
+    return jnp.where(is_resolved, of_p - of_q, 0.0)
 
 
 def _monotone_runs(side: Side) -> _Runs:
@@ -249,14 +249,14 @@ def _monotone_runs(side: Side) -> _Runs:
 
 
 def _cut_at_turns(side: Side, cells: int) -> Any:
-    some = np.flatnonzero(side.right > side.left)
-    left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
+    wide = np.flatnonzero(side.right > side.left)
+    left, right, in_p, in_q = (each[wide] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
     shares: Any = shares_with_ends(cells + 1)
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
     starts, ends, rows = split_at(left, right, turn, row)
-    return starts, ends, some[rows]
+    return starts, ends, wide[rows]
 
 
 def _inside(left: Any, right: Any) -> tuple[Any, Any]:
@@ -273,9 +273,9 @@ def _turns(pieces: Side, cells: int, most: int) -> Real:
     changes = rising[:-1] != rising[1:]
 
     low, high = bisect(lambda x: (_rate(pieces, x) > 0) == rising[:-1], grid[:-1], grid[1:], _BISECTIONS)
-    found = jnp.sort(jnp.where(changes, (low + high) / 2, jnp.inf), 0)[:most]
+    turns = jnp.sort(jnp.where(changes, (low + high) / 2, jnp.inf), 0)[:most]
     fits = (changes.sum(0) <= most) | (pieces.right - pieces.left <= _LEAST)
-    return jnp.where(fits, jnp.where(jnp.isfinite(found), found, pieces.right), jnp.nan)
+    return jnp.where(fits, jnp.where(jnp.isfinite(turns), turns, pieces.right), jnp.nan)
 
 
 def _smooth(side: Side, runs: _Runs) -> Curve:
@@ -290,20 +290,20 @@ def _smooth(side: Side, runs: _Runs) -> Curve:
     def of_pieces(eps: Any) -> Any:
         xp, still = namespace(eps, runs.top), without_derivative(eps)
         none = 0 * (still + frozen[1].top)
-        some, whole = (gap(none + share, still, *frozen) > 0 for share in (0.0, 1.0))
-        partial = some & ~whole
+        top_above, all_above = (gap(none + share, still, *frozen) > 0 for share in (0.0, 1.0))
+        partial = top_above & ~all_above
         if xp is np:
             share = falling_root(lambda share: gap(share, still), none, none + partial)
         else:
             share = bisect(lambda share: gap(share, still, *frozen) > 0, none, none + 1, _BISECTIONS)[0]
-        share = xp.where(partial, share, xp.where(some, 1.0, 0.0))
+        share = xp.where(partial, share, xp.where(top_above, 1.0, 0.0))
         if xp is jnp:  # The first derivatives of delta do not need those of the cut, but the second ones do.
             slope = jax.jvp(lambda share: gap(share, still, *frozen), (share,), (jnp.ones_like(share),))[1]
             moved = gap(share, eps)
             moved = (moved - without_derivative(moved)) / jnp.where(slope != 0, slope, 1.0)
-            share = share - jnp.where((share > 0) & ~whole, moved, 0.0)
+            share = share - jnp.where((share > 0) & ~all_above, moved, 0.0)
         # The nodes are along a first axis.
-        nodes, weights = (like(part, share).reshape(-1, *[1] * share.ndim) for part in (_NODES, _WEIGHTS))
+        nodes, weights = (like(rule, share).reshape(-1, *[1] * share.ndim) for rule in (_NODES, _WEIGHTS))
         return xp.abs(runs.extent) * share * (weights * gap(nodes * share, eps)).sum(0)
 
     return sum_of_pieces(of_pieces, len(runs.top))

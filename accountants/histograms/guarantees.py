@@ -76,7 +76,9 @@ def known_domain_guarantee(
         count, rho, terms = f"Laplace noise, scale {scale}", concentrated.pure_rho(pure), concentrated.pure_terms(pure)
     charge = Concentrated(k * (concentrated.bounded_range_rho(eps) + rho), Concentrated(0.0, leak).repeat(k).leak)
     checks.within("delta", delta, np.max(charge.leak), 1.0, open_ends=True)
-    mean, square = (k * (pick + one) for pick, one in zip(concentrated.bounded_range_terms(eps), terms, strict=True))
+    mean, square = (
+        k * (pick + of_count) for pick, of_count in zip(concentrated.bounded_range_terms(eps), terms, strict=True)
+    )
     bounds = {
         "setwise": concentrated.tail_bound(mean, square, charge.rest(delta)),
         "concentrated": charge.epsilon(delta),

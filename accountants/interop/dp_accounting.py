@@ -91,14 +91,16 @@ class Accountant(dp_accounting.PrivacyAccountant):
             raise ValueError("ledger: holds a non-private event, which has no guarantee")
         if self._composed is None:
             relation = self.neighboring_relation
-            parts = [one.guarantee(relation).repeat(n) for one, n in self._counts.items() if one.kind != "zcdp"]
-            zcdp = [(n, *one.parameters) for one, n in self._counts.items() if one.kind == "zcdp"]
+            guarantees = [
+                release.guarantee(relation).repeat(n) for release, n in self._counts.items() if release.kind != "zcdp"
+            ]
+            zcdp = [(n, *release.parameters) for release, n in self._counts.items() if release.kind == "zcdp"]
             if zcdp:
                 rho, xi = sum(n * rho for n, rho, _ in zcdp), sum(n * xi for n, _, xi in zcdp)
-                parts.append(accountants.guarantee(_zcdp_pair(rho, xi)))
-            if not parts:
+                guarantees.append(accountants.guarantee(_zcdp_pair(rho, xi)))
+            if not guarantees:
                 raise ValueError("ledger: holds no event with a privacy loss, so there is no guarantee")
-            self._composed = reduce(lambda first, other: first.compose(other), parts)
+            self._composed = reduce(lambda first, other: first.compose(other), guarantees)
         return self._composed
 
     def get_epsilon(self, target_delta: float) -> float:
@@ -119,14 +121,14 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     def estimate_epsilon(self, target_delta: float) -> float:
         """Return an estimate of the smallest epsilon of everything composed; it may be below the truth."""
-        known = self._known_epsilon(target_delta)
-        epsilon = float(self.guarantee.estimate_epsilon(target_delta)) if known is None else known
+        closed_form = self._known_epsilon(target_delta)
+        epsilon = float(self.guarantee.estimate_epsilon(target_delta)) if closed_form is None else closed_form
         return min(epsilon, self._pure_epsilon())
 
     def estimate_delta(self, target_epsilon: float) -> float:
         """Return an estimate of the smallest delta of everything composed; it may be below the truth."""
-        known = self._known_delta(target_epsilon)
-        return float(self.guarantee.estimate_delta(target_epsilon)) if known is None else known
+        closed_form = self._known_delta(target_epsilon)
+        return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
     def get_bracket(self, *, delta: float | None = None, epsilon: float | None = None) -> tuple[float, float]:
         """Return a rigorous interval for epsilon at delta, or for delta at epsilon.
@@ -141,13 +143,15 @@ class Accountant(dp_accounting.PrivacyAccountant):
         return self._epsilon_bracket(delta) if delta is not None else self._delta_bracket(float(epsilon or 0.0))
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        known = self._known_epsilon(delta)
-        low, high = (known, known) if known is not None else self.guarantee.bracket(delta=float(delta))
+        closed_form = self._known_epsilon(delta)
+        low, high = (
+            (closed_form, closed_form) if closed_form is not None else self.guarantee.bracket(delta=float(delta))
+        )
         return min(low, self._pure_epsilon()), min(high, self._upper_pure_epsilon())
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        known = self._known_delta(epsilon)
-        return (known, known) if known is not None else self.guarantee.bracket(epsilon=float(epsilon))
+        closed_form = self._known_delta(epsilon)
+        return (closed_form, closed_form) if closed_form is not None else self.guarantee.bracket(epsilon=float(epsilon))
 
     def _known_epsilon(self, delta: float) -> float | None:
         """Return epsilon where it does not need the composition, else None; inf at a delta of 0."""
@@ -173,7 +177,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
         if _NON_PRIVATE in self._counts:
             return math.inf
-        levels = [(one.pure_levels(self.neighboring_relation), n) for one, n in self._counts.items()]
+        levels = [(release.pure_levels(self.neighboring_relation), n) for release, n in self._counts.items()]
         return max(math.fsum(n * level[i] for level, n in levels) for i in (0, 1))
 
 
@@ -202,16 +206,16 @@ def to_dp_event(
     Raises:
         ValueError: no event means the same under this relation. The error names the mechanism.
     """
-    parts = [_event_of(part, neighboring_relation) for part in guarantee.terms]
-    return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
+    events = [_event_of(term, neighboring_relation) for term in guarantee.terms]
+    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
 
-def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
-    pair, *others = part.pairs
+def _event_of(term: Any, relation: Relation) -> dp_accounting.DpEvent:
+    pair, *others = term.pairs
     replaced = relation is Relation.REPLACE_ONE
-    if part.sampling_rate is not None and replaced != (part.neighbours == "replace"):
+    if term.sampling_rate is not None and replaced != (term.neighbours == "replace"):
         raise ValueError(f"neighboring_relation: {relation.name} is not that of the guarantee's samples")
-    distance = 2.0 if replaced and part.sampling_rate is None else 1.0
+    distance = 2.0 if replaced and term.sampling_rate is None else 1.0
     noise, event = getattr(pair, "noise", None), None
     if others:
         pass
@@ -221,11 +225,11 @@ def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
         event = dp_accounting.LaplaceDpEvent(distance * float(noise.scale))
     elif noise is None and hasattr(pair, "p") and np.array_equal(pair.p, np.asarray(pair.q)[::-1]):
         event = _event_of_table(np.asarray(pair.p), relation)
-    if event is None or (part.sampling_rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
+    if event is None or (term.sampling_rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
         raise ValueError(f"guarantee: no event means the same as its {type(noise or pair).__name__}")
-    if part.sampling_rate is not None:
-        event = dp_accounting.PoissonSampledDpEvent(float(part.sampling_rate), event)
-    return event if part.count == 1 else dp_accounting.SelfComposedDpEvent(event, int(part.count))
+    if term.sampling_rate is not None:
+        event = dp_accounting.PoissonSampledDpEvent(float(term.sampling_rate), event)
+    return event if term.count == 1 else dp_accounting.SelfComposedDpEvent(event, int(term.count))
 
 
 def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent | None:
@@ -258,14 +262,14 @@ class _AccountedRelease:
         distance = 2.0 if replaced and self.rate is None else 1.0
         if self.kind in ("gaussian", "laplace"):
             noise = dpk.Gaussian if self.kind == "gaussian" else dpk.Laplace
-            made = accountants.guarantee(dpk.Additive(noise(self.parameters[0] / distance)), 1.0)
+            on_data = accountants.guarantee(dpk.Additive(noise(self.parameters[0] / distance)), 1.0)
         elif self.kind == "mixture":
-            made = accountants.guarantee(_mixture_pair(*self.parameters))
+            on_data = accountants.guarantee(_mixture_pair(*self.parameters))
         else:
-            made = accountants.guarantee(accountants.weights(*self.table(relation)))
+            on_data = accountants.guarantee(accountants.weights(*self.table(relation)))
         if self.rate is None:
-            return made
-        return made.subsample(self.rate, adjacency="replace" if replaced else "add_remove")
+            return on_data
+        return on_data.subsample(self.rate, adjacency="replace" if replaced else "add_remove")
 
     def table(self, relation: Relation) -> tuple[np.ndarray, np.ndarray]:
         """Return the probabilities of the outcomes with the record and without it, or with the other record."""
@@ -357,7 +361,7 @@ def _noise(kind: str, parameter: Any, *others: int) -> _AccountedRelease:
 
 def _check_relation(event: Any, relation: Relation, *allowed: Relation) -> None:
     if relation not in allowed:
-        names = " or ".join(f"`{one.name}`" for one in allowed)
+        names = " or ".join(f"`{option.name}`" for option in allowed)
         reason = f"neighboring_relation must be {names} for `{type(event).__name__}`. Found {relation}."
         raise _Unsupported(event, reason)
 
@@ -449,8 +453,8 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     # By log t: slopes between neighbours, in units of 1/t, that floats hold.
     t, delta = np.exp(eps), np.minimum(f, 1.0)
     t, delta = np.concatenate([1 / t[:0:-1], t]), np.concatenate([(1 - 1 / t + delta / t)[:0:-1], delta])
-    kept, slopes = lower_hull(t, delta)
-    t, end = t[kept], float(delta[-1])
+    corners, slopes = lower_hull(t, delta)
+    t, end = t[corners], float(delta[-1])
     rises = np.maximum(np.diff(np.append(slopes, 0.0), prepend=0.0), 0.0)
     low, high = rises[t > 1], (t * rises)[t > 1]
     rest = max(0.0, 1 - float(low.sum() + high.sum()) - end)

@@ -74,18 +74,18 @@ def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = fl
     mechanism = form.mechanism
     values = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
     approximate = dp.approximate(dp.max_divergence())
-    parts: tuple[Any, ...]
+    members: tuple[Any, ...]
     to: Any = float
     if isinstance(mechanism, dpk.Additive):
-        parts = values, dp.absolute_distance(T=T), approximate, _additive_map(form.certificate, delta)
+        members = values, dp.absolute_distance(T=T), approximate, _additive_map(form.certificate, delta)
     elif delta is not None:
         raise ValueError(f"delta: {delta}; the delta of {type(mechanism).__name__} is fixed")
     elif isinstance(mechanism, dpk.AdditiveVector):
         vectors = dp.vector_domain(values, size=mechanism.dimensions)
-        parts, to = (vectors, _METRICS[mechanism.norm](T=T), approximate, _vector_map(form, T)), "Vec<f64>"
+        members, to = (vectors, _METRICS[mechanism.norm](T=T), approximate, _vector_map(form, T)), "Vec<f64>"
     else:
-        parts = _bounded(mechanism, T), dp.discrete_distance(), dp.max_divergence(), _bounded_map(form.certificate)
-    domain, metric, measure, privacy_map = parts
+        members = _bounded(mechanism, T), dp.discrete_distance(), dp.max_divergence(), _bounded_map(form.certificate)
+    domain, metric, measure, privacy_map = members
     return dp.m.make_user_measurement(domain, metric, measure, _release(form, T), privacy_map, TO=to)
 
 

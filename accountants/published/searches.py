@@ -76,11 +76,13 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
         ends = [(max(value - step, 0.0), value + step) for value in chosen]
     if chosen is None:
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
-    edge, width, relative = (np.asarray(part).item() for part in _on_unit_interval(chosen, family))
+    edge, width, relative = (np.asarray(number).item() for number in _on_unit_interval(chosen, family))
     parameters = {"width": width} if family.base is not None else {"width": width, "edge": edge}
     interval = family.given["lower"], family.given["upper"], family.epsilon
-    made = Windowed(family.window, Quartic(edge) if family.base is None else family.base, width, relative, *interval)
-    return Enumerated("Zhang 2024", made, parameters, rounds[-1], count, rounds)
+    mechanism = Windowed(
+        family.window, Quartic(edge) if family.base is None else family.base, width, relative, *interval
+    )
+    return Enumerated("Zhang 2024", mechanism, parameters, rounds[-1], count, rounds)
 
 
 def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
@@ -105,9 +107,9 @@ def _values(objective: Any, family: Any, points: np.ndarray) -> np.ndarray:
     rows = np.stack(_on_unit_interval(points.T, family), -1)
     rows = np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _BATCH, 0)])
     interval = np.array([family.given["lower"], family.given["upper"], family.epsilon], np.float64)
-    known = (family.window, family.base), as_float64(objective), interval
+    setting = (family.window, family.base), as_float64(objective), interval
     with jax.enable_x64(True):
-        values = [np.asarray(_objective_at(*known, some)) for some in np.split(rows, len(rows) // _BATCH)]
+        values = [np.asarray(_objective_at(*setting, batch)) for batch in np.split(rows, len(rows) // _BATCH)]
     return np.concatenate(values)[: len(points)]
 
 
@@ -128,8 +130,8 @@ def recycled_search(family: Any, objective: Any) -> Enumerated:
     """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``."""
     _check_acceptance(family, objective)
     best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
-    made = Additive(best, family.sensitivity, family.epsilon, family.delta)
-    return Enumerated("Jiang 2024", made, {}, float(best.acceptance), count, [float(best.acceptance)])
+    mechanism = Additive(best, family.sensitivity, family.epsilon, family.delta)
+    return Enumerated("Jiang 2024", mechanism, {}, float(best.acceptance), count, [float(best.acceptance)])
 
 
 def sampled_search(family: Any, objective: Any) -> Enumerated:
@@ -141,23 +143,25 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     the reciprocal of its eq. (13), which can be several times larger.
     """
     _check_acceptance(family, objective)
-    found: list[tuple[float, float, Any, int]] = []
+    candidates: list[tuple[float, float, Any, int]] = []
 
     def acceptance(p: float) -> float:
         noise, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
         value = float(recycling.acceptance(noise, family.theta, float(family.rate.error(p))))
-        found.append((value, p, noise, count))
+        candidates.append((value, p, noise, count))
         return value
 
     # The least rate tried: delta/p is a probability, and eps on the sample at most a mechanism's largest.
     densest = np.expm1(float(family.epsilon)) / np.expm1(checks.EPSILON_RANGE[1])
     sparsest = max(2 * float(family.delta), float(densest) * (1 + 1e-9))
     acceptance(ternary(acceptance, sparsest, 1.0, _RATE_WIDTH))
-    value, p, noise, _ = max(found, key=lambda one: one[0])
+    value, p, noise, _ = max(candidates, key=lambda candidate: candidate[0])
     eps, delta, D = family.on_sample(p)
-    made = recycling.Subsampled(Additive(noise, D, eps, delta), p, float(family.rate.error(p)), value)
-    rounds = np.maximum.accumulate([one[0] for one in found]).tolist()
-    return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(one[3] for one in found), rounds)
+    mechanism = recycling.Subsampled(Additive(noise, D, eps, delta), p, float(family.rate.error(p)), value)
+    rounds = np.maximum.accumulate([candidate[0] for candidate in candidates]).tolist()
+    return Enumerated(
+        "Jiang 2024, Algorithm 4", mechanism, {}, value, sum(candidate[3] for candidate in candidates), rounds
+    )
 
 
 def ternary(function: Callable[[float], float], low: float, high: float, width: float) -> float:

@@ -72,15 +72,15 @@ class Blanket:
         """Return the blanket with equivalent outcomes merged, for NumPy; under JAX unchanged."""
         if namespace(self.mass, self.p, self.q, self.gamma) is not np:
             return self
-        some = np.asarray(self.mass) > 0
-        mass, p, q = (np.asarray(column, float)[some] for column in (self.mass, self.p, self.q))
+        has_mass = np.asarray(self.mass) > 0
+        mass, p, q = (np.asarray(column, float)[has_mass] for column in (self.mass, self.p, self.q))
         scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.stack([p, q]))))
         keys = np.round(np.stack([p, q]) * scale) / scale
         _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
         group = np.argsort(np.argsort(first))[group.ravel()]  # In the outcomes' order.
-        whole = np.bincount(group, mass)
-        p, q = (np.bincount(group, mass * column) / whole for column in (p, q))
-        return Blanket(whole, p, q, float(self.gamma))
+        total = np.bincount(group, mass)
+        p, q = (np.bincount(group, mass * column) / total for column in (p, q))
+        return Blanket(total, p, q, float(self.gamma))
 
     @property
     def thinned(self) -> Blanket:
@@ -91,14 +91,14 @@ class Blanket:
         share = np.cumsum(mass * np.hypot(p, q))
         block = np.minimum((share / share[-1] * (_MOST // 2)).astype(int), _MOST // 2 - 1)
         block = np.unique(block, return_inverse=True)[1]
-        whole = np.bincount(block, mass)
-        means = [np.bincount(block, mass * column) / whole for column in (p, q)]
+        total = np.bincount(block, mass)
+        means = [np.bincount(block, mass * column) / total for column in (p, q)]
         deviations = [column - mean[block] for column, mean in zip((p, q), means, strict=True)]
         along = np.sign(np.bincount(block, mass * deviations[0] * deviations[1]))
-        spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in deviations]
+        spread = [np.sqrt(np.bincount(block, mass * gap**2) / total) for gap in deviations]
         moves = spread[0], np.where(along < 0, -1.0, 1.0) * spread[1]
         p, q = (np.append(mean - move, mean + move) for mean, move in zip(means, moves, strict=True))
-        return Blanket(np.append(whole, whole) / 2, p, q, self.gamma)
+        return Blanket(np.append(total, total) / 2, p, q, self.gamma)
 
 
 @pytree
@@ -124,8 +124,8 @@ class OutcomeProbabilities:
 
     def _in_blanket(self, mass: Any, gamma: Any) -> Blanket:
         xp = namespace(mass)
-        some = mass > 0  # Panels of no width have no mass, under JAX.
-        p, q = (xp.where(some, column / xp.where(some, mass, 1.0), 1.0) for column in (self.first, self.second))
+        has_mass = mass > 0  # Panels of no width have no mass, under JAX.
+        p, q = (xp.where(has_mass, column / xp.where(has_mass, mass, 1.0), 1.0) for column in (self.first, self.second))
         return Blanket(mass, p, q, gamma)
 
 
@@ -186,11 +186,11 @@ def of_level(level: Any, gamma: Any) -> OutcomeProbabilities:
 def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
     """Return one pair of rows of each class of pairs that differ only by renaming reports."""
     least = rows.min(0)
-    found: dict[bytes, tuple[int, int]] = {}
+    pairs: dict[bytes, tuple[int, int]] = {}
     for x, y in permutations(range(len(rows)), 2):
         columns = np.stack([least, rows[x], rows[y]])
-        found.setdefault(columns[:, np.lexsort(columns)].tobytes(), (x, y))
-    return list(found.values())
+        pairs.setdefault(columns[:, np.lexsort(columns)].tobytes(), (x, y))
+    return list(pairs.values())
 
 
 # The largest tables, rows squared times outcomes, whose pairs are all tried; larger ones use level and gamma only.
@@ -309,7 +309,7 @@ def _quadrature(m: Windowed) -> tuple[Any, Any]:
     right = xp.sort(xp.clip(xp.concatenate(knots), 0.0, 1.0))
     ends = xp.concatenate([-right[::-1], right])
     width = xp.diff(ends)[:, None]
-    nodes, weights = (like(part, ends) for part in GAUSS_LEGENDRE)
+    nodes, weights = (like(rule, ends) for rule in GAUSS_LEGENDRE)
     return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
 
 
@@ -385,10 +385,10 @@ def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
         return WorstInputs((of_level(level, least.sum()),), level)
     others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
     different = different_pairs(rows) if len(rows) <= _FEW_ROWS else []
-    known = 0 < len(different) <= _ALL
-    chosen = different if known else _likely_worst(rows, level)
+    are_few = 0 < len(different) <= _ALL
+    chosen = different if are_few else _likely_worst(rows, level)
     pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in chosen)
-    return WorstInputs(pairs, level, None if known else partial(largest_stop_loss, rows))
+    return WorstInputs(pairs, level, None if are_few else partial(largest_stop_loss, rows))
 
 
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
@@ -398,9 +398,9 @@ def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
         ends = (rows[0] - E * rows[-1]) / omega
         values = np.stack([_row_stop_loss(rows, x, E, ends.min() + _LEVELS * np.ptp(ends)) for x in range(len(rows))])
         wins += (values >= values.max((0, 1)) * (1 - 1e-12)).sum(-1)
-    found = [tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT]]
-    kept = dict.fromkeys([pair for pair in found if wins[pair]] + [(len(rows) - 1, 0)])
-    return list(kept)  # type: ignore[arg-type]
+    most_often = [tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT]]
+    pairs = dict.fromkeys([pair for pair in most_often if wins[pair]] + [(len(rows) - 1, 0)])
+    return list(pairs)  # type: ignore[arg-type]
 
 
 def _row_stop_loss(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:

@@ -25,15 +25,15 @@ def outcome_probabilities(mechanism: Any) -> tuple[Any, Any, Any, Any]:
     inner: Categorical = getattr(mechanism, "mechanism", mechanism)
     p = true_probability(mechanism)
     if isinstance(inner, BlockResponse):
-        g, few = inner.blocks, min(inner.categories, 3)
-        shares = {members: _share_of_blocks(sum(members), inner) for members in product((1, 0), repeat=few)}
+        g, named = inner.blocks, min(inner.categories, 3)
+        shares = {members: _share_of_blocks(sum(members), inner) for members in product((1, 0), repeat=named)}
         high, low = p * g, (1 - p) * g / (g - 1)
     else:
         d, k = inner.categories, inner.size  # type: ignore[attr-defined]
         shares = {members: _share_of_sets(members, d, k) for members in product((1, 0), repeat=min(d, 3))}
         high, low = p * d / k, (1 - p) * d / (d - k)
-    some = {members: share for members, share in shares.items() if share > 0}
-    mass, inside = np.array(list(some.values())), np.array(list(some)).T
+    positive = {members: share for members, share in shares.items() if share > 0}
+    mass, inside = np.array(list(positive.values())), np.array(list(positive)).T
     xp = namespace(p)
     rows = [mass * xp.where(is_in, high, low) for is_in in inside.astype(bool)]
     return low * mass, rows[0], rows[1], xp.stack([*rows[1:], rows[0]])

@@ -44,9 +44,9 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     """Return (log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive; JAX of 64 bits."""
     L = blanket.losses(epsilon)
     xp = namespace(L, n, blanket.mass, blanket.gamma)
-    known = ~xp.isnan(L.sum() + blanket.mass.sum() + blanket.gamma + n)
-    some = (blanket.mass > 0) & (L > 0)
-    possible = some.any()
+    is_number = ~xp.isnan(L.sum() + blanket.mass.sum() + blanket.gamma + n)
+    counts = (blanket.mass > 0) & (L > 0)
+    possible = counts.any()
     L = xp.where(possible, L, xp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
     share = blanket.gamma * blanket.mass
     still_share, still, count = without_derivative((share, L, n))
@@ -55,9 +55,9 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     value, error = _integral(blanket, L, n, c, width, size)
     log_scale = n * xp.log1p(moments(share, L, c)[0]) - xp.log(blanket.gamma * n)
     positive = possible & (value > 0)
-    found = xp.log(xp.where(positive, value, 1.0)) + log_scale
-    found = xp.where(known, xp.where(positive, found, -xp.inf), xp.nan)
-    return found, xp.where(positive, error / xp.where(positive, value, 1.0), 0.0)
+    log_delta = xp.log(xp.where(positive, value, 1.0)) + log_scale
+    log_delta = xp.where(is_number, xp.where(positive, log_delta, -xp.inf), xp.nan)
+    return log_delta, xp.where(positive, error / xp.where(positive, value, 1.0), 0.0)
 
 
 @lru_cache(maxsize=4)
@@ -115,11 +115,11 @@ def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, 
 
 def host_epsilon(blanket: Blanket, n: float, delta: float, level: float) -> tuple[float, float]:
     """Return (``epsilon`` of plain numbers, d log delta/d eps there, by a difference)."""
-    found = float(integral_epsilon(blanket, np.float64(n), np.float64(delta), np.float64(level)))
-    low, high = found * (1 - _DIFFERENCE), found * (1 + _DIFFERENCE)
+    eps = float(integral_epsilon(blanket, np.float64(n), np.float64(delta), np.float64(level)))
+    low, high = eps * (1 - _DIFFERENCE), eps * (1 + _DIFFERENCE)
     if not 0 < low < high:
-        return found, -1.0
-    return found, (host_log_delta(blanket, n, high)[0] - host_log_delta(blanket, n, low)[0]) / (high - low)
+        return eps, -1.0
+    return eps, (host_log_delta(blanket, n, high)[0] - host_log_delta(blanket, n, low)[0]) / (high - low)
 
 
 # Sums cover these many deviations, and outcomes beside them; and the most entries of a table.
@@ -205,13 +205,13 @@ def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
     k, weight, x, z, mean_z = _tables(int(n), informative, share, uninformative)
     slope, base, fall, last = up - down, down * k, -sum(other), x.chance.shape[1] - 1
     lowest, highest = z.start, z.start + z.chance.shape[1] - 2
-    some = np.clip(np.floor((fall * lowest - base) / slope) + 1 - x.start, 0, last).astype(np.int64)
-    every = np.clip(np.ceil((fall * highest - base) / slope) - x.start, some, last).astype(np.int64)
+    first = np.clip(np.floor((fall * lowest - base) / slope) + 1 - x.start, 0, last).astype(np.int64)
+    last_count = np.clip(np.ceil((fall * highest - base) / slope) - x.start, first, last).astype(np.int64)
     rows = np.arange(len(base))
-    total = slope * x.weighted[rows, every] + (base - fall * mean_z) * x.chance[rows, every]
-    for j in range(int((every - some).max()) if fall > 0 else 0):
-        at = np.minimum(some + j, every)
-        chance = np.where(at < every, x.chance[rows, at] - x.chance[rows, np.minimum(at + 1, last)], 0.0)
+    total = slope * x.weighted[rows, last_count] + (base - fall * mean_z) * x.chance[rows, last_count]
+    for j in range(int((last_count - first).max()) if fall > 0 else 0):
+        at = np.minimum(first + j, last_count)
+        chance = np.where(at < last_count, x.chance[rows, at] - x.chance[rows, np.minimum(at + 1, last)], 0.0)
         A = base + slope * (x.start + at)
         upto = np.clip(np.floor(A / fall) - z.start + 1, 0, z.chance.shape[1] - 1).astype(np.int64)
         total += chance * (A * z.chance[rows, upto] - fall * z.weighted[rows, upto])

@@ -218,8 +218,8 @@ class Shuffled(ComposableGuarantee):
         eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
         t = np.exp(eps)
-        kept = bracket.lower_hull(t, values)[0]
-        return (of_dots(t[kept], values[kept]),)
+        corners = bracket.lower_hull(t, values)[0]
+        return (of_dots(t[corners], values[corners]),)
 
     @cached_property
     def _upper(self) -> ShuffleEstimate:
@@ -285,8 +285,8 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
         0.1158
     """
     if not isinstance(n, jax.Array):
-        whole = checks.number("n", n)
-        if not 2 <= whole <= MOST or whole != int(whole):
+        number = checks.number("n", n)
+        if not 2 <= number <= MOST or number != int(number):
             raise ValueError(f"n: must be an integer from 2 to 2^50, the number of honest reports, not {n}")
     return Shuffled(worst_inputs(mechanism), n)
 
@@ -297,23 +297,22 @@ def _(mechanism: Shuffled) -> Atoms:
     return pair
 
 
-def _each(one: Callable[[float], float], values: Any) -> Any:
-    found = np.array([one(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values))
-    return plain(found)
+def _each(function: Callable[[float], float], values: Any) -> Any:
+    return plain(np.array([function(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values)))
 
 
 def _wide(value: Any) -> Any:
-    found = jnp.asarray(value, float)
-    if found.dtype != jnp.float64:
+    wide = jnp.asarray(value, float)
+    if wide.dtype != jnp.float64:
         raise ValueError("shuffled: 32 bits do not resolve sums over many reports; enable JAX's 64-bit types")
-    return found
+    return wide
 
 
 @partial(jax.jit, static_argnums=0)
-def _traced(what: str, blankets: tuple[Blanket, ...], n: Real, at: Any, level: Any) -> Any:
+def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Any, level: Any) -> Any:
 
     def largest(at: Any) -> Any:
-        if what == "epsilon":
+        if quantity == "epsilon":
             return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
         return jnp.exp(jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max())
 

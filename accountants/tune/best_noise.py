@@ -235,8 +235,8 @@ class _Target:
         return self.objective.sign
 
     def releases(self, noise: Distribution) -> Guarantee:
-        one = guarantee(Additive(noise, 1.0))
-        return (one if self.rate is None else one.subsample(self.rate, self.adjacency)).repeat(self.count)
+        release = guarantee(Additive(noise, 1.0))
+        return (release if self.rate is None else release.subsample(self.rate, self.adjacency)).repeat(self.count)
 
     def mechanism(self, noise: Distribution) -> Additive:
         return Additive(noise.rescale(self.sensitivity), self.sensitivity)
@@ -255,10 +255,10 @@ class _Target:
 
         That of one release takes many profiles: there it is log mu of delta, less that of the budget.
         """
-        made = self.releases(noise)
+        releases = self.releases(noise)
         if self.count > 1:
-            return math.log(float(np.clip(made.estimate_epsilon(self.delta) / self.epsilon, _LEAST, _MOST)))
-        delta = max(float(made.estimate_delta(self.epsilon)), _LEAST)
+            return math.log(float(np.clip(releases.estimate_epsilon(self.delta) / self.epsilon, _LEAST, _MOST)))
+        delta = max(float(releases.estimate_delta(self.epsilon)), _LEAST)
         return float(log_mu(np.float64(delta), self.epsilon) - log_mu(np.float64(self.delta), self.epsilon))
 
     def best_of(self, family: NoiseFamily) -> NoiseCost:
@@ -280,9 +280,9 @@ class _Target:
         t = conservative_parameter(lambda t: self.releases(member(t)), self.epsilon, self.delta, is_known=True)
         noise = member(t)
         upper = RigorousBounds(self.releases(noise)).upper_delta(self.epsilon)
-        made = with_own_claim(self.mechanism(noise), self.delta / self.count)
+        mechanism = with_own_claim(self.mechanism(noise), self.delta / self.count)
         facts = self.value(noise), best.parameters, self.epsilon, upper, self.count, self.objective.name
-        return BestNoise(made, best.family, *facts, tuple(costs))
+        return BestNoise(mechanism, best.family, *facts, tuple(costs))
 
 
 class _Point(NamedTuple):

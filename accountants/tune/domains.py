@@ -61,7 +61,7 @@ _domain = partial(pytree, static=("span", "count"))
 
 @_domain
 @dataclass(frozen=True)
-class Above(Domain):
+class GreaterThan(Domain):
     """The numbers above ``low``: x = low + unit e^z."""
 
     low: Any
@@ -105,7 +105,7 @@ class _Interval(Domain):
 
 @_domain
 @dataclass(frozen=True)
-class Inside(_Interval):
+class OpenInterval(_Interval):
     """An open interval: x = low + (high - low)/(1 + e^-z)."""
 
     span: tuple[float, float] = (-4.0, 3.0)
@@ -174,12 +174,12 @@ class Ordered(Domain):
 
 def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
     """Return the parameters at z, of shape (..., n)."""
-    found, start = {}, 0
+    parameters, start = {}, 0
     for name, domain in domains.items():
         end = start + domain.size
-        found[name] = domain.at(z[..., start:end] if domain.count else z[..., start])
+        parameters[name] = domain.at(z[..., start:end] if domain.count else z[..., start])
         start = end
-    return found
+    return parameters
 
 
 def point(domains: dict[str, Domain], parameters: dict[str, Any]) -> np.ndarray:

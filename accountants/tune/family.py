@@ -64,7 +64,7 @@ class Family(abc.ABC):
         mechanism, or for plain numbers a ValueError, means that no mechanism with these parameters meets the budget.
         """
 
-    def release(self, free: dict[str, Any]) -> Member:
+    def certified_member(self, free: dict[str, Any]) -> Member:
         """Return the mechanism from plain numbers, rounded conservatively; its claim is the budget."""
         return self.build(free)
 
@@ -85,20 +85,20 @@ class Family(abc.ABC):
         """Return the family for an objective with this tolerated error, None if it has none."""
         return self
 
-    def spent(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Any:
         """Return what a member's release may spend of a budget that several meet together."""
         return 0.0
 
-    def build_near(self, free: dict[str, Any], spent: Any) -> Member:
-        """Return what ``build`` does. The members of several start solving at ``spent``, if that is positive."""
+    def build_near(self, free: dict[str, Any], solved: Any) -> Member:
+        """Return what ``build`` does. Of several releases it starts to solve at ``solved``, if positive."""
         return self.build(free)
 
-    def release_from(self, free: dict[str, Any], spent: float) -> Member:
-        """Return what ``release`` does, where ``spent`` of it is known but for rounding."""
-        return self.release(free)
+    def certified_member_near(self, free: dict[str, Any], solved: float) -> Member:
+        """Return the ``certified_member`` whose ``solved_budget`` is known but for rounding."""
+        return self.certified_member(free)
 
     @property
-    def has_dips(self) -> bool:
+    def needs_second_search(self) -> bool:
         """Return whether a narrow and deeper minimum may be next to a minimum, so that a second search starts there."""
         return False
 
@@ -119,16 +119,16 @@ class Family(abc.ABC):
         """
         epsilon, delta = map(float, self.budget)
         if delta > 0:
-            found = float(profile.delta(mechanism, epsilon))
-            self.check_allowed("delta", found, delta, rounding=0.0)
-            return epsilon, found
+            realised = float(profile.delta(mechanism, epsilon))
+            self.check_allowed("delta", realised, delta, rounding=0.0)
+            return epsilon, realised
         self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon)
         return epsilon, 0.0
 
-    def check_allowed(self, name: str, found: float, allowed: float, rounding: float = _ROUNDING) -> None:
+    def check_allowed(self, name: str, value: float, allowed: float, rounding: float = _ROUNDING) -> None:
         """Refuse a value that is above the allowed one by more than rounding, relative to it, or NaN."""
-        if not found <= allowed * (1 + rounding):
-            raise NotPrivateError(f"{self.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")
+        if not value <= allowed * (1 + rounding):
+            raise NotPrivateError(f"{self.name}: {name} is {value:.12g}, above the {allowed:.12g} allowed")
 
 
 def checked(family: Any) -> Family:
@@ -142,8 +142,8 @@ def expression(value: Any) -> str:
     """Return a Python expression of a mechanism, of its parts, or of numbers."""
     if dataclasses.is_dataclass(value):
         home = "dpk." if type(value).__module__.startswith("dpkernels.") else ""
-        parts = [expression(getattr(value, field.name)) for field in dataclasses.fields(value)]
-        return f"{home}{type(value).__name__}({', '.join(parts)})"
+        fields = [expression(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return f"{home}{type(value).__name__}({', '.join(fields)})"
     if isinstance(value, tuple):
         return f"({', '.join(map(expression, value))},)"
     return repr(np.asarray(value).tolist())

@@ -105,7 +105,7 @@ def free_form(
     checks.whole("turns", turns, 1, 10**5)
     named = noise(epsilon=epsilon, delta=delta, count=count, sensitivity=sensitivity)
     wanted = {named.costs[0].family, "staircase", "generalised normal"}
-    found = []
+    results = []
     for cost in named.costs:
         if cost.noise is not None and cost.family in wanted:
             start = _falls(cost.noise, cells, delta / count)
@@ -113,11 +113,11 @@ def free_form(
                 _, falls, steps = Descent(float(epsilon), float(delta), count, cells).descend(start, turns)
             for table, number in ((falls, steps), (start, 0)):
                 with suppress(NotPrivateError):
-                    found.append(_certified(table, named, sensitivity, cells, delta, cost.family, number))
+                    results.append(_certified(table, named, sensitivity, cells, delta, cost.family, number))
                     break
-    if not found:
+    if not results:
         raise NotPrivateError(f"cells: no table of {cells} cells in a sensitivity was proven to meet the budget")
-    return min(found, key=lambda result: result.value)
+    return min(results, key=lambda result: result.value)
 
 
 def _falls(noise: Distribution, cells: int, delta: float) -> np.ndarray:
@@ -148,10 +148,10 @@ def _certified(
 
     t = conservative_root(missing, 0.0, longest=_LONGEST)
     upper = RigorousBounds(releases(t)).upper_delta(named.epsilon)
-    made = with_own_claim(Additive(member(t).rescale(float(sensitivity)), float(sensitivity)), delta / named.count)
-    value = float(made.noise.variance)
+    mechanism = with_own_claim(Additive(member(t).rescale(float(sensitivity)), float(sensitivity)), delta / named.count)
+    value = float(mechanism.noise.variance)
     gap = float(named.mechanism.noise.variance) / value - 1
-    return FreeForm(made, value, gap, named, named.epsilon, upper, named.count, start, steps)
+    return FreeForm(mechanism, value, gap, named, named.epsilon, upper, named.count, start, steps)
 
 
 class Descent:
@@ -168,9 +168,9 @@ class Descent:
         bounds = [(0.0, None)] * (len(falls) - 1) + [(_FLATTEST, None)]
         start = np.maximum(falls, [low for low, _ in bounds])
         options = {"maxiter": turns, "maxfun": 2 * turns, "maxcor": 30, "ftol": 1e-9, "gtol": 1e-9}
-        found = minimize(self.log_variance, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
-        value, _ = self.log_variance(found.x)
-        return math.exp(value), found.x * self.temperature, int(found.nit)
+        result = minimize(self.log_variance, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
+        value, _ = self.log_variance(result.x)
+        return math.exp(value), result.x * self.temperature, int(result.nit)
 
     def log_variance(self, falls: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the log of the variance at the temperature of the budget, and its gradient in the falls."""
@@ -202,15 +202,15 @@ class Descent:
         count = len(falls) + 1
         logs = -np.concatenate([[0.0], np.cumsum(np.append(falls, np.full(self.cells, falls[-self.cells :].mean())))])
         line = np.arange(-count, count)
-        here, there = (np.where(at < 0, -at - 1, at) for at in (line, line - self.cells))
-        p = np.exp(logs[here])
-        return p / p.sum(), logs[here] - logs[there], here, there
+        cell, shifted_cell = (np.where(at < 0, -at - 1, at) for at in (line, line - self.cells))
+        p = np.exp(logs[cell])
+        return p / p.sum(), logs[cell] - logs[shifted_cell], cell, shifted_cell
 
     def _gradient(self, falls: np.ndarray, p: np.ndarray, of_p: np.ndarray, of_loss: np.ndarray) -> np.ndarray:
         """Return the gradient in the falls, from those in masses and losses."""
-        *_, here, there = self._masses(falls)
+        *_, cell, shifted_cell = self._masses(falls)
         size = len(falls) + 1 + self.cells
-        of_logs = np.bincount(here, p * (of_p - p @ of_p) + of_loss, size) - np.bincount(there, of_loss, size)
+        of_logs = np.bincount(cell, p * (of_p - p @ of_p) + of_loss, size) - np.bincount(shifted_cell, of_loss, size)
         of_falls = -np.cumsum(of_logs[:0:-1])[::-1]
         of_falls[len(falls) - self.cells : len(falls)] += of_falls[len(falls) :].mean()
         return of_falls[: len(falls)]

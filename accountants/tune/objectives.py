@@ -272,7 +272,7 @@ def distribution(reports: float = 1e5) -> Objective:
 
 
 # An objective, or a function of the mechanism that is minimised.
-Aim = Objective | Callable[[Any], Real]
+ObjectiveLike = Objective | Callable[[Any], Real]
 
 
 def maximise(function: Callable[[Any], Real]) -> Objective:
@@ -280,7 +280,7 @@ def maximise(function: Callable[[Any], Real]) -> Objective:
     return Objective(function, getattr(function, "__name__", "objective"), -1)
 
 
-def as_objective(objective: Aim) -> Objective:
+def as_objective(objective: ObjectiveLike) -> Objective:
     """Return the objective itself, or that of a callable; raise a TypeError if it is neither."""
     if isinstance(objective, Objective):
         return objective
@@ -334,7 +334,7 @@ class Constraint:
         >>> constraint = tune.Constraint(tune.acceptance(theta=1.0), at_least=0.9)
     """
 
-    objective: Aim
+    objective: ObjectiveLike
     at_least: float | None = None
     at_most: float | None = None
 

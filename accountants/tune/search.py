@@ -40,22 +40,22 @@ _HALVINGS = 50  # Of the way from a member that meets a constraint to one that m
 _PENALTY, _PENALTIES = 10.0, 3
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The best unconstrained point z, (n,), its cost, infinite if no point was feasible, and the descent to it.
 
-    ``path`` has (z, cost) after each step. ``spent`` is what a release may spend at z; see ``Family.spent``.
+    ``path`` has (z, cost) after each step. ``solved`` is ``Family.solved_budget`` at z.
     ``memory`` is the state of the optimizer, and ``promised`` what its next step would gain by the slope.
     """
 
     z: np.ndarray
     value: float
-    spent: float = 0.0
+    solved: float = 0.0
     path: Sequence[tuple[np.ndarray, float]] = ()
     memory: Any = None
     promised: float = 0.0
 
 
-NOTHING = Found(np.zeros(0), math.inf)
+NOTHING = SearchResult(np.zeros(0), math.inf)
 
 
 @dataclass
@@ -80,35 +80,35 @@ class Cost:
     weight: float = 0.0
     evaluations: int = 0
     refusal: ValueError | None = None
-    nearest: Found = NOTHING
+    nearest: SearchResult = NOTHING
     least_missed: float = math.inf
-    spent: float = 0.0
+    solved: float = 0.0
     known: tuple[Any, Any] = field(default=(None, None), repr=False)
 
     def __call__(self, z: np.ndarray) -> float:
         self.evaluations += 1
         if self.program:
-            value, spent, slopes = self.program(self.family, self.objective, z, self.spent)
+            value, solved, slopes = self.program(self.family, self.objective, z, self.solved)
             self.known = z, np.asarray(slopes)
-            value, spent, missed = float(value), float(spent), 0.0
+            value, solved, missed = float(value), float(solved), 0.0
         else:
             with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
-                value, spent, missed = self._of_numbers(z)
+                value, solved, missed = self._of_numbers(z)
         if value == -math.inf:
             raise ValueError(f"objective: {self.objective.name} of {self.family.name} is not bounded")
         if not value + missed < math.inf:
             return math.inf
-        self.spent = spent if math.isfinite(spent) else 0.0
+        self.solved = solved if math.isfinite(solved) else 0.0
         if missed == 0 and value < self.nearest.value:
-            self.nearest = Found(np.array(z), value, self.spent)
+            self.nearest = SearchResult(np.array(z), value, self.solved)
         return value + self.weight * missed
 
     def _of_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
-        """Return the value, what is spent, and what is missed of the constraints."""
+        """Return the value, the solved budget, and what is missed of the constraints."""
         try:
-            member = self.family.build_near(domains.values(self.family.domains, z), self.spent)
+            member = self.family.build_near(domains.values(self.family.domains, z), self.solved)
             value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
-            values = [float(evaluate(as_objective(one.objective), member)) for one in self.constraints]
+            values = [float(evaluate(as_objective(constraint.objective), member)) for constraint in self.constraints]
             missed = sum(map(Constraint.missed, self.constraints, values), 0.0)
         except ValueError as error:  # No member meets the budget, or its parameters are none.
             self.refusal = error
@@ -117,7 +117,7 @@ class Cost:
             return math.inf, 0.0, 0.0
         if self.constraints:
             self.least_missed = min(self.least_missed, missed)
-        return value, float(self.family.spent(member)), missed
+        return value, float(self.family.solved_budget(member)), missed
 
     def gradient(self, z: np.ndarray, value: float) -> np.ndarray:
         """Return the derivatives at the point of the last call, exact or by differences.
@@ -132,8 +132,8 @@ class Cost:
         slopes = np.empty(z.size)
         for axis, move in enumerate(step * np.eye(z.size)):
             before, after = self(z - move), self(z + move)
-            known = np.array([before, value, after])[np.isfinite([before, value, after])]
-            slopes[axis] = (known[-1] - known[0]) / (step * (len(known) - 1)) if len(known) > 1 else math.nan
+            finite = np.array([before, value, after])[np.isfinite([before, value, after])]
+            slopes[axis] = (finite[-1] - finite[0]) / (step * (len(finite) - 1)) if len(finite) > 1 else math.nan
         return slopes
 
 
@@ -142,18 +142,18 @@ def _numbers(member: Any) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
 
 
-def traced_cost(family: Family, objective: Objective, z: Any, spent: Any = 0.0) -> tuple[Any, Any]:
-    """Return (the cost, what is spent) of JAX numbers, infinite where no member meets the budget; see ``Cost``."""
+def traced_cost(family: Family, objective: Objective, z: Any, solved: Any = 0.0) -> tuple[Any, Any]:
+    """Return (the cost, the solved budget) of JAX numbers, infinite where no member meets the budget; see ``Cost``."""
     TRACES.append(family.name)
-    member = family.build_near(domains.values(family.domains, z), spent)
+    member = family.build_near(domains.values(family.domains, z), solved)
     infeasible = jnp.array([jnp.isnan(number).any() for number in _numbers(member)]).any()
     value = objective.sign * relative_to(family.unit, objective, member)
-    return jnp.where(infeasible, jnp.inf, value), family.spent(member)
+    return jnp.where(infeasible, jnp.inf, value), family.solved_budget(member)
 
 
-def _traced(family: Family, objective: Objective, z: Any, spent: Any) -> tuple[Any, Any, Any]:
+def _traced(family: Family, objective: Objective, z: Any, solved: Any) -> tuple[Any, Any, Any]:
     """Return ``traced_cost``, and its derivatives, forwards along each axis; of one number none, Brent needs none."""
-    at = partial(traced_cost, family, objective, spent=spent)
+    at = partial(traced_cost, family, objective, solved=solved)
     if z.size == 1:
         return *at(z), ()
     along = partial(jax.jvp, at, (z,), has_aux=True)
@@ -170,8 +170,8 @@ def search(
     points: np.ndarray,
     turns: int,
     optimizer: optax.GradientTransformation | None = None,
-    near: Found | None = None,
-) -> Found:
+    near: SearchResult | None = None,
+) -> SearchResult:
     """Return the best of all starts, each from the best of its points, an array of shape (points, starts, n).
 
     With ``near`` the only start is what was found nearby, such as at a neighbouring budget.
@@ -187,39 +187,39 @@ def search(
     for start in points.swapaxes(0, 1):
         values = [cost(point) for point in start]
         least = int(np.argmin(values))
-        beginnings.append(Found(start[least], values[least]))
+        beginnings.append(SearchResult(start[least], values[least]))
     descents = [each for each in beginnings if each.value < math.inf]
     best_count = max(len(beginnings) // 4, _LEAST_KEPT)
     while len(descents) > best_count:
-        some = [descend(cost, rule, each, _TRIALS, optimizer is None) for each in descents]
-        descents = sorted(some, key=lambda each: each.value)[: max(len(some) // 2, best_count)]
+        ended = [descend(cost, rule, each, _TRIALS, optimizer is None) for each in descents]
+        descents = sorted(ended, key=lambda each: each.value)[: max(len(ended) // 2, best_count)]
     done = [descend(cost, rule, each, turns, optimizer is None) for each in descents]
-    found = min(done, key=lambda each: each.value, default=NOTHING)
-    return _across_kinks(cost, found, turns) if found.promised > cost.family.patience[1] * abs(found.value) else found
+    best = min(done, key=lambda each: each.value, default=NOTHING)
+    return _across_kinks(cost, best, turns) if best.promised > cost.family.patience[1] * abs(best.value) else best
 
 
-def _across_kinks(cost: Cost, found: Found, turns: int) -> Found:
+def _across_kinks(cost: Cost, lowest: SearchResult, turns: int) -> SearchResult:
     """Search on from where a descent ended at a kink, on steep slopes, by the simplex of Nelder and Mead."""
     from scipy.optimize import minimize  # Imported on use: it takes 0.15 s.
 
-    n, gain = found.z.size, cost.family.patience[1]
+    n, gain = lowest.z.size, cost.family.patience[1]
     options = {
-        "initial_simplex": found.z + _SIMPLEX * np.vstack([np.zeros(n), np.eye(n)]),
+        "initial_simplex": lowest.z + _SIMPLEX * np.vstack([np.zeros(n), np.eye(n)]),
         "maxfev": turns * (2 * n + 1),
         "xatol": gain,
-        "fatol": gain * abs(found.value),
+        "fatol": gain * abs(lowest.value),
     }
-    simplex = minimize(cost, found.z, method="Nelder-Mead", options=options)
-    if not simplex.fun < found.value:
-        return found
+    simplex = minimize(cost, lowest.z, method="Nelder-Mead", options=options)
+    if not simplex.fun < lowest.value:
+        return lowest
     value = cost(simplex.x)
-    path = [*found.path, (simplex.x, value)]
-    further = found._replace(z=simplex.x, value=value, spent=cost.spent, path=path, memory=None)
-    enough = found.value - value <= _STALLED * abs(value)
+    path = [*lowest.path, (simplex.x, value)]
+    further = lowest._replace(z=simplex.x, value=value, solved=cost.solved, path=path, memory=None)
+    enough = lowest.value - value <= _STALLED * abs(value)
     return further if enough else _across_kinks(cost, further, turns)
 
 
-def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: Found | None) -> Found:
+def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: SearchResult | None) -> SearchResult:
     """Search one number: around the lowest of the points, of which there may be several, by Brent's method."""
     if near is None:
         grid = np.sort(points.ravel())
@@ -235,21 +235,21 @@ def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: Found | None) ->
     return min(descents, key=lambda each: each.value, default=NOTHING)
 
 
-def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns: int) -> Found:
+def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns: int) -> SearchResult:
     """Search around z, of this value; the minimum is first bracketed by ever wider steps."""
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
     path = [(np.array([z]), value)]
     gain = cost.family.patience[1]
-    spent, alike = cost.spent, 0
+    solved, alike = cost.solved, 0
 
     def evaluate(z: float) -> float:
-        nonlocal spent, alike
+        nonlocal solved, alike
         value = cost(np.array([z]))
         alike = alike + 1 if value < math.inf and abs(value - path[-1][1]) <= gain * abs(value) else 0
         if value < path[-1][1]:
             path.append((np.array([z]), value))
-            spent = cost.spent
+            solved = cost.solved
         return value
 
     def until_alike(z: float) -> float:
@@ -269,26 +269,26 @@ def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns:
             minimize_scalar(until_alike, bracket=(low, middle, high), options={"xtol": gain, **options})
         else:
             minimize_scalar(until_alike, bounds=(low, high), method="bounded", options={"xatol": gain, **options})
-    return Found(*path[-1], spent, path)
+    return SearchResult(*path[-1], solved, path)
 
 
 def descend(
     cost: Cost,
     rule: optax.GradientTransformation,
-    start: Found,
+    start: SearchResult,
     turns: int,
     only_down: bool = True,
-) -> Found:
+) -> SearchResult:
     """Return the lowest point of a descent, whose steps are those of the rule.
 
     Those of BFGS, ``only_down``, are shortened until they lead down. Those of optax are taken as they are, unless they
     lead to where nothing is feasible. Every turn evaluates one trial.
     """
     stale_turns, gain = cost.family.patience
-    z, value, spent, best = start.z, start.value, start.spent, start
+    z, value, solved, best = start.z, start.value, start.solved, start
     path = [*start.path] or [(z, value)]
     gradient = cost.gradient(z, value)
-    cost.spent = spent
+    cost.solved = solved
     step, memory = rule.update(gradient, start.memory or rule.init(z), z, value=value)
     share, mark, stale = 1.0, value, 0
     for _ in range(turns):
@@ -296,19 +296,19 @@ def descend(
         if not np.isfinite(step).all() or (only_down and not promised > _NEGLIGIBLE * gain * abs(value)):
             break
         trial = z + share * step
-        there = cost(trial)
+        trial_value = cost(trial)
         slopes = np.full(z.size, math.nan)
-        if there < math.inf and (not only_down or there <= value - _ARMIJO * promised):
-            slopes = cost.gradient(trial, there)
+        if trial_value < math.inf and (not only_down or trial_value <= value - _ARMIJO * promised):
+            slopes = cost.gradient(trial, trial_value)
         if np.isfinite(slopes).all():
-            z, value, gradient, share = trial, there, slopes, 1.0
+            z, value, gradient, share = trial, trial_value, slopes, 1.0
             path.append((z, value))
             step, memory = rule.update(gradient, memory, z, value=value)
             if value <= best.value:
-                best = Found(z, value, cost.spent, memory=memory)
+                best = SearchResult(z, value, cost.solved, memory=memory)
         else:
             # A failed step is shortened to where a parabola of its slope and rise is lowest, to 0.1 to 0.5 of it.
-            bend = 2 * (there - value + promised)
+            bend = 2 * (trial_value - value + promised)
             share *= min(max(promised / bend, 0.1), 0.5) if 0 < bend < math.inf else 0.25
         gained = best.value < mark - gain * abs(best.value)
         mark, stale = (best.value, 0) if gained else (mark, stale + 1)
@@ -381,27 +381,29 @@ def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.Gradi
     return optax.GradientTransformation(lambda z: rule.init(jnp.asarray(z)), update)
 
 
-def search_constrained(cost: Cost, points: np.ndarray, turns: int, optimizer: Any, near: Found | None) -> Found:
+def search_constrained(
+    cost: Cost, points: np.ndarray, turns: int, optimizer: Any, near: SearchResult | None
+) -> SearchResult:
     """Return the best member that meets all constraints, by penalties that grow until they are met.
 
     A large enough penalty is exact: the least sum is where a constraint binds. From the best member that meets them all
     a last step leads towards that place, as far as they allow.
     """
-    found, heavier = NOTHING, _PENALTY
+    lowest, heavier = NOTHING, _PENALTY
     for _ in range(_PENALTIES):
         typical = abs(cost.nearest.value) if cost.nearest.value < math.inf else 1.0
         cost.weight, heavier = heavier * max(typical, 1e-300), heavier * _PENALTY**2
-        found = search(cost, points, turns, optimizer, near)
-        if found.value == math.inf:
+        lowest = search(cost, points, turns, optimizer, near)
+        if lowest.value == math.inf:
             return NOTHING
-        if cost.nearest.value - found.value <= 1e-3 * abs(found.value):
+        if cost.nearest.value - lowest.value <= 1e-3 * abs(lowest.value):
             break
-        near = found
+        near = lowest
     low, high = 0.0, 1.0
     inside = cost.nearest
     for _ in range(_HALVINGS if inside.value < math.inf else 0):
         share = (low + high) / 2
         before = cost.nearest
-        cost(inside.z + share * (found.z - inside.z))
+        cost(inside.z + share * (lowest.z - inside.z))
         low, high = (low, share) if cost.nearest is before else (share, high)
-    return cost.nearest._replace(path=[*found.path, (cost.nearest.z, cost.nearest.value)])
+    return cost.nearest._replace(path=[*lowest.path, (cost.nearest.z, cost.nearest.value)])

@@ -15,8 +15,8 @@ import optax
 from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, checked, expression
-from accountants.tune.objectives import Aim, Constraint, Objective, as_objective, evaluate
-from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, Found, search, search_constrained
+from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as_objective, evaluate
+from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
 
 __all__ = ["Many", "Result", "best", "compare", "many", "pareto_front"]
@@ -26,7 +26,7 @@ TURNS = 200  # A descent ends by itself, see ``Family.patience``; this bounds th
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
 _MOST = 100_000  # Of starts and of turns.
-_NEAR = 1 / 6  # The width of the starts of a second search, relative to the first one's; see ``has_dips``.
+_NEAR = 1 / 6  # The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
 _COLD = 20  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
 _MANY = 200  # So many budgets are worth an optimised program.
 _TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
@@ -99,7 +99,7 @@ class Result:
 
 def best(
     family: Family,
-    objective: Aim,
+    objective: ObjectiveLike,
     *,
     method: str = "gradient",
     at_least: float | None = None,
@@ -171,7 +171,7 @@ def best(
     return result
 
 
-def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[Result]:
+def compare(families: Sequence[Family], objective: ObjectiveLike, **options: Any) -> list[Result]:
     """Return the best of each family, best first; options as for ``best``.
 
     Raises:
@@ -186,7 +186,7 @@ def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[
 
 def pareto_front(
     family: Family,
-    objectives: Sequence[Aim],
+    objectives: Sequence[ObjectiveLike],
     *,
     points: int = 11,
     starts: int | None = None,
@@ -247,7 +247,7 @@ def _is_no_better(
 
 def many(
     family: Family,
-    objective: Aim,
+    objective: ObjectiveLike,
     *,
     starts: int | None = None,
     turns: int = TURNS,
@@ -280,36 +280,40 @@ def many(
         program = QUICK if len(rows) < _MANY else OPTIMISED
         cost = Cost(rows[0], chosen, program=program if rows[0].domains else None)
         descents, members = _swept(cost, rows, starts, *limits), []
-        for at, row, found in zip(order, rows, descents, strict=True):
-            if found.value == np.inf:
+        for at, row, descent in zip(order, rows, descents, strict=True):
+            if descent.value == np.inf:
                 raise ValueError(f"family: at budget number {at} no member of {row.name} is feasible") from cost.refusal
-            free = domains.values(row.domains, found.z)
-            members.append({"": found.value * _factor(row, chosen)})
-            members[-1] |= row.parameters(free, row.build_near(free, found.spent)) if free else {}
+            free = domains.values(row.domains, descent.z)
+            members.append({"": descent.value * _factor(row, chosen)})
+            members[-1] |= row.parameters(free, row.build_near(free, descent.solved)) if free else {}
     inverse = np.argsort(order)
     columns_of = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
     parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in columns_of.items()}
     return Many(parameters, parameters.pop(""), cost.evaluations)
 
 
-def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: Any) -> list[Found]:
+def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: Any) -> list[SearchResult]:
     """Return what the search finds for each family, of which neighbours have budgets next to one another."""
-    descents: list[Found] = []
+    descents: list[SearchResult] = []
     for number, row in enumerate(rows):
         cost.family = row
         near = descents[-1] if row.domains and descents and descents[-1].value < np.inf else None
-        found = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
-        is_cold = row.has_dips or number % _COLD == 0 or number == len(rows) - 1
-        if is_cold or found.value == np.inf:
-            found = min(found, _found(cost, starting_points(row, starts), turns, optimizer), key=lambda one: one.value)
-        descents.append(found._replace(path=()))
+        descent = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
+        is_cold = row.needs_second_search or number % _COLD == 0 or number == len(rows) - 1
+        if is_cold or descent.value == np.inf:
+            descent = min(
+                descent,
+                _search_all_starts(cost, starting_points(row, starts), turns, optimizer),
+                key=lambda descent_of: descent_of.value,
+            )
+        descents.append(descent._replace(path=()))
     for number in range(len(rows) - 2, -1, -1):
         cost.family, after = rows[number], descents[number + 1]
-        cost.spent = after.spent
+        cost.solved = after.solved
         before = descents[number].value
         if after.z.size and cost(after.z) < before - cost.family.patience[1] * abs(before):
-            found = search(cost, after.z[None, None], turns, optimizer, after)
-            descents[number] = min(descents[number], found._replace(path=()), key=lambda one: one.value)
+            descent = search(cost, after.z[None, None], turns, optimizer, after)
+            descents[number] = min(descents[number], descent._replace(path=()), key=lambda descent_of: descent_of.value)
     return descents
 
 
@@ -321,12 +325,12 @@ def _limits(turns: int, optimizer: Any) -> tuple[int, optax.GradientTransformati
 
 def _checked_constraints(constraints: Any) -> tuple[Constraint, ...]:
     several = tuple(constraints) if isinstance(constraints, Iterable) else (constraints,)
-    if isinstance(constraints, Constraint) or not all(isinstance(one, Constraint) for one in several):
+    if isinstance(constraints, Constraint) or not all(isinstance(constraint, Constraint) for constraint in several):
         raise TypeError(f"subject_to: {constraints!r}; a list of tune.Constraint(objective, at_least=...) is needed")
     return several
 
 
-def _near(family: Family, start: Mapping[str, Any] | Result | None) -> Found | None:
+def _near(family: Family, start: Mapping[str, Any] | Result | None) -> SearchResult | None:
     if start is None:
         return None
     if not isinstance(start, Mapping | Result):
@@ -343,7 +347,7 @@ def _near(family: Family, start: Mapping[str, Any] | Result | None) -> Found | N
             raise ValueError(f"start: {name} = {free[name]!r} has shape {np.shape(free[name])}; {shape} is needed")
         if isinstance(start, Mapping) and np.asarray(free[name]) not in domain:
             raise ValueError(f"start: {name} = {free[name]!r} is not in its domain, {domain}")
-    return Found(domains.point(family.domains, free), np.inf)
+    return SearchResult(domains.point(family.domains, free), np.inf)
 
 
 def starting_points(family: Family, count: int | None) -> np.ndarray:
@@ -351,20 +355,20 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     free = sum(domain.size for domain in family.domains.values())
     further = max(free - 1, 0)
     chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else checks.whole("starts", count, 1, _MOST)
-    points = min(_POINTS * 2 ** (further + family.has_dips), _MOST_POINTS)
+    points = min(_POINTS * 2 ** (further + family.needs_second_search), _MOST_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 
-def _found(cost: Cost, points: np.ndarray, turns: int, optimizer: Any) -> Found:
+def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: Any) -> SearchResult:
     """Search from all starts, and where there are dips once more around what is found."""
     if not points.size:
         value = cost(np.zeros(0))
-        return Found(np.zeros(0), value, cost.spent, [(np.zeros(0), value)])
-    found = search(cost, points, turns, optimizer)
-    if not cost.family.has_dips or found.value == np.inf:
-        return found
-    again = search(cost, found.z + _NEAR * (points - points.mean((0, 1))), turns, optimizer)
-    return min(found, again, key=lambda one: one.value)
+        return SearchResult(np.zeros(0), value, cost.solved, [(np.zeros(0), value)])
+    lowest = search(cost, points, turns, optimizer)
+    if not cost.family.needs_second_search or lowest.value == np.inf:
+        return lowest
+    again = search(cost, lowest.z + _NEAR * (points - points.mean((0, 1))), turns, optimizer)
+    return min(lowest, again, key=lambda result: result.value)
 
 
 def _by_search(
@@ -372,7 +376,7 @@ def _by_search(
     objective: Objective,
     wanted: tuple[Constraint, ...],
     points: np.ndarray,
-    near: Found | None,
+    near: SearchResult | None,
     turns: int,
     optimizer: Any,
 ) -> Result:
@@ -382,28 +386,30 @@ def _by_search(
     with jax.enable_x64(True):
         for _ in range(_TIGHTENINGS):
             if cost.constraints and points.size:
-                found = search_constrained(cost, points, turns, optimizer, near)
+                lowest = search_constrained(cost, points, turns, optimizer, near)
             elif near is not None and points.size:
-                found = search(cost, points, turns, optimizer, near)
+                lowest = search(cost, points, turns, optimizer, near)
             else:
-                found = _found(cost, points, turns, optimizer)
-            if found.value == np.inf:
+                lowest = _search_all_starts(cost, points, turns, optimizer)
+            if lowest.value == np.inf:
                 raise _infeasible(family, cost, near) from cost.refusal
-            free = domains.values(family.domains, found.z)
-            mechanism = family.release_from(_plain(free), found.spent)
-            values = [_value(as_objective(one.objective), mechanism) for one in wanted]
-            missed = [one.missed(value) for one, value in zip(wanted, values, strict=True)]
+            free = domains.values(family.domains, lowest.z)
+            mechanism = family.certified_member_near(_plain(free), lowest.solved)
+            values = [_value(as_objective(constraint.objective), mechanism) for constraint in wanted]
+            missed = [constraint.missed(value) for constraint, value in zip(wanted, values, strict=True)]
             if not any(missed):
                 break
             # What is released is rounded, or its noise is a little wider than that of the search.
             tighter = zip(cost.constraints, missed, strict=True)
-            near = found if points.size else None
-            cost = replace(cost, constraints=tuple(one.tightened(2 * by) for one, by in tighter), nearest=NOTHING)
+            near = lowest if points.size else None
+            cost = replace(
+                cost, constraints=tuple(constraint.tightened(2 * by) for constraint, by in tighter), nearest=NOTHING
+            )
         else:
             raise ValueError(f"subject_to: {', '.join(map(str, wanted))}; no member that is released meets it")
     is_estimated = family.is_estimated or not points.size
-    value = _value(objective, mechanism) if is_estimated else found.value * _factor(family, objective)
-    steps = np.array([z for z, _ in found.path]), np.array([value for _, value in found.path])
+    value = _value(objective, mechanism) if is_estimated else lowest.value * _factor(family, objective)
+    steps = np.array([z for z, _ in lowest.path]), np.array([value for _, value in lowest.path])
     finite = np.isfinite(steps[1])
     path = {
         **domains.values(family.domains, steps[0][finite]),
@@ -413,7 +419,7 @@ def _by_search(
     return replace(result, values=(value, *values))
 
 
-def _infeasible(family: Family, cost: Cost, near: Found | None) -> ValueError:
+def _infeasible(family: Family, cost: Cost, near: SearchResult | None) -> ValueError:
     if cost.least_missed < np.inf:
         limits = ", ".join(map(str, cost.constraints))
         return ValueError(
@@ -440,9 +446,9 @@ def _value(objective: Objective, mechanism: Any) -> float:
 
 
 def _by_enumeration(family: Family, objective: Objective) -> Result:
-    found = family.published_search(objective)
-    member = found.parameters, found.mechanism, found.value, {"objective": np.asarray(found.rounds)}
-    return _certified(family, objective, *member, found.evaluations, source=found.source)
+    published = family.published_search(objective)
+    member = published.parameters, published.mechanism, published.value, {"objective": np.asarray(published.rounds)}
+    return _certified(family, objective, *member, published.evaluations, source=published.source)
 
 
 def _certified(

@@ -48,11 +48,11 @@ class ComposableFamily(Family):
         return self
 
     @abc.abstractmethod
-    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Mechanism:
-        """Return one of the releases that meet the target together by the estimate, solved from ``spent``, unless 0."""
+    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Mechanism:
+        """Return one of the releases that meet the target together by the estimate, from ``solved`` unless it is 0."""
 
     @abc.abstractmethod
-    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Mechanism:
+    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Mechanism:
         """Return what ``composed`` does, from plain numbers, rounded conservatively."""
 
     def with_sensitivity(self, factor: Any) -> Any:
@@ -77,15 +77,15 @@ class PureDPFamily(ComposableFamily):
 
     def released(self, free: dict[str, Any]) -> Callable[..., Any]:
         """Return the function from ``epsilon`` to what is released at that budget."""
-        return lambda *, epsilon: self.with_budget(epsilon).release(free)
+        return lambda *, epsilon: self.with_budget(epsilon).certified_member(free)
 
-    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Any:
-        return self.member(target.largest_budget(free, spent), free)
+    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Any:
+        return self.member(target.largest_budget(free, solved), free)
 
-    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Any:
-        return calibrate.composed_budget(self.released(free), **target.options, initial_guess=spent or None)
+    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Any:
+        return calibrate.composed_budget(self.released(free), **target.options, initial_guess=solved or None)
 
-    def spent(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Any:
         return member.epsilon
 
 
@@ -167,7 +167,7 @@ class Composed(Family):
         return gaussian_ratio(self.epsilon, self.delta, self.count, self.rate)
 
     @property
-    def has_dips(self) -> bool:
+    def needs_second_search(self) -> bool:
         """Return whether eps may be a multiple of a release's largest loss, on samples or not."""
         return isinstance(self.each, PureDPFamily)
 
@@ -185,15 +185,15 @@ class Composed(Family):
     def build(self, free: dict[str, Any]) -> Member:
         return self.build_near(free, 0.0)
 
-    def build_near(self, free: dict[str, Any], spent: Any) -> Member:
-        return self._built(free, lambda family, free: family.each.composed(family, free, spent))
+    def build_near(self, free: dict[str, Any], solved: Any) -> Member:
+        return self._built(free, lambda family, free: family.each.composed(family, free, solved))
 
-    def release(self, free: dict[str, Any]) -> Member:
-        return self.release_from(free, 0.0)
+    def certified_member(self, free: dict[str, Any]) -> Member:
+        return self.certified_member_near(free, 0.0)
 
-    def release_from(self, free: dict[str, Any], spent: float) -> Member:
+    def certified_member_near(self, free: dict[str, Any], solved: float) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
-        return self._built(free, lambda family, free: family.each.composed_release(family, free, spent))
+        return self._built(free, lambda family, free: family.each.composed_release(family, free, solved))
 
     def _built(self, free: dict[str, Any], build: Callable[[Composed, dict[str, Any]], Mechanism]) -> Member:
         if not isinstance(self.rate, FreeRate):
@@ -205,8 +205,8 @@ class Composed(Family):
     def guarantee(self, mechanism: Any) -> Guarantee:
         if isinstance(mechanism, Subsampled):
             return self.at(mechanism.rate).guarantee(mechanism.mechanism)
-        one = guarantee(mechanism)
-        return (one if self.rate is None else one.subsample(self.rate)).repeat(self.count)
+        release = guarantee(mechanism)
+        return (release if self.rate is None else release.subsample(self.rate)).repeat(self.count)
 
     def estimated(self, mechanism: Any) -> Guarantee:
         # All additive noise here is even, which is not seen while its ends are traced.
@@ -227,24 +227,24 @@ class Composed(Family):
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
         return {**self.each.parameters(free, mechanism), **own}
 
-    def spent(self, member: Any) -> Any:
-        spent = self.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)
-        return 0.0 if spent is None else spent  # Noise that is scaled has no claim here.
+    def solved_budget(self, member: Any) -> Any:
+        solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
+        return 0.0 if solved is None else solved  # Noise that is scaled has no claim here.
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify all releases together, by the upper end of the rigorous bracket."""
         epsilon, delta = map(float, self.budget)
         bounds = RigorousBounds(self.guarantee(mechanism))
-        found = bounds.upper_delta(epsilon)
-        if found > delta:
+        realised = bounds.upper_delta(epsilon)
+        if realised > delta:
             # The bound of epsilon, on another grid, may prove what that of delta does not.
-            found = delta if bounds.upper_epsilon(delta) <= epsilon else bounds.delta(epsilon)[1]
-        self.check_allowed("delta", found, delta, rounding=0.0)
-        return epsilon, found
+            realised = delta if bounds.upper_epsilon(delta) <= epsilon else bounds.delta(epsilon)[1]
+        self.check_allowed("delta", realised, delta, rounding=0.0)
+        return epsilon, realised
 
 
-def _releases(level: Any, given: tuple[Composed, dict[str, Any]]) -> Guarantee:
-    target, free = given
+def _releases(level: Any, parameters: tuple[Composed, dict[str, Any]]) -> Guarantee:
+    target, free = parameters
     return target.estimated(target.inner.member(level, free))
 
 
@@ -311,7 +311,7 @@ class ShuffledFamily(Family):
         t = log_budget(_member, (self.inner, free), **target, by_integral=True)
         return self.inner.member(namespace(t).exp(t), free)
 
-    def release(self, free: dict[str, Any]) -> Member:
+    def certified_member(self, free: dict[str, Any]) -> Member:
         """Return the member, private by the upper end of the rigorous bracket of the integers."""
         epsilon, delta = map(float, self.budget)
         return calibrate.shuffled(self.inner.released(free), epsilon=epsilon, delta=delta, n=self.n)
@@ -325,13 +325,13 @@ class ShuffledFamily(Family):
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify all reports together, by the upper end of the rigorous bracket of the integers."""
         epsilon, delta = map(float, self.budget)
-        found = upper_delta(mechanism, self.n, epsilon)
-        self.check_allowed("delta", found, delta, rounding=0.0)
-        return epsilon, found
+        realised = upper_delta(mechanism, self.n, epsilon)
+        self.check_allowed("delta", realised, delta, rounding=0.0)
+        return epsilon, realised
 
 
-def _member(level: Any, given: tuple[Any, dict[str, Any]]) -> Any:
-    family, free = given
+def _member(level: Any, parameters: tuple[Any, dict[str, Any]]) -> Any:
+    family, free = parameters
     return family.member(level, free)
 
 

@@ -17,7 +17,7 @@ from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
 from accountants.calibrate.one_release import shape_shift
 from accountants.calibrate.scale import rescaled
 from accountants.published.searches import Enumerated, composite_search
-from accountants.tune.domains import Above, Domain, Inside, LogBetween
+from accountants.tune.domains import Domain, GreaterThan, LogBetween, OpenInterval
 from accountants.tune.families.composed import ComposableFamily, Composed, PureDPFamily
 from accountants.tune.family import expression
 from dpkernels import checks
@@ -135,23 +135,23 @@ class Scaled(ComposableFamily):
     def build(self, free: dict[str, Any]) -> Additive:
         shape = self.shape(free)
         if not isinstance(shape, Reweighted):
-            return self.release(free)
+            return self.certified_member(free)
         shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift, rtol=SOLVED)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
-    def release(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Any]) -> Additive:
         return calibrate.scaled(self.shape(free), **self.target)
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return scale_of(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
 
-    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
+    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Additive:
         shape, D = self.shape(free), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
-        made = target.estimated(Additive(rescaled(shape, start), D))
-        return Additive(rescaled(shape, start * precise_scale_factor(made, target.epsilon, target.delta)), D)
+        releases = target.estimated(Additive(rescaled(shape, start), D))
+        return Additive(rescaled(shape, start * precise_scale_factor(releases, target.epsilon, target.delta)), D)
 
-    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
+    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Additive:
         return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **target.options)
 
 
@@ -160,8 +160,8 @@ class ConstructedNoise(Constructed):
     """Additive noise that its budget determines. Of several releases, the scale is solved for."""
 
     def of_several(self, target: Composed) -> Scaled:
-        one = self.build({})
-        return Scaled(one.noise, *self.budget, one.sensitivity)
+        member = self.build({})
+        return Scaled(member.noise, *self.budget, member.sensitivity)
 
 
 def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class Composite(Constructed):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        free: dict[str, Domain] = {"width": Inside(*_WIDTHS)}
+        free: dict[str, Domain] = {"width": OpenInterval(*_WIDTHS)}
         if self.base is None:
             free["edge"] = LogBetween(lowest_edge(self.epsilon, self.condition), 1.0)
         return free
@@ -271,8 +271,8 @@ class Piecewise(Constructed):
     def published_search(self, objective: Any) -> Enumerated:
         """Return what Zhang 2024's search of composite mechanisms finds."""
         window = "uniform" if self.constructor is dpk.piecewise else "triangle"
-        found = composite_search(composite(window, **self.given, condition="sup_inf"), objective)
-        return dataclasses.replace(found, parameters={"eta": 2 / found.parameters["width"]})
+        published = composite_search(composite(window, **self.given, condition="sup_inf"), objective)
+        return dataclasses.replace(published, parameters={"eta": 2 / published.parameters["width"]})
 
 
 # A window or base of the user's own: a function, or its values at equal steps.
@@ -307,7 +307,7 @@ def composite(
     return Composite(dpk.composite, _given(epsilon, lower, upper), **shape)
 
 
-_ETA = (("eta", Above(1.0, span=(-1.5, 4.0))),)
+_ETA = (("eta", GreaterThan(1.0, span=(-1.5, 4.0))),)
 
 
 def piecewise(*, epsilon: Real, lower: Real, upper: Real) -> Piecewise:
@@ -329,7 +329,7 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
 
     See ``piecewise`` for errors.
     """
-    free = (("half_width", Above(0.0, 0.3, span=(-5.0, 1.5))),)
+    free = (("half_width", GreaterThan(0.0, 0.3, span=(-5.0, 1.5))),)
     return Constructed(dpk.square_wave, _given(epsilon, lower, upper), free)
 
 

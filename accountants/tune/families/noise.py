@@ -19,7 +19,7 @@ from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
-from accountants.tune.domains import Above, Between, Domain, LogBetween, Ordered
+from accountants.tune.domains import Between, Domain, GreaterThan, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of
 from accountants.tune.family import Family
@@ -123,7 +123,7 @@ class MergedLaplaces(PureDPFamily):
         inside = xp.minimum(starts + D, right) - xp.maximum(starts, left)
         return rates * self.epsilon / (xp.maximum(inside, 0.0) * rates).sum(-1).max()
 
-    def release(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Any]) -> Additive:
         """Return noise of rates that are lowered until the pure level, as computed, is at most eps."""
         rates, breaks = self._rates(free), tuple(free["breaks"])
         claim = {"sensitivity": self.sensitivity, "epsilon": self.epsilon, "delta": 0.0}
@@ -133,7 +133,7 @@ class MergedLaplaces(PureDPFamily):
                 rates=tuple(float(rate) * (1 - margin) for rate in rates), breaks=breaks, **claim
             )
 
-        return first_feasible(map(lower, MARGINS), lambda made: realised_epsilon(made) <= self.epsilon)
+        return first_feasible(map(lower, MARGINS), lambda noise: realised_epsilon(noise) <= self.epsilon)
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)
@@ -200,17 +200,17 @@ class TruncatedLaplace(Truncated):
         """Return the symmetric case next to B*: there A loses half of its digits, and all where eps is large."""
         if namespace(free["upper"]) is np and self._is_symmetric(free):
             return named.truncated_laplace(**self.target)
-        made = named.truncated_laplace(**self.target, upper=free["upper"])
-        noise: Any = made.noise
+        mechanism = named.truncated_laplace(**self.target, upper=free["upper"])
+        noise: Any = mechanism.noise
         highest = named.symmetric_bound(**self.target)
         where = partial(namespace(noise.low, noise.high).where, self._is_symmetric(free))
         low, high = where(-highest, noise.low), where(highest, noise.high)
-        return replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))
+        return replace(mechanism, noise=Reweighted(noise.kernel, low, high, 0.0))
 
     def _is_symmetric(self, free: dict[str, Any]) -> Any:
         return named.symmetric_bound(**self.target) * (1 - 1e-9) <= free["upper"]
 
-    def release(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Any]) -> Additive:
         return calibrate.truncated_laplace(**self.target, upper=None if self._is_symmetric(free) else free["upper"])
 
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
@@ -286,9 +286,9 @@ class Recycled(RecycledShape):
     def domains(self) -> dict[str, Domain]:
         D = self.sensitivity
         if self.typical is None:
-            scale = Above(0.0, D / infeasible_shift(self.kernel, self.epsilon, self.delta), span=(0.0, _SPAN))
+            scale = GreaterThan(0.0, D / infeasible_shift(self.kernel, self.epsilon, self.delta), span=(0.0, _SPAN))
         else:
-            scale = Above(0.0, self.typical, span=(0.1, 2.5))
+            scale = GreaterThan(0.0, self.typical, span=(0.1, 2.5))
         free: dict[str, Domain] = {self.kernel.lengths[0]: scale}
         if self.theta is None:
             # Wide and closed: far out recycling has no effect. Starts are at 0.1 to 2000 D.
@@ -300,7 +300,7 @@ class Recycled(RecycledShape):
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta, SOLVED)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
-    def release(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Any]) -> Additive:
         """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
         kernel, theta = self.drawn(free)
 
@@ -309,7 +309,7 @@ class Recycled(RecycledShape):
             return noise, float(calibrate.recycling_rate(noise, theta, **self.target))
 
         try:
-            noise, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
+            noise, q = first_feasible(map(wider, _WIDENINGS), lambda noise_and_q: not math.isnan(noise_and_q[1]))
         except NotPrivateError:
             return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
         return named.budget_recycled(noise, theta=theta, q=q, **self.target)
@@ -327,21 +327,21 @@ class Recycled(RecycledShape):
         kernel, theta = self.drawn(free)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
-    def spent(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Any:
         return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def composed(self, target: Composed, free: dict[str, Any], spent: Any) -> Additive:
-        return self.member(target.largest_budget(free, spent), free)
+    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Additive:
+        return self.member(target.largest_budget(free, solved), free)
 
-    def composed_release(self, target: Composed, free: dict[str, Any], spent: float) -> Additive:
+    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Additive:
         """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
-        loss = spent or target.largest_budget(free, 0.0)
+        loss = solved or target.largest_budget(free, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
 
-        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(spent))
+        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(solved))
         return with_own_claim(wider(t), delta / target.count)
 
     def for_error(self, theta: Any) -> Family:
@@ -353,9 +353,9 @@ class Recycled(RecycledShape):
         return RecycledShape(self.kernel, self.epsilon, self.delta, self.sensitivity)
 
     def published_search(self, objective: Any) -> Enumerated:
-        found = recycled_search(self, objective)
-        kernel: Any = found.mechanism.noise.kernel
-        return replace(found, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
+        published = recycled_search(self, objective)
+        kernel: Any = published.mechanism.noise.kernel
+        return replace(published, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
 
 
 def budget_recycled(
@@ -418,15 +418,15 @@ class SampledRecycled(Family):
         # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
         densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
         lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
-        return {"scale": Above(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
+        return {"scale": GreaterThan(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
 
     def build(self, free: dict[str, Any]) -> Subsampled:
         p = free["rate"]
         eps, delta, D = self.on_sample(p)
         kernel = self._drawn(free["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta, SOLVED)
-        made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
-        return Subsampled(made, p, self.rate.error(p), None)
+        mechanism = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
+        return Subsampled(mechanism, p, self.rate.error(p), None)
 
     def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
         return *subsampling.on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
@@ -435,7 +435,7 @@ class SampledRecycled(Family):
         eps, delta, D = self.on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
-    def release(self, free: dict[str, Any]) -> Subsampled:
+    def certified_member(self, free: dict[str, Any]) -> Subsampled:
         p = 1.0 if free["rate"] > _WHOLE else free["rate"]
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
         sample: dict[str, Any] = {
@@ -452,9 +452,9 @@ class SampledRecycled(Family):
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify the claim on the sample by its exact profile, and what it is on the whole data."""
         inner = mechanism.mechanism
-        found = float(realised_delta(inner, inner.epsilon))
-        self.check_allowed("delta on the sample", found, inner.delta)
-        epsilon, delta = subsampling.amplified(inner.epsilon, found, mechanism.rate)
+        realised = float(realised_delta(inner, inner.epsilon))
+        self.check_allowed("delta on the sample", realised, inner.delta)
+        epsilon, delta = subsampling.amplified(inner.epsilon, realised, mechanism.rate)
         self.check_allowed("epsilon", float(epsilon), float(self.epsilon))
         self.check_allowed("delta", float(delta), float(self.delta))
         return float(self.epsilon), float(delta)

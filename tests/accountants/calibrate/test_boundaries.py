@@ -25,7 +25,7 @@ CASES: dict[str, tuple[str, float, Callable[[], Any]]] = {
     "merged": (
         "accountants.tune.families.noise.realised_epsilon",
         EPSILON,
-        lambda: tune.merged_laplace(epsilon=EPSILON, segments=2).release(MERGED),
+        lambda: tune.merged_laplace(epsilon=EPSILON, segments=2).certified_member(MERGED),
     ),
     "epsilon": ("accountants.profile.profile", DELTA, lambda: profile._rounded_up((), np.array([DELTA]))),
 }

@@ -226,7 +226,7 @@ def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
         with jax.enable_x64(True):
             dense = recycled_on(least * np.geomspace(1.0, 8e3, 2000), as_float64(kernel), theta, eps, delta)
         found = tune.best(tune.budget_recycled(kernel, epsilon=eps, delta=delta), tune.acceptance(theta))
-        # Next to delta = 1e-12 the released kernel is a percent wider, see ``Recycled.release``.
+        # Next to delta = 1e-12 the released kernel is a percent wider, see ``Recycled.certified_member``.
         assert found.value >= np.nanmax(dense) * (1 - 1e-7 - 1e-15 / delta)
 
 
@@ -249,7 +249,7 @@ def test_a_recycled_shape_meets_its_budget_at_one_scale():
     family, shape = RecycledShape(Gaussian(1.0), 1.0, DELTA, 2.0), {"theta/scale": 1.5, "-ln(1 - q)": 0.4}
     assert family.budget == (1.0, DELTA)
     assert family.domains.keys() == shape.keys()
-    found = family.release(shape)
+    found = family.certified_member(shape)
     assert 0.999 * DELTA <= accountants.delta(found, 1.0) <= DELTA
     with jax.enable_x64(True):
         variance = jax.jit(lambda family: family.build(shape).noise.variance)(as_float64(family))
@@ -259,7 +259,7 @@ def test_a_recycled_shape_meets_its_budget_at_one_scale():
 
 def test_a_square_wave_has_the_width_that_was_asked_for():
     family = tune.square_wave(epsilon=1.0, **SIGNED)
-    found = family.release({"half_width": 0.2})
+    found = family.certified_member({"half_width": 0.2})
     assert family.budget == (1.0, 0.0)
     assert float(found.half_width) == pytest.approx(0.2)
     assert accountants.epsilon(found) == pytest.approx(1.0, rel=1e-9)
@@ -433,7 +433,7 @@ def test_composed_recycling(rate):
     assert found.value > 1.02 * alone.value
     for factor in (0.97, 1.03):
         family = tune.composed(recycled("gaussian", 1.0, 1.0, theta=1.0), count=20, epsilon=3.0, delta=DELTA, rate=rate)
-        other = family.release({"sigma": factor * found.parameters["sigma"]})
+        other = family.certified_member({"sigma": factor * found.parameters["sigma"]})
         assert float(other.noise.acceptance) <= found.value * (1 + 1e-4)
 
 
@@ -489,7 +489,7 @@ def test_what_is_released_is_as_good_without_the_search(name, monkeypatch):
         found = tune.best(family, tune.worst_variance, starts=2)
     free = {name: found.parameters[name] for name in family.domains}
     with jax.enable_x64(True):
-        again = objectives.evaluate(as_float64(tune.worst_variance), as_float64(family.release(free)))
+        again = objectives.evaluate(as_float64(tune.worst_variance), as_float64(family.certified_member(free)))
     assert found.value == pytest.approx(float(again), rel=1e-4)
 
 
@@ -516,7 +516,8 @@ def test_an_objective_of_the_composed_guarantee():
     family = twenty(tune.piecewise(epsilon=1.0, **SIGNED))
     found = tune.best(family, further)
     assert (
-        found.value <= float(np.log(accountants.guarantee(family.release({"eta": 1.5})).repeat(20).delta(1.0))) + 1e-3
+        found.value
+        <= float(np.log(accountants.guarantee(family.certified_member({"eta": 1.5})).repeat(20).delta(1.0))) + 1e-3
     )
     assert found.value == pytest.approx(np.log(accountants.guarantee(found.mechanism).repeat(20).delta(1.0)), rel=1e-4)
 
@@ -660,8 +661,8 @@ def test_recycling_weight_is_the_calibrated_one(kernel):
 
 
 DOMAINS = [
-    (domains.Above(1.0, 2.0), (1.0, np.inf)),
-    (domains.Inside(-1.0, 4.0), (-1.0, 4.0)),
+    (domains.GreaterThan(1.0, 2.0), (1.0, np.inf)),
+    (domains.OpenInterval(-1.0, 4.0), (-1.0, 4.0)),
     (domains.Between(-1.0, 4.0), (-1.0, 4.0)),
     (domains.LogBetween(1e-6, 1.0), (1e-6 * (1 - 1e-9), 1 + 1e-9)),
     (domains.Ordered(3, 1e-3, 9.0), (1e-3 * (1 - 1e-9), 9.0 * (1 + 1e-9))),
@@ -1054,8 +1055,8 @@ class Overspends(tune.Family):
     def build(self, parameters):
         return self.inner.with_budget(1.01 * self.inner.epsilon).build(parameters)
 
-    def release(self, parameters):
-        return self.inner.with_budget(1.01 * self.inner.epsilon).release(parameters)
+    def certified_member(self, parameters):
+        return self.inner.with_budget(1.01 * self.inner.epsilon).certified_member(parameters)
 
     def parameters(self, parameters, mechanism):
         return self.inner.parameters(parameters, mechanism)
@@ -1180,7 +1181,7 @@ def with_epsilons(epsilons):
         (
             lambda: tune.best(ONE, CENTRAL, start={"eta": 0.5}),
             ValueError,
-            r"start: eta = 0.5 is not in its domain, Above",
+            r"start: eta = 0.5 is not in its domain, GreaterThan",
         ),
         (lambda: tune.best(ONE, CENTRAL, start={"eta": math.nan}), ValueError, "start: eta: nan"),
         (lambda: tune.best(ONE, CENTRAL, start={"eta": "2"}), TypeError, "start: eta: '2' is text"),
