@@ -32,10 +32,10 @@ _FARTHEST = 100.0  # The largest epsilon that is looked for.
 class Audit:
     """The result of an audit: a lower bound of epsilon, which is too large with probability at most ``error_rate``.
 
-    - epsilon: the lower bound; 0 if nothing was found.
+    - epsilon: the lower bound; 0 if no event separates the inputs.
     - delta, error_rate: as given.
-    - event: what the event is about.
-    - power, level: the lower bound of the event's probability for one input, and its upper bound for the other one.
+    - event: a description of the event.
+    - power, level: the lower bound of the event's probability for one input, and its upper bound for the other input.
     """
 
     epsilon: float
@@ -76,7 +76,7 @@ def audit(
 
     Raises:
         TypeError: draws is not an integer.
-        ValueError: an argument is out of range, or the outputs are not as many as asked for.
+        ValueError: an argument is out of range, or the number of outputs is not ``count``.
 
     Example:
         >>> import numpy as np
@@ -296,7 +296,7 @@ def audit_training(
 
 
 def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, error_rate: float) -> float:
-    """Return the largest eps at which so many right guesses have at most the probability ``error_rate``."""
+    """Return the largest eps at which ``right`` or more right guesses have at most the probability ``error_rate``."""
 
     def is_refuted(epsilon: float) -> bool:
         return _probability_of_guesses(canaries, guesses, right, epsilon, delta) <= error_rate
@@ -311,7 +311,7 @@ def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, e
 
 
 def _probability_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return a bound of the probability of so many right guesses, or more, if training is (eps, delta)-DP."""
+    """Return a bound of the probability of ``right`` or more right guesses, if training is (eps, delta)-DP."""
     from scipy.stats import binom
 
     chance = 1 / (1 + math.exp(-epsilon))

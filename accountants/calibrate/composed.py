@@ -77,9 +77,9 @@ def composed_scale(
         sensitivity: D, in the unit of c Z, in [1e-100, 1e100].
         count: the number of releases, an integer in 1..2^40.
         rate: the rate of the Poisson sample of each release, in (0, 1].
-        adjacency: the neighbours of samples; see ``Guarantee.subsample``.
-        advantage: instead of eps and delta, the largest ``Guarantee.advantage``, in (0, 1); plain numbers only.
-        true_positive_rate: instead of these, (false positive rate, largest true positive rate); plain numbers only.
+        adjacency: the neighbours of samples, as in ``Guarantee.subsample``.
+        advantage: instead of eps and delta, the largest ``Guarantee.advantage``, in (0, 1). It takes plain numbers.
+        true_positive_rate: instead of these, (false positive rate, largest true positive rate), plain numbers.
 
     Raises:
         ValueError: an argument is out of range, or a case of ``noise_scale_factor``, which computes c.
@@ -241,13 +241,13 @@ def composed_budget(
     numbers are those of the estimate, NaN if eps0 = 0.01 is infeasible.
 
     Args:
-        constructor: makes the mechanism, such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with
-            ``epsilon=eps0`` and the arguments. The delta of its mechanism must grow with eps0.
+        constructor: makes the mechanism from ``epsilon=eps0`` and the arguments, such as ``dpkernels.piecewise`` or
+            ``dpkernels.laplace``. The delta of its mechanism must grow with eps0.
         epsilon: eps of all releases, positive.
         delta: delta of all releases, in (0, 1).
         count: the number of releases, an integer in 1..2^40.
         rate: the rate of the Poisson sample of each release, in (0, 1].
-        adjacency: neighbours of samples; see ``Guarantee.subsample``.
+        adjacency: the neighbours of samples, as in ``Guarantee.subsample``.
         initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is lowered only as far as it requires.
         advantage: instead of eps and delta, the largest ``Guarantee.advantage``, as in ``composed_scale``.
         true_positive_rate: instead of these, (false positive rate, largest true positive rate).
@@ -472,13 +472,12 @@ def shuffled(
     """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports meet a target.
 
     The target is (eps, delta)-DP, or a limit of one risk. Neighbours differ in one person's input. The shuffler is
-    trusted, and n counts honest reports; see ``accountants.shuffle``. For plain numbers the upper end of the rigorous
+    trusted, and n counts honest reports (see ``accountants.shuffle``). For plain numbers the upper end of the rigorous
     bracket, for the integers that a release samples, meets the target. For JAX numbers the integral does, to its
-    precision; NaN if eps0 = 0.01 is infeasible.
+    precision, and the result is NaN if eps0 = 0.01 is infeasible.
 
     Args:
-        constructor: makes a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the
-            arguments.
+        constructor: makes a bounded mechanism from ``epsilon=eps0`` and the arguments, such as ``dpkernels.piecewise``.
         epsilon: the central eps, positive.
         delta: the central delta, in (0, 1).
         n: the number of honest reports.

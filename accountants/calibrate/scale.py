@@ -50,10 +50,10 @@ def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
 
 
 def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
-    """Return the largest s with delta(eps) <= delta in (0, 1) over all shifts up to s; delta grows with s.
+    """Return the largest s with delta(eps) <= delta in (0, 1) over all shifts up to s.
 
-    The density of the noise is unimodal about 0; s is in its unit, and eps >= 0. The computed delta(eps; s) is at most
-    delta, and exceeds it at the next float.
+    The density of the noise is unimodal about 0, so that delta grows with s, which is in its unit; eps >= 0. The
+    computed delta(eps; s) is at most delta, and exceeds it at the next float.
     """
     check_target(epsilon, delta)
     noise, epsilon, delta = promote(noise, epsilon, delta)

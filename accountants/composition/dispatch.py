@@ -124,7 +124,7 @@ class _Answer(NamedTuple):
 
 
 class _Computation(NamedTuple):
-    """What is computed of one neighbour direction."""
+    """A number, or a number and its derivatives, of one neighbour direction."""
 
     compute: Callable[[Composer, Direction], _Answer]
     nothing: Callable[[RepeatedLosses, Any], _Answer]  # An answer of zeros for the losses of a direction at a number.
@@ -154,7 +154,8 @@ def _value_and_slopes(composer: Composer, direction: Direction) -> _Answer:
     nothing = jax.tree.map(jnp.zeros_like, (prepared, question.at))
     is_larger = ~(value <= question.best)
     by_prepared, by_epsilon = _compute_if(is_larger, lambda: composed.gradient(evaluation), nothing)
-    return _Answer(value, *pull((by_prepared, jnp.ones_like(infinite))), by_epsilon)
+    (by_losses,) = pull((by_prepared, jnp.ones_like(infinite)))
+    return _Answer(value, by_losses, by_epsilon)
 
 
 def _zero(_: RepeatedLosses, at: Any) -> _Answer:

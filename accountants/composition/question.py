@@ -1,4 +1,4 @@
-"""What is asked of composed releases: delta at an eps, or the least eps at a delta."""
+"""Questions about composed releases: delta at an eps, and the least eps at a delta."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Question(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Real:
+    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Any:
         """Return the answer of the exact profile of one release."""
 
     @property
@@ -84,7 +84,7 @@ class DeltaAt(Question):
     name = "delta"
 
     @staticmethod
-    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Real:
+    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Any:
         return profile(pairs, at)
 
     @property
@@ -122,7 +122,7 @@ class EpsilonAt(Question):
     name = "epsilon"
 
     @staticmethod
-    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Real:
+    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Any:
         return epsilon_of(pairs, at)
 
     @property

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import Direction, TiltedComposer, capped_losses
-from accountants.composition.self_composed import RepeatedLosses
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
@@ -85,9 +85,9 @@ class ThreePointLoss(ComposedProfile):
         return ThreePointLoss(stack(by_mass) / self.mass, stack(by_loss), by_count, 0.0 * self.tilt), -slope
 
 
-def three_point_loss(nodes: PrivacyLossDistribution, count: Any, tilt: Any) -> tuple[ThreePointLoss, Any]:
+def three_point_loss(term: RepeatedLoss, tilt: Any) -> tuple[ThreePointLoss, Any]:
     """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
-    log_p, loss = nodes.finite
+    log_p, loss = cast(PrivacyLossDistribution, term.losses).finite
     xp = namespace(log_p, tilt)
     p, real = xp.exp(log_p), ~xp.isneginf(log_p)
     still = without_derivative(loss)
@@ -100,7 +100,9 @@ def three_point_loss(nodes: PrivacyLossDistribution, count: Any, tilt: Any) -> t
     mass = masses.sum(-1)
     mean = (masses * loss).sum(-1) / xp.where(mass > 0, mass, 1.0)
     mass = xp.maximum(mass, xp.finfo(mass.dtype).tiny ** 0.5)
-    return ThreePointLoss(mass, mean, xp.asarray(count, mass.dtype), without_derivative(tilt)), ~(rest & ~third).any()
+    return ThreePointLoss(mass, mean, xp.asarray(term.count, mass.dtype), without_derivative(tilt)), ~(
+        rest & ~third
+    ).any()
 
 
 def _rows(releases: ThreePointLoss, count: Any) -> tuple[Any, Any]:
@@ -215,12 +217,12 @@ class ThreePointLosses(TiltedComposer):
         if not may_be_three_points(direction.losses):
             return False
         (capped,), _ = direction.capped
-        three, are_all = three_point_loss(capped.losses, capped.count, direction.tilt)
+        three, are_all = three_point_loss(capped, direction.tilt)
         return are_all & is_enumerable(three)
 
     def prepare(self, losses: RepeatedLosses) -> tuple[ThreePointLoss, Any]:
         (capped,), infinite = capped_losses(losses, self.bound)
-        return three_point_loss(capped.losses, capped.count, self.tilt)[0], infinite
+        return three_point_loss(capped, self.tilt)[0], infinite
 
     def profile_of(self, prepared: ThreePointLoss, direction: Direction) -> ThreePointLoss:
         return prepared

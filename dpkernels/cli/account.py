@@ -288,18 +288,9 @@ class Risk:
         self.report.plot(target)
 
 
-def account_for(
-    name: str,
-    at_epsilon: Sequence[float],
-    at_delta: Sequence[float],
-    shuffle: Sequence[int],
-    reports: Sequence[int],
-    subsample: Sequence[float],
-    risk: bool = False,
-    **options: tuple[Any, ...],
-) -> Account | SeveralReports | Risk:
+def account_for(name: str, risk: bool = False, **options: Any) -> Account | SeveralReports | Risk:
     """Account for one report of a mechanism, several that are composed, or shuffled ones of its certified integers."""
-    account = _account_for(name, at_epsilon, at_delta, shuffle, reports, subsample, **options)
+    account = _account_for(name, **options)
     with usage_errors("--risk: "):
         return Risk.of(account) if risk else account
 

@@ -104,7 +104,7 @@ class Method(abc.ABC):
         """Return the root."""
 
     def root_and_derivatives(self, function: Function, parameters: Any, where: Any, tangents: Any) -> tuple[Any, ...]:
-        """Return the root, the function's derivative by x, and the one along the parameters' tangents."""
+        """Return the root, and the function's derivatives by x and along the parameters' tangents."""
         x = implicit_root(self, function, parameters, where)
         return x, *self.derivatives(function, x, parameters, where, tangents)
 

@@ -94,7 +94,7 @@ def smooth_minimum(
     high: Any,
     on_host: Callable[[Any], np.ndarray] | None = None,
 ) -> Any:
-    """Return where a smooth function of JAX numbers is lowest, near the best of several starts; differentiable.
+    """Return where a smooth function of JAX numbers is lowest, near the best of several starts, with derivatives.
 
     The search is Newton's method, damped (Levenberg and Marquardt). By the implicit rule the derivatives are those of
     the place where the gradient is 0. A coordinate at an end of its range stays there. Where the minimum is a kink the
@@ -104,7 +104,7 @@ def smooth_minimum(
     compiled then, once for every function that is the same object.
 
     For two coordinates optimistix's Levenberg-Marquardt takes 2.5 s instead of 1.4 s the first time and 0.12 ms instead
-    of 0.07 ms later; its BFGS 1.7 s and 0.09 ms; importing it takes 0.4 s.
+    of 0.07 ms later, and its BFGS 1.7 s and 0.09 ms. Importing it takes 0.4 s.
     """
     parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
     if on_host is None or is_compiling():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -165,6 +165,16 @@ class Categorical(abc.ABC):
 @jax.jit
 def _drawn(mechanism: Categorical, key: Array, x: Array) -> Array:
     return mechanism.draw(key, x)
+
+
+def given_or_best(
+    parameter: int | None, name: str, best: Callable[[float, int], int], epsilon: Any, categories: int
+) -> int:
+    """Return the parameter of a mechanism, by default the best one, whose choice needs a plain epsilon."""
+    if parameter is not None:
+        return parameter
+    checks.not_traced("epsilon", f"Give {name}, whose choice depends on epsilon.", epsilon)
+    return best(checks.number("epsilon", epsilon), categories)
 
 
 def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, int | None]:

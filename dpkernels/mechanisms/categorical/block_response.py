@@ -30,6 +30,7 @@ from dpkernels import checks
 from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,
+    given_or_best,
     parse_categories,
     response_log_prob,
     smallest_unsigned,
@@ -203,7 +204,5 @@ def block_response(epsilon: Any, categories: Any, blocks: int | None = None, *, 
     """
     checks.epsilon(epsilon)
     d, labels, code = parse_categories(categories, other)
-    if blocks is None:
-        checks.not_traced("epsilon", "Give the number of blocks, whose choice depends on epsilon.", epsilon)
-        blocks = best_blocks(checks.number("epsilon", epsilon), d)
+    blocks = given_or_best(blocks, "the number of blocks", best_blocks, epsilon, d)
     return BlockResponse(epsilon, d, blocks, labels, code)

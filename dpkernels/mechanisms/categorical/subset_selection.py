@@ -27,6 +27,7 @@ from dpkernels import checks
 from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,
+    given_or_best,
     log_binomial,
     parse_categories,
     response_log_prob,
@@ -186,10 +187,7 @@ def subset_selection(epsilon: Any, categories: Any, size: int | None = None, *, 
     """
     checks.epsilon(epsilon)
     d, labels, code = parse_categories(categories, other)
-    if size is None:
-        checks.not_traced("epsilon", "Give the size, whose choice depends on epsilon.", epsilon)
-        size = best_size(checks.number("epsilon", epsilon), d)
-    return SubsetSelection(epsilon, d, size, labels, code)
+    return SubsetSelection(epsilon, d, given_or_best(size, "the size", best_size, epsilon, d), labels, code)
 
 
 def randomised_response(epsilon: Any, categories: Any, *, other: Any = None) -> SubsetSelection:

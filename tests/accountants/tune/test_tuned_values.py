@@ -59,42 +59,20 @@ REACHED = {
             (tune.distribution(), 0.007249267171, 0.002064157273),
         ],
     ),
-    "composite uniform constant": (
-        lambda eps: tune.composite("uniform", "constant", epsilon=eps, **UNIT),
-        [
-            (tune.worst_variance, 5.26453927, 0.2730392387),
-        ],
-    ),
-    "composite uniform quartic": (
-        lambda eps: tune.composite("uniform", "quartic", epsilon=eps, **UNIT),
-        [
-            (tune.worst_variance, 5.26453927, 0.2730392387),
-        ],
-    ),
-    "composite sine constant": (
-        lambda eps: tune.composite("sine", "constant", epsilon=eps, **UNIT),
-        [
-            (tune.worst_variance, 10.89995333, 0.4155889279),
-        ],
-    ),
-    "composite sine quartic": (
-        lambda eps: tune.composite("sine", "quartic", epsilon=eps, **UNIT),
-        [
-            (tune.worst_variance, 6.43421799, 0.3181279478),
-        ],
-    ),
-    "composite triangle constant": (
-        lambda eps: tune.composite("triangle", "constant", epsilon=eps, **UNIT),
-        [
-            (tune.worst_variance, 13.94298731, 0.5453996262),
-        ],
-    ),
-    "composite triangle quartic": (
-        lambda eps: tune.composite("triangle", "quartic", epsilon=eps, **UNIT),
-        [
-            (tune.worst_variance, 9.230358545, 0.3897311194),
-        ],
-    ),
+    **{
+        f"composite {window} {base}": (
+            lambda eps, shapes=(window, base): tune.composite(*shapes, epsilon=eps, **UNIT),
+            [(tune.worst_variance, *values)],
+        )
+        for window, base, *values in (
+            ("uniform", "constant", 5.26453927, 0.2730392387),
+            ("uniform", "quartic", 5.26453927, 0.2730392387),
+            ("sine", "constant", 10.89995333, 0.4155889279),
+            ("sine", "quartic", 6.43421799, 0.3181279478),
+            ("triangle", "constant", 13.94298731, 0.5453996262),
+            ("triangle", "quartic", 9.230358545, 0.3897311194),
+        )
+    },
     "staircase": (
         lambda eps: tune.staircase(epsilon=eps),
         [
