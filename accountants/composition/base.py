@@ -112,9 +112,9 @@ class Composer(abc.ABC):
         prepared, infinite = self.prepare(direction.losses)
         return self.profile_of(prepared, direction), infinite
 
-    @abc.abstractmethod
     def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
         """Return an estimate of the eps at which log delta has a value."""
+        return 0.0 * log_delta
 
     def rounding(self, losses: Any, like: Any) -> Any:
         """Return the approximate relative error of delta in the type of a number."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,14 @@ _PANELS_OF_FOUR = 4096
 _STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
 _STEEPEST_OF_SAMPLED = 1e9  # Next to the largest losses, which few releases may reach.
+
+
+class Tilt(NamedTuple):
+    """A tilt, the estimate of the eps that is given or wanted, and the capped losses with which both were found."""
+
+    c: Any
+    guess: Any
+    losses: RepeatedLosses
 
 
 @dataclass(frozen=True)
@@ -76,30 +84,17 @@ class Direction:
         return capped_losses(self.losses, self.bound)
 
     @cached_property
-    def _tilt(self) -> tuple[RepeatedLosses, Any, Any]:
+    def tilt(self) -> Tilt:
+        """Return the tilt, found with coarse losses if these are enough."""
         (losses, infinite), start = self.capped, self._bound_and_start[1]
         greatest = _STEEPEST_OF_SAMPLED if self.are_sampled else GREATEST_TILT
         if self.coarse is not None:
             coarse = cap_losses(self.coarse, self.bound)
-            c, guess = self.question.saddle_point(coarse, infinite, start, greatest)
-            if tilt_losses(coarse, c)[1] >= c:
-                return coarse, c, guess
-            start = c
-        return losses, *self.question.saddle_point(losses, infinite, start, greatest)
-
-    @property
-    def coarse_losses(self) -> RepeatedLosses:
-        """Return the capped losses with which the tilt was found: coarse ones if these are enough."""
-        return self._tilt[0]
-
-    @property
-    def tilt(self) -> Any:
-        return self._tilt[1]
-
-    @property
-    def guess(self) -> Any:
-        """Return an estimate of the eps that is given, or wanted."""
-        return self._tilt[2]
+            tilt = Tilt(*self.question.saddle_point(coarse, infinite, start, greatest), coarse)
+            if tilt_losses(coarse, tilt.c)[1] >= tilt.c:
+                return tilt
+            start = tilt.c
+        return Tilt(*self.question.saddle_point(losses, infinite, start, greatest), losses)
 
 
 def tilt_losses(losses: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
@@ -167,7 +162,7 @@ class TiltedComposer(Composer):
 
     @classmethod
     def of(cls, direction: Direction) -> TiltedComposer:
-        return cls(direction.bound, direction.tilt, direction.guess)
+        return cls(direction.bound, direction.tilt.c, direction.tilt.guess)
 
     def prepare(self, losses: RepeatedLosses) -> tuple[Any, Any]:
         return capped_losses(losses, self.bound)

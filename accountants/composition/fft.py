@@ -363,7 +363,7 @@ class LossesOnGrid(TiltedComposer):
 
     def profile_of(self, prepared: RepeatedLosses, direction: Direction) -> ComposedProfile:
         tilted, tilt = tilt_losses(prepared, self.tilt)
-        return compose(tilted, tilt, grid_of(tilted, tilt, direction.coarse_losses))
+        return compose(tilted, tilt, grid_of(tilted, tilt, direction.tilt.losses))
 
     def compose(self, direction: Direction) -> tuple[ComposedProfile, Any]:
         capped, infinite = direction.capped

@@ -55,6 +55,3 @@ class InfiniteLosses(Composer):
 
     def profile_of(self, prepared: RepeatedLosses, direction: Any) -> EmptyProfile:
         return EmptyProfile(prepared)
-
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
-        return 0.0 * log_delta

@@ -59,12 +59,8 @@ class Question(abc.ABC):
     ) -> tuple[Any, Any]:
         """Return the answer, and the evaluation of the profile from which its derivatives follow.
 
-        Args:
-            composer: the method that composed the losses.
-            composed: the profile of the finite losses.
-            infinite: the probability of an infinite loss, which is part of delta and not of the profile.
-            losses: the losses of all releases.
-            precision: that of a root before its last Newton step; see ``ComposedProfile.solve``.
+        ``composed`` is the profile of the finite losses. ``infinite``, the probability of an infinite loss, is not part
+        of it. For ``precision`` see ``ComposedProfile.solve``.
         """
 
     @staticmethod

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,20 +33,6 @@ from accountants.profile import epsilon_of
 # The relative and the absolute error allowed for a largest loss, which is the log of a ratio near 1 if it is small.
 _LEVEL, _LOSS = 1e-12, 64 * UNIT
 _REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
-
-
-class Bounds(Protocol):
-    """The interface of ``bounds.Bracket``: (lower, upper) bounds, or an upper bound alone, which may take less time."""
-
-    def delta(self, epsilon: float) -> tuple[float, float]: ...
-
-    def epsilon(self, delta: float) -> tuple[float, float]: ...
-
-    def upper_delta(self, epsilon: float) -> float: ...
-
-    def upper_epsilon(self, delta: float) -> float: ...
-
-    def errors(self, alpha: float, largest_loss: float) -> CurvePoint: ...
 
 
 @dataclass(frozen=True)
@@ -75,11 +61,6 @@ class ByDirections:
         return curve_point(self.delta, places, alpha, largest_loss)
 
 
-def _by_grid(guarantee: Any) -> Bounds:
-    adaptive = guarantee.adaptive_profile
-    return Bracket(guarantee) if adaptive is None else ByDirections(adaptive, Bracket(guarantee))
-
-
 class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
 
@@ -91,13 +72,16 @@ class RigorousBounds:
         self.errors = lru_cache(_REMEMBERED)(self._errors)
 
     @cached_property
-    def method(self) -> Bounds:
+    def method(self) -> ClosedForm | Bracket | ByDirections:
         """Return the narrowest method that applies."""
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")
-        formulas = (formula.of(self.guarantee) for formula in (OneRelease, GaussianReleases, FewOutcomes))
-        applicable = next((formula for formula in formulas if formula is not None), None)
-        return applicable or _by_grid(self.guarantee)
+        for formula in (OneRelease, GaussianReleases, FewOutcomes):
+            bounds = formula.of(self.guarantee)
+            if bounds is not None:
+                return bounds
+        by_grid, adaptive = Bracket(self.guarantee), self.guarantee.adaptive_profile
+        return by_grid if adaptive is None else ByDirections(adaptive, by_grid)
 
     @cached_property
     def largest_loss(self) -> float:

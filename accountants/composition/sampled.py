@@ -57,7 +57,7 @@ class SampledDensities(TiltedComposer):
 
     @classmethod
     def of(cls, direction: Direction) -> SampledDensities:
-        losses, tilt = direction.losses, tilt_losses(direction.capped[0], direction.tilt)[1]
+        losses, tilt = direction.losses, tilt_losses(direction.capped[0], direction.tilt.c)[1]
         coarse = losses if direction.coarse is None else direction.coarse
 
         def points_up_to(bound: Any) -> fft.Grid:
@@ -67,7 +67,7 @@ class SampledDensities(TiltedComposer):
         margin = _CAP_MARGIN * points_up_to(direction.bound).step
         bound = direction.bound + margin
         cap = largest_needed_loss(losses, direction.bound) + margin
-        return cls(bound, tilt, direction.guess, points_up_to(bound), cap)
+        return cls(bound, tilt, direction.tilt.guess, points_up_to(bound), cap)
 
     def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
         sampled = []

@@ -217,7 +217,7 @@ class ThreePointLosses(TiltedComposer):
         if not may_be_three_points(direction.losses):
             return False
         (capped,), _ = direction.capped
-        three, are_all = three_point_loss(capped, direction.tilt)
+        three, are_all = three_point_loss(capped, direction.tilt.c)
         return are_all & is_enumerable(three)
 
     def prepare(self, losses: RepeatedLosses) -> tuple[ThreePointLoss, Any]:
