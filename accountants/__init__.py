@@ -20,7 +20,7 @@ from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms import known_domain_top_k, unknown_domain_top_k
 from accountants.profile import delta, epsilon
 from accountants.shuffle import Shuffled, shuffled
-from accountants.subsampling import amplified, on_sample
+from accountants.subsampling import amplified_budget, budget_on_sample
 from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from dpkernels.budgets.ledger import Ledger, LedgerError
 
@@ -37,9 +37,10 @@ __all__ = [
     "LedgerError",
     "Odometer",
     "Shuffled",
-    "amplified",
+    "amplified_budget",
     "audit",
     "audit_training",
+    "budget_on_sample",
     "calibrate",
     "check_steepness",
     "compare",
@@ -48,7 +49,6 @@ __all__ = [
     "epsilon",
     "guarantee",
     "known_domain_top_k",
-    "on_sample",
     "parallel_composition",
     "randomised_response",
     "recycling",

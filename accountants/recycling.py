@@ -20,7 +20,7 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.dominating_pairs.registry import additive_profile
-from accountants.subsampling import on_sample
+from accountants.subsampling import budget_on_sample
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -157,8 +157,8 @@ def subsampled_recycling(
 ) -> Subsampled:
     """Return budget-recycled noise on a sample of rate p that is (eps, delta)-DP for the whole data, exactly accounted.
 
-    ``subsampling.on_sample`` gives the budget on the sample, and ``sensitivity_at(D, p)`` its sensitivity. With the
-    correct sensitivity, D/p, all the data (p = 1) are nearly always best, because the sampling error of a realistic
+    ``budget_on_sample`` gives the budget on the sample, and ``sensitivity_at(D, p)`` its sensitivity. With the correct
+    sensitivity, D/p, all the data (p = 1) are nearly always best, because the sampling error of a realistic
     number of records exceeds any gain.
 
     Args:
@@ -177,7 +177,7 @@ def subsampled_recycling(
         ValueError: rate is out of range; the budget on the sample is not in [0.01, 20] and (0, 1); theta is not
             positive; the sensitivity on the sample is not in [1e-100, 1e100]; or no q makes the kernel private enough.
     """
-    inner_epsilon, inner_delta = on_sample(epsilon, delta, rate)
+    inner_epsilon, inner_delta = budget_on_sample(epsilon, delta, rate)
     mechanism = calibrate.budget_recycled(
         kernel, theta=theta, epsilon=inner_epsilon, delta=inner_delta, sensitivity=sensitivity_at(sensitivity, rate)
     )

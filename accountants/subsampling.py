@@ -18,7 +18,7 @@ from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 
 
-def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
+def amplified_budget(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     """Return ln(1 + p (e^eps - 1)) and p delta, the budget on the whole data of a mechanism that has this on a sample.
 
     Raises:
@@ -34,8 +34,10 @@ def _check(epsilon: Any, delta: Any, rate: Any) -> None:
     checks.within("rate", rate, 5e-324, 1.0)
 
 
-def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
-    """Return ln(1 + (e^eps - 1)/p) and delta/p, which a mechanism may spend on a sample: the inverse of ``amplified``.
+def budget_on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
+    """Return ln(1 + (e^eps - 1)/p) and delta/p, which a mechanism may spend on a sample.
+
+    This is the inverse of ``amplified_budget``.
 
     Raises:
         ValueError: epsilon is negative, rate is not in (0, 1], or delta is not in [0, rate). They have any shape.

@@ -21,7 +21,7 @@ from accountants.closed_forms.pure import pure_epsilon
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import recycling as published
 from accountants.published.searches import published_recycling
-from accountants.subsampling import on_sample
+from accountants.subsampling import budget_on_sample
 
 REPORTS, EPSILON, DELTA, THETA = 1000, 0.1, 1e-5, 3.0
 # The sampled columns' rate is not printed. At this one the sampled Gaussian has the largest acceptance for 300 records.
@@ -80,7 +80,7 @@ def exactly(kind: str) -> Guarantee:
 @cache
 def sampled(kind: str) -> Guarantee:
     """1,000 reports, each of Algorithm 2's choice on a fresh sample, sensitivity D, accounted exactly."""
-    epsilon, delta = (float(part) for part in on_sample(EPSILON, DELTA, RATE))
+    epsilon, delta = (float(part) for part in budget_on_sample(EPSILON, DELTA, RATE))
     law = published_recycling(KERNELS[kind], THETA, epsilon, delta, 1.0)[0]
     return guarantee(dpk.Additive(law), 1.0).subsample(RATE).repeat(REPORTS)
 

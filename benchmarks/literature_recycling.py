@@ -19,7 +19,7 @@ from accountants import calibrate, guarantee, recycling, tune
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import recycling as published
 from accountants.published.searches import published_recycling
-from accountants.subsampling import on_sample
+from accountants.subsampling import budget_on_sample
 from dpkernels.numerics import Real
 
 DELTA = 1e-5
@@ -113,7 +113,7 @@ def on_samples(
 def _sampled(
     rate: float, noise: float, theta: float, epsilon: float, sensitivity: float, delta: float, sensitivity_at: Any
 ) -> Any:
-    inner_epsilon, inner_delta = on_sample(epsilon, delta, rate)
+    inner_epsilon, inner_delta = budget_on_sample(epsilon, delta, rate)
     kernel: Any = calibrate.gaussian(
         epsilon=float(inner_epsilon), delta=float(inner_delta), sensitivity=sensitivity_at(sensitivity, rate)
     ).noise
@@ -201,7 +201,7 @@ def best_rates(sizes: Sequence[int], epsilon: float = 0.1, delta: float = DELTA)
 
 
 def _sigma(rate: float, epsilon: float, delta: float) -> float:
-    inner = dict(zip(("epsilon", "delta"), map(float, on_sample(epsilon, delta, rate)), strict=True))
+    inner = dict(zip(("epsilon", "delta"), map(float, budget_on_sample(epsilon, delta, rate)), strict=True))
     noise: Any = calibrate.gaussian(**inner).noise
     return float(noise.sigma)
 
@@ -257,7 +257,7 @@ def count_on_sample(size: int, rate: float | None = None, epsilon: float = 0.1, 
     if rate is None:
         found: Any = family.published_search(tune.acceptance(theta)).mechanism
         return _rated(found.mechanism.noise, found.rate, theta, found.sampling_noise)
-    law = published_recycling(family.kernel, theta, *family.on_sample(rate))[0]
+    law = published_recycling(family.kernel, theta, *family.budget_on_sample(rate))[0]
     return _rated(law, rate, theta, float(family.rate.error(rate)))
 
 

@@ -43,7 +43,7 @@ sys.path.append("..")  # for benchmarks, which is not installed
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling
-from accountants.subsampling import amplified, on_sample
+from accountants.subsampling import amplified_budget, budget_on_sample
 from benchmarks import literature_recycling as literature
 from benchmarks.literature_trials import errors
 
@@ -224,10 +224,10 @@ spent = []
 for name, (_, case) in sampled.items():
     at = curves[name]["D kept"].idxmax()
     p, D = float(rates[at]), case["sensitivity"]
-    inner = dict(zip(("epsilon", "delta"), map(float, on_sample(case["epsilon"], DELTA, p)), strict=True))
+    inner = dict(zip(("epsilon", "delta"), map(float, budget_on_sample(case["epsilon"], DELTA, p)), strict=True))
     kernel = calibrate.gaussian(sensitivity=D, **inner).noise
     noise = calibrate.budget_recycled(kernel, theta=case["theta"], sensitivity=D, **inner)
-    true = amplified(float(accountants.epsilon(noise, inner["delta"], sensitivity=D / p)), inner["delta"], p)[0]
+    true = amplified_budget(float(accountants.epsilon(noise, inner["delta"], sensitivity=D / p)), inner["delta"], p)[0]
     best = curves[name]["D/p"].idxmax()
     row = {"query": name.split(",")[0], "claimed eps": case["epsilon"], "best p, D kept": p, "true eps there": true}
     spent.append(row | {"best p, D/p": rates[best]})

@@ -138,7 +138,7 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
-    has the budget that ``accountants.subsampling.on_sample`` allows on the sample. The errors of Algorithm 2 remain.
+    has the budget that ``subsampling.budget_on_sample`` allows on the sample. The errors of Algorithm 2 remain.
     The acceptance that is compared is the true one of noise and sampling error together, by quadrature. The source's is
     the reciprocal of its eq. (13), which can be several times larger.
     """
@@ -146,7 +146,7 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     candidates: list[tuple[float, float, Any, int]] = []
 
     def acceptance(p: float) -> float:
-        noise, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
+        noise, count = published_recycling(family.kernel, family.theta, *family.budget_on_sample(p))
         value = float(recycling.acceptance(noise, family.theta, float(family.rate.error(p))))
         candidates.append((value, p, noise, count))
         return value
@@ -156,7 +156,7 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     sparsest = max(2 * float(family.delta), float(densest) * (1 + 1e-9))
     acceptance(ternary(acceptance, sparsest, 1.0, _RATE_WIDTH))
     value, p, noise, _ = max(candidates, key=lambda candidate: candidate[0])
-    eps, delta, D = family.on_sample(p)
+    eps, delta, D = family.budget_on_sample(p)
     mechanism = recycling.Subsampled(Additive(noise, D, eps, delta), p, float(family.rate.error(p)), value)
     rounds = np.maximum.accumulate([candidate[0] for candidate in candidates]).tolist()
     return Enumerated(

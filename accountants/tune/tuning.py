@@ -19,7 +19,7 @@ from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as
 from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
 
-__all__ = ["Many", "Result", "best", "compare", "many", "pareto_front"]
+__all__ = ["Result", "SweepResult", "best", "compare", "many", "pareto_front"]
 
 TURNS = 200  # A descent ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
@@ -32,7 +32,7 @@ _MANY = 200  # So many budgets are worth an optimised program.
 _TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
 
 
-class Many(NamedTuple):
+class SweepResult(NamedTuple):
     """Tuned parameters at many budgets: arrays of the budgets' shape, by the source's symbols.
 
     ``values`` are those of the objective, in its natural direction; ``evaluations`` counts over all budgets and starts.
@@ -252,7 +252,7 @@ def many(
     starts: int | None = None,
     turns: int = TURNS,
     optimizer: optax.GradientTransformation | None = None,
-) -> Many:
+) -> SweepResult:
     """Return the best members at many budgets, each searched from the parameters of a neighbouring budget.
 
     The arrays of the family, such as ``piecewise(epsilon=np.array(...), ...)``, broadcast to one shape, that of the
@@ -289,7 +289,7 @@ def many(
     inverse = np.argsort(order)
     columns_of = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
     parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in columns_of.items()}
-    return Many(parameters, parameters.pop(""), cost.evaluations)
+    return SweepResult(parameters, parameters.pop(""), cost.evaluations)
 
 
 def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: Any) -> list[SearchResult]:

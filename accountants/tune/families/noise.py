@@ -422,17 +422,17 @@ class SampledRecycled(Family):
 
     def build(self, free: dict[str, Any]) -> Subsampled:
         p = free["rate"]
-        eps, delta, D = self.on_sample(p)
+        eps, delta, D = self.budget_on_sample(p)
         kernel = self._drawn(free["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta, SOLVED)
         mechanism = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
         return Subsampled(mechanism, p, self.rate.error(p), None)
 
-    def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
-        return *subsampling.on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
+    def budget_on_sample(self, p: Real) -> tuple[Any, Any, Any]:
+        return *subsampling.budget_on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
 
     def _drawn(self, scale: Real, p: Any) -> Distribution:
-        eps, delta, D = self.on_sample(p)
+        eps, delta, D = self.budget_on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
     def certified_member(self, free: dict[str, Any]) -> Subsampled:
@@ -454,7 +454,7 @@ class SampledRecycled(Family):
         inner = mechanism.mechanism
         realised = float(realised_delta(inner, inner.epsilon))
         self.check_allowed("delta on the sample", realised, inner.delta)
-        epsilon, delta = subsampling.amplified(inner.epsilon, realised, mechanism.rate)
+        epsilon, delta = subsampling.amplified_budget(inner.epsilon, realised, mechanism.rate)
         self.check_allowed("epsilon", float(epsilon), float(self.epsilon))
         self.check_allowed("delta", float(delta), float(self.delta))
         return float(self.epsilon), float(delta)

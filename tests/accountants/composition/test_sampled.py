@@ -16,7 +16,7 @@ from noise_registry import ASYMMETRIC, LAWS, SYMMETRIC, over, scale
 
 from accountants import guarantee, randomised_response, weights
 from accountants.dominating_pairs.registry import dominating_pairs
-from accountants.subsampling import on_sample
+from accountants.subsampling import budget_on_sample
 from dpkernels.distributions.discrete import DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -348,7 +348,7 @@ def test_a_budget_on_a_sample_is_amplified_exactly():
     """What ``subsampling`` says of any (eps, delta) is attained by the exact profile."""
     made, rate = guarantee(Additive(Gaussian(2.0)), 1.0), 0.2
     for eps in (0.01, 0.3, 1.0):
-        inner, _ = on_sample(eps, 0.0, rate)
+        inner, _ = budget_on_sample(eps, 0.0, rate)
         assert made.subsample(rate).delta(eps) == pytest.approx(rate * made.delta(inner), rel=1e-11)
 
 
