@@ -24,19 +24,22 @@ from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.random import host
 
-# The stream of a release's key for choices; 16 to 19 are those of ``sampler``.
+# The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``sampler``.
 CHOICE_UNIFORM_STREAM = 20
+_ITEM_STREAM = 24  # 21 to 23 are those of ``categories``
 
 # The range of eps. Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps.
 EPSILON_RANGE = (1e-4, 20.0)
+_RUN_EPSILON_RANGE = Fraction(1, 10**8), Fraction(20)  # of runs: eps is a part of a budget there
 _LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
+_MOST_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 _NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
 
 Interval = tuple[int, int]
 
 
-def uniform_number(key: bytes, number: int) -> Callable[[int], int]:
+def uniform_number(key: bytes, number: int, stream: int = CHOICE_UNIFORM_STREAM) -> Callable[[int], int]:
     """Return bits -> floor(U 2^bits), bits a multiple of 32, for one of a key's real numbers U, uniform on [0, 1).
 
     Each ``number`` below 2^32 reads blocks of its own.
@@ -44,7 +47,7 @@ def uniform_number(key: bytes, number: int) -> Callable[[int], int]:
 
     def leading(bits: int) -> int:
         words = np.empty(bits // 32, "<u4")
-        host.fill(words, key, CHOICE_UNIFORM_STREAM, number << 32)
+        host.fill(words, key, stream, number << 32)
         return int.from_bytes(words.tobytes(), "big")
 
     return leading
@@ -78,20 +81,58 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     return chosen
 
 
-def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int]) -> int:
+def exponential_item(scores: Any, lengths: Any, epsilon: Fraction, key: bytes, number: int = 0) -> tuple[int, int]:
+    """Return (run, item): one item, chosen by the exponential mechanism, of runs of items that have the same score.
+
+    Run i has ``lengths[i]`` items of weight e^(eps s_i). The run is chosen with the exact probability of all its items,
+    and the item exactly uniformly within it. The choice depends on the key of 32 bytes and on ``number`` below 2^32.
+
+    Args:
+        scores: integers, 1-D, within +-2^61.
+        lengths: as many integers of at least 0, 1 to 2^32 in all.
+        epsilon: in [1e-8, 20]. The choice is (2 D eps)-DP, with D the largest change of a score between neighbours,
+            if the runs are stretches of one list of items that does not depend on the data.
+        key, number: what the choice is made with.
+    """
+    if not _RUN_EPSILON_RANGE[0] <= epsilon <= _RUN_EPSILON_RANGE[1]:
+        raise ValueError(f"epsilon: {float(epsilon):g} is not within 1e-8..20")
+    values, copies = checks.integers("scores", scores), checks.integers("lengths", lengths)
+    if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MOST_ITEMS:
+        raise ValueError(f"lengths: must be {len(values)} integers of at least 0, with a sum of 1 to 2^32")
+    if not -_LARGEST_SCORE <= int(values.min()) <= int(values.max()) <= _LARGEST_SCORE:
+        raise ValueError(f"scores: {values.min()} to {values.max()} is not within -2^61..2^61")
+    present = np.flatnonzero(copies)
+    lengths = copies[present].astype(np.int64)
+    run = _choose(values[present].astype(np.int64), epsilon, uniform_number(key, number), lengths)
+    return int(present[run]), _uniform_below(int(lengths[run]), uniform_number(key, number, _ITEM_STREAM))
+
+
+def _uniform_below(count: int, uniform: Callable[[int], int]) -> int:
+    """Return floor(U count), with as many bits of U as decide it."""
+    bits = 128
+    while (low := uniform(bits) * count >> bits) != ((uniform(bits) + 1) * count - 1) >> bits:
+        bits *= 2
+    return low
+
+
+def _choose(
+    scores: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int], copies: np.ndarray | None = None
+) -> int:
+    """Return the chosen index; each index counts ``copies`` times, by default once."""
     gaps = scores.max() - scores
-    choice = _by_floats(gaps, epsilon, uniform(64))
-    return _by_integers(gaps, epsilon, uniform) if choice is None else choice
+    choice = _by_floats(gaps, epsilon, uniform(64), copies)
+    return _by_integers(gaps, epsilon, uniform, copies) if choice is None else choice
 
 
-def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
+def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray | None = None) -> int | None:
     """Return the choice at U in [u, u + 1)/2^64, or None if floats cannot decide it.
 
-    With h = 2^-53, the error of a weight is at most 4 h of itself (three roundings) or 2^-100, that of a sum of d
-    weights at most d h of the total in any order, and that of U W at most (d + 7) h of W more. The margin of 3 d + 32
-    also covers terms of second order.
+    With h = 2^-53, the error of a weight is at most 5 h of itself (four roundings, one for its copies) or 2^-100 a
+    copy, that of a sum of d weights at most d h of the total in any order, and that of U W at most (d + 8) h of W more.
+    The margin of 3 d + 32 also covers the copies' 2^-68 of the total, which is at least 1, and terms of second order.
     """
-    sums = np.cumsum(_float_weights(gaps, epsilon))
+    weights = _float_weights(gaps, epsilon)
+    sums = np.cumsum(weights if copies is None else weights * copies)
     margin = (3 * len(gaps) + 32) * 2.0**-53 * sums[-1]
     point = u * 2.0**-64 * sums[-1]
     index = int(np.searchsorted(sums, point, side="right"))
@@ -122,17 +163,19 @@ def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
     return np.array(powers(epsilon, size)), np.array([*powers(epsilon * size, -(-largest // size)), 0.0])
 
 
-def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int]) -> int:
+def _by_integers(
+    gaps: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int], copies: np.ndarray | None = None
+) -> int:
     """Return the choice, doubling the number of bits of U until they decide, which happens with probability 1."""
     bits = 128
-    while (choice := _decide(gaps, epsilon, uniform(bits), bits)) is None:
+    while (choice := _decide(gaps, epsilon, uniform(bits), bits, copies)) is None:
         bits *= 2
     return choice
 
 
-def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | None:
+def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int, copies: np.ndarray | None = None) -> int | None:
     """Return the choice for every U in [u, u + 1)/2^bits, or None if it is not known to be the same for all."""
-    sums = _sums(gaps, epsilon, bits + 64)
+    sums = _sums(gaps, epsilon, bits + 64, copies)
     least_total, most_total = sums(len(gaps))
     first, last = 0, len(gaps) - 1
     while first < last:
@@ -147,7 +190,9 @@ def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | Non
     return first
 
 
-def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Interval]:
+def _sums(
+    gaps: np.ndarray, epsilon: Fraction, bits: int, copies: np.ndarray | None = None
+) -> Callable[[int], Interval]:
     """Return bounds of 2^bits times the sum of the first weights, as a function of how many."""
     reach = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
     distinct, which = np.unique(np.minimum(gaps, reach), return_inverse=True)
@@ -155,7 +200,8 @@ def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Int
     powers = [_power(ratio, n, bits) for n in distinct.tolist()]
 
     def sums(count: int) -> Interval:
-        times = np.bincount(which[:count], minlength=len(powers)).tolist()
+        alike = None if copies is None else copies[:count]  # Their sums, up to 2^32, are exact in floats.
+        times = [int(n) for n in np.bincount(which[:count], alike, minlength=len(powers)).tolist()]
         low, high = (sum(n * power[side] for n, power in zip(times, powers, strict=True) if n) for side in (0, 1))
         return low, high
 

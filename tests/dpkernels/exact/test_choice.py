@@ -208,3 +208,46 @@ def test_far_apart_scores():
 def test_bad_arguments_are_named(scores, epsilon, k, error, message):
     with pytest.raises(error, match=message):
         choice.exponential_top_k(scores, epsilon, k, KEY)
+
+
+@every_case
+def test_runs_are_chosen_as_their_items_written_out(scores, epsilon):
+    """The same U chooses the run that holds the item which it chooses of all items, by floats and by integers."""
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(1, 5, len(scores))
+    runs = np.repeat(np.arange(len(scores)), lengths)
+    gaps, eps = gaps_of(scores), rational(epsilon)
+    for u in rng.integers(0, 1 << 63, 50).tolist():
+        uniform = fixed(u, 63)
+        item = choice._by_integers(gaps[runs], eps, uniform)
+        assert choice._by_integers(gaps, eps, uniform, lengths) == runs[item]
+        assert choice._by_floats(gaps, eps, uniform(64), lengths) in (None, runs[item])
+
+
+@pytest.mark.lengthy
+def test_runs_and_their_items_have_the_law(epsilon=Fraction(3, 10)):
+    scores, lengths = [4, 9, 7, 0], [3, 2, 0, 5]
+    items = [(run, item) for run, length in enumerate(lengths) for item in range(length)]
+    chosen = [choice.exponential_item(scores, lengths, epsilon, KEY, number) for number in range(20_000)]
+    weights = np.exp(float(epsilon) * np.array([scores[run] for run, _ in items]))
+    counts = np.array([chosen.count(item) for item in items])
+    assert counts.sum() == len(chosen)
+    assert stats.chisquare(counts, weights / weights.sum() * len(chosen)).pvalue > FALSE_ALARM
+    wrong = weights * np.where(np.array([run for run, _ in items]) == 3, 2.0, 1.0)
+    assert stats.chisquare(counts, wrong / wrong.sum() * len(chosen)).pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    ("scores", "lengths", "epsilon"),
+    [
+        ([1, 2], [1], 1),
+        ([1, 2], [0, 0], 1),
+        ([1, 2], [1, -1], 1),
+        ([1], [1 << 33], 1),
+        ([1 << 62], [1], 1),
+        ([1], [1], 21),
+    ],
+)
+def test_runs_that_are_refused(scores, lengths, epsilon):
+    with pytest.raises(ValueError, match="lengths|scores|epsilon"):
+        choice.exponential_item(scores, lengths, Fraction(epsilon), KEY)
