@@ -85,14 +85,15 @@ def exponential_item(scores: Any, lengths: Any, epsilon: Fraction, key: bytes, n
     """Return (run, item): one item, chosen by the exponential mechanism, of runs of items that have the same score.
 
     Run i has ``lengths[i]`` items of weight e^(eps s_i). The run is chosen with the exact probability of all its items,
-    and the item exactly uniformly within it. The choice depends on the key of 32 bytes and on ``number`` below 2^32.
+    and the item exactly uniformly within it.
 
     Args:
         scores: integers, 1-D, within +-2^61.
         lengths: as many integers of at least 0, 1 to 2^32 in all.
         epsilon: in [1e-8, 20]. The choice is (2 D eps)-DP, with D the largest change of a score between neighbours,
             if the runs are stretches of one list of items that does not depend on the data.
-        key, number: what the choice is made with.
+        key: 32 bytes.
+        number: which of the key's choices it is, below 2^32.
     """
     if not _RUN_EPSILON_RANGE[0] <= epsilon <= _RUN_EPSILON_RANGE[1]:
         raise ValueError(f"epsilon: {float(epsilon):g} is not within 1e-8..20")

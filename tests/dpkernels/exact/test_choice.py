@@ -225,8 +225,8 @@ def test_runs_are_chosen_as_their_items_written_out(scores, epsilon):
 
 
 @pytest.mark.lengthy
-def test_runs_and_their_items_have_the_law(epsilon=Fraction(3, 10)):
-    scores, lengths = [4, 9, 7, 0], [3, 2, 0, 5]
+def test_runs_and_their_items_have_the_law():
+    scores, lengths, epsilon = [4, 9, 7, 0], [3, 2, 0, 5], Fraction(3, 10)
     items = [(run, item) for run, length in enumerate(lengths) for item in range(length)]
     chosen = [choice.exponential_item(scores, lengths, epsilon, KEY, number) for number in range(20_000)]
     weights = np.exp(float(epsilon) * np.array([scores[run] for run, _ in items]))
@@ -249,5 +249,5 @@ def test_runs_and_their_items_have_the_law(epsilon=Fraction(3, 10)):
     ],
 )
 def test_runs_that_are_refused(scores, lengths, epsilon):
-    with pytest.raises(ValueError, match="lengths|scores|epsilon"):
+    with pytest.raises(ValueError, match=r"lengths|scores|epsilon"):
         choice.exponential_item(scores, lengths, Fraction(epsilon), KEY)
