@@ -85,6 +85,7 @@ from .random.keys import os_key as os_key
 from .random.keys import simulation_key as simulation_key
 from .release.perturb import perturb as perturb
 from .release.traced import perturb_traced as perturb_traced
+from .session.session import Session as Session
 
 __all__: list[str]
 __version__: str

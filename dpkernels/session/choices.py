@@ -1,0 +1,98 @@
+"""Quantiles by the exponential mechanism on a lattice, and points near them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from dpkernels.decimals import rational
+from dpkernels.session.run import Run
+
+_ZOOMS = 14  # distances of a published point at which values are counted, each half of the one before
+_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 60, -40  # of private bounds
+_STEPS = _LARGEST_EXPONENT - _SMALLEST_EXPONENT + 1
+EXPONENTS = 2 * _STEPS + 1  # places for private bounds: negative powers of two, 0, and positive ones
+
+
+def quantile_points(places: np.ndarray, shares: Sequence[Fraction], points: int, epsilon: float, run: Run) -> list[int]:
+    """Return private quantiles of sorted places in 0..points - 1, in order.
+
+    The middle one is chosen first, then those of the values up to it, and of the values above it, so that a row is
+    read once at each of ceil(log2(m + 1)) levels, with the same share of the budget each (Kaplan, Schnapp & Stemmer
+    2022).
+    """
+    levels = math.ceil(math.log2(len(shares) + 1))
+    chosen: list[int] = [0] * len(shares)
+
+    def choose(first: int, last: int, members: np.ndarray, low: int, high: int, start: Fraction, end: Fraction) -> None:
+        """Choose quantiles first..last - 1 of the members, which are the share from start to end, in low..high."""
+        if first >= last:
+            return
+        middle = (first + last) // 2
+        share = ((shares[middle] - start) / (end - start)).limit_denominator(1000)
+        place = (
+            low
+            if low == high
+            else low + _quantile(members - low, share, high - low + 1, rational(epsilon) / levels, run)
+        )
+        chosen[middle] = place
+        cut = int(np.searchsorted(members, place, side="right"))
+        choose(first, middle, members[:cut], low, place, start, shares[middle])
+        choose(middle + 1, last, members[cut:], min(place + 1, high), high, shares[middle], end)
+
+    choose(0, len(shares), places, 0, points - 1, Fraction(0), Fraction(1))
+    return chosen
+
+
+def quantile_scores(places: np.ndarray, share: Fraction, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scores of stretches of 0..points - 1, in order, and their lengths.
+
+    The score of y is -max(0, p n - d #(<= y), d #(< y) - p n) for the quantile p/d of n places: 0 if y is a quantile.
+    One more place changes the score of every y by at most max(p, d - p).
+    """
+    p, d = share.numerator, share.denominator
+    values, counts = np.unique(places, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    # Stretches between values, and the values themselves, in turn.
+    starts = np.concatenate([[0], values + 1])
+    ends = np.concatenate([values, [points]])
+    lengths, less, at_most = (np.empty(2 * len(values) + 1, np.int64) for _ in range(3))
+    lengths[::2], lengths[1::2] = ends - starts, 1
+    less[::2], less[1::2] = below, below[:-1]
+    at_most[::2], at_most[1::2] = below, below[1:]
+    n = len(places)
+    return -np.maximum(0, np.maximum(p * n - d * at_most, d * less - p * n)), lengths
+
+
+def _quantile(places: np.ndarray, share: Fraction, points: int, epsilon: Fraction, run: Run) -> int:
+    scores, lengths = quantile_scores(places, share, points)
+    largest_change = run.rows * max(share.numerator, share.denominator - share.numerator)
+    stretch, item = run.item(scores, lengths, epsilon / (2 * largest_change))
+    return int(lengths[:stretch].sum()) + item
+
+
+def zoom_edges(points: Sequence[int], count: int) -> np.ndarray:
+    """Return increasing edges from -1 to count - 1: each point, and places at half the distance again and again."""
+    edges = {-1, count - 1}
+    for point in points:
+        for distance in (0, *(count >> zoom for zoom in range(1, _ZOOMS + 1))):
+            edges |= {point - distance - (distance == 0), point + distance} | {point}
+    return np.array(sorted(edge for edge in edges if -1 <= edge < count))
+
+
+def exponent_numbers(values: np.ndarray) -> np.ndarray:
+    """Return for each value the place of the least power of two, with its sign, that is not smaller."""
+    sizes = np.abs(values)
+    with np.errstate(divide="ignore"):
+        exponents = np.ceil(np.log2(np.minimum(sizes, 2.0**_LARGEST_EXPONENT)))
+    steps = np.where(sizes > 0, np.clip(exponents, _SMALLEST_EXPONENT, _LARGEST_EXPONENT) - _SMALLEST_EXPONENT + 1, 0)
+    return (_STEPS + np.sign(values) * steps).astype(np.int64)
+
+
+def exponent_value(place: int) -> float:
+    """Return the number at a place of ``exponent_numbers``."""
+    steps = min(max(place, 0), EXPONENTS - 1) - _STEPS
+    return math.copysign(2.0 ** (abs(steps) - 1 + _SMALLEST_EXPONENT), steps) if steps else 0.0

@@ -1,0 +1,172 @@
+"""What a session released: as text, and as JSON that others can verify."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
+from dpkernels.budgets.ledger import UnsoundError, parse_amount
+from dpkernels.decimals import rational, shortest
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.registry import Certificate
+from dpkernels.session.results import Result
+from dpkernels.session.run import Part
+from dpkernels.session.statistics import Statistic
+
+FORMAT = "dpkernels session 1"
+_PARTS = ("label", "epsilon", "delta", "sensitivity", "step", "reports")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release: what it cost, what was drawn, and the result.
+
+    Attributes:
+        statistic: what was released.
+        plan: 0, or the number of the plan of which it is a part.
+        cost: of the release, or of its whole plan.
+        parts: the noises and choices.
+        result: what came out.
+        charge: the hash of the ledger's entry, if there is a ledger.
+    """
+
+    statistic: Statistic
+    plan: int
+    cost: EpsilonDelta
+    parts: tuple[Part, ...]
+    result: Result
+    charge: str = ""
+
+
+def digest_of(form: Mapping[str, Any]) -> str:
+    """Return the SHA-256 hash of a certificate's JSON."""
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
+
+
+def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, neighbouring: str) -> str:
+    """Return the report of a session as text."""
+    lines = [f"Neighbours: {neighbouring}.", ""]
+    for entry in entries:
+        settings = f" ({entry.statistic.settings})" if entry.statistic.settings else ""
+        plan = f", all of plan {entry.plan}" if entry.plan else ""
+        lines.append(f"{entry.statistic.title}{settings}: {entry.cost}{plan}")
+        for part in entry.parts:
+            own = f"epsilon {shortest(part.epsilon)}" + (f", delta {shortest(part.delta)}" if part.delta else "")
+            noise = "exponential mechanism"
+            if part.certificate is not None:
+                kind = "bounded" if part.delta else "discrete Laplace"
+                noise = f"{kind} noise in steps of {shortest(part.step)}, sensitivity {part.sensitivity} steps"
+                noise += f", certificate {digest_of(part.certificate.to_dict())[:16]}"
+            lines.append(f"  {part.label}: {own}; {noise}")
+    replaced = f"epsilon {format_amount(2 * spent.epsilon)}"
+    if spent.delta:
+        replaced += f" and delta {float(spent.delta) * (1 + math.exp(min(float(spent.epsilon), 700.0))):.3g}"
+    version = importlib.metadata.version("dpkernels")
+    private = f"({format_amount(spent.epsilon)}, {format_amount(spent.delta)})"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Spent: {spent}. Left: {left}. If one person is replaced by another one: {replaced}.",
+            "",
+            f"All statistics together are {private}-differentially private; neighbouring data differ in that "
+            f"{neighbouring}. Noise was drawn from integer tables with verified certificates (dpkernels {version}). "
+            "Intervals of released values contain the noise alone, not the sampling of the data.",
+        ]
+    )
+
+
+def to_dict(
+    entries: Sequence[Entry], spent: EpsilonDelta, neighbouring: str, ledger: str | None, confidence: float
+) -> dict[str, Any]:
+    """Return what ``verify`` reads."""
+    certificates, releases = {}, []
+    for entry in entries:
+        parts = []
+        for part in entry.parts:
+            form = {name: getattr(part, name) for name in _PARTS}
+            if part.certificate is not None:
+                certificate = part.certificate.to_dict()
+                form["certificate"] = digest_of(certificate)
+                certificates[form["certificate"]] = certificate
+            parts.append(form)
+        about = {"statistic": entry.statistic.title, "settings": entry.statistic.settings, "charge": entry.charge}
+        cost = [format_amount(each) for each in entry.cost]
+        result = entry.result.to_dict(confidence)
+        releases.append({**about, "plan": entry.plan, "cost": cost, "parts": parts, "result": result})
+    return {
+        "format": FORMAT,
+        "version": importlib.metadata.version("dpkernels"),
+        "neighbouring": neighbouring,
+        "spent": [format_amount(each) for each in spent],
+        "ledger": ledger,
+        "releases": releases,
+        "certificates": certificates,
+    }
+
+
+def verify(form: Any) -> list[str]:
+    """Verify a saved session, and return lines that describe it.
+
+    Every certificate is computed again from its integers. The parts of a release must have the claims of their
+    certificates, and add up to its cost, and costs to what was spent. The parts of a plan, whose composition may cost
+    less than their sum, are verified one by one. Values, and the epsilons of choices, are as declared.
+
+    Raises:
+        CertificateError: what is stated does not follow.
+        ValueError: the form is not a saved session.
+    """
+    try:
+        return _verified(form)
+    except (KeyError, TypeError, AttributeError, UnsoundError) as error:
+        raise ValueError(f"is not a session that was saved: {type(error).__name__} {error}") from None
+
+
+def _verified(form: Any) -> list[str]:
+    if form["format"] != FORMAT:
+        raise ValueError(f"is of format {form['format']!r}, not {FORMAT!r}")
+    certificates: dict[str, Any] = {}
+    for digest, own in form["certificates"].items():
+        if digest_of(own) != digest:
+            raise CertificateError(f"certificate {digest[:16]} was altered")
+        certificates[digest] = Certificate.from_dict(own)
+    total, plans = EpsilonDelta(), set[int]()
+    lines = [f"neighbours: {form['neighbouring']}"]
+    for release in form["releases"]:
+        cost = EpsilonDelta(*(parse_amount(text) for text in release["cost"]))
+        parts = [_claim(part, certificates) for part in release["parts"]]
+        epsilon, delta = (sum(claims, Fraction(0)) for claims in zip(*parts, strict=True))
+        if not release["plan"] and (epsilon > cost.epsilon or delta > cost.delta):
+            raise CertificateError(f"{release['statistic']}: its parts have more than its cost of {cost}")
+        if not release["plan"] or release["plan"] not in plans:
+            total = plus(total, cost)
+        plans |= {release["plan"]} - {0}
+        lines.append(f"{release['statistic']}: {cost}, verified")
+    spent = EpsilonDelta(*(parse_amount(text) for text in form["spent"]))
+    if total != spent:
+        raise CertificateError(f"the releases cost {total}, and {spent} is stated")
+    return [*lines, f"spent: {spent}, the sum of all costs", f"{len(certificates)} certificates verified"]
+
+
+def _claim(part: Mapping[str, Any], certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
+    """Return epsilon and delta of a part, which must be those of its certificate."""
+    claim = rational(part["epsilon"]), rational(part["delta"])
+    if "certificate" in part:
+        certificate = certificates.get(part["certificate"])
+        if certificate is None:
+            raise CertificateError(f"{part['label']}: its certificate {part['certificate'][:16]} is missing")
+        own = [part["reports"] * rational(getattr(certificate, name)) for name in ("epsilon", "delta")]
+        if [float(each) for each in own] != [float(each) for each in claim]:
+            raise CertificateError(
+                f"{part['label']}: its certificate claims epsilon {float(own[0])}, delta {float(own[1])}"
+            )
+        if (D := getattr(certificate, "claim", certificate).sensitivity) != part["sensitivity"]:
+            raise CertificateError(f"{part['label']}: its certificate is for sensitivity {D}")
+    return claim

@@ -1,0 +1,196 @@
+"""Results of a session: values with intervals, as numbers, tables and plots."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.estimation.intervals import format_number
+from dpkernels.session.tables import table_of
+
+Bounds = Callable[[float], tuple[np.ndarray, np.ndarray]]
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """Released values with confidence intervals; a number, or a table with one row a value.
+
+    Sums, differences, products and ratios of results are results. Their intervals follow from those of the operands,
+    each with half of the risk, so they hold whatever the operands have in common.
+
+    Attributes:
+        name: what it is, such as "mean of age".
+        index: columns that say what each value is of, such as the keys of its group; none for a single number.
+    """
+
+    name: str
+    index: Mapping[str, Sequence[Any]]
+    _values: np.ndarray
+    _bounds: Bounds
+    _known: tuple[Any, Any] = (-np.inf, np.inf)  # ends between which every true value is
+    _kind: str = "dict"  # of tables
+
+    @property
+    def value(self) -> Any:
+        """Return the released value: a float, or an array with one value a row of the table."""
+        return self._values.copy() if self.index else float(self._values[0])
+
+    def interval(self, confidence: float = 0.95, *, together: bool = False) -> tuple[Any, Any]:
+        """Return (low, high), each true value within its own with at least this probability.
+
+        Args:
+            confidence: in (0, 1).
+            together: if true, all intervals of a table hold at once with this probability.
+
+        Raises:
+            ValueError: confidence is not in (0, 1).
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        if together:
+            confidence = min(1 - (1 - confidence) / len(self._values), np.nextafter(1.0, 0.0))
+        low, high = (np.clip(end, *self._known) for end in self._bounds(confidence))
+        return (low, high) if self.index else (float(low[0]), float(high[0]))
+
+    def table(self, confidence: float = 0.95, *, together: bool = False) -> Any:
+        """Return a table of the kind of the data, with the columns of ``index``, value, low and high."""
+        low, high = self.interval(confidence, together=together)
+        columns = {str(name): list(column) for name, column in self.index.items()}
+        numbers = {"value": self._values, "low": np.atleast_1d(low), "high": np.atleast_1d(high)}
+        columns |= {name: array.tolist() for name, array in numbers.items()}
+        return table_of(self._kind, columns)
+
+    def plot(self, ax: Any = None, *, confidence: float = 0.95, together: bool = False) -> Any:
+        """Draw the values with their intervals, and return the axes.
+
+        A histogram is drawn as bars with bands, a cross table as a map of cells, and everything else as a forest plot.
+
+        Args:
+            ax: axes of matplotlib, by default those of a new figure.
+            confidence: that of the intervals.
+            together: whether all intervals hold at once.
+        """
+        if ax is None:
+            from matplotlib.figure import Figure
+
+            size = (6, max(2.0, 0.3 * len(self._values) + 1.2)) if "from" not in self.index else (6, 4)
+            ax = Figure(figsize=size, layout="constrained").subplots()
+        low, high = (np.atleast_1d(end) for end in self.interval(confidence, together=together))
+        ends = np.where(np.isfinite(low), low, self._values), np.where(np.isfinite(high), high, self._values)
+        names = list(self.index)
+        about = f"{confidence:.0%} intervals, {'all at once' if together else 'each by itself'}"
+        if "from" in self.index and len(names) == 2:
+            left, right = np.asarray(self.index["from"], float), np.asarray(self.index["to"], float)
+            ax.bar(left, np.maximum(self._values, 0), right - left, align="edge", color="0.8", edgecolor="white")
+            ax.hlines(self._values, left, right, color="C0")
+            ax.bar(left, ends[1] - ends[0], right - left, ends[0], align="edge", color="C0", alpha=0.3)
+            ax.set(xlabel=self.name.rpartition(" of ")[2], ylabel="rows")
+        elif len(names) == 2 and "p" not in names:
+            rows, columns = (list(dict.fromkeys(self.index[name])) for name in names)
+            cells = np.full((len(rows), len(columns)), np.nan)
+            for number, (row, column) in enumerate(zip(*self.index.values(), strict=True)):
+                cells[rows.index(row), columns.index(column)] = number
+            ax.imshow(
+                np.where(np.isnan(cells), np.nan, self._values[np.nan_to_num(cells).astype(int)]),
+                cmap="Blues",
+                aspect="auto",
+            )
+            for i, j in zip(*np.nonzero(~np.isnan(cells)), strict=True):
+                k = int(cells[i, j])
+                text = f"{format_number(self._values[k], 3)}\n{format_number(low[k], 3)} to {format_number(high[k], 3)}"
+                ax.text(j, i, text, ha="center", va="center", fontsize=7)
+            ax.set_xticks(range(len(columns)), map(str, columns))
+            ax.set_yticks(range(len(rows)), map(str, rows))
+            ax.set(xlabel=names[1], ylabel=names[0])
+        else:
+            labels = [", ".join(map(str, row)) for row in zip(*self.index.values(), strict=True)] or [self.name]
+            places = np.arange(len(labels))[::-1]
+            ax.hlines(places, *ends, color="C0", linewidth=2)
+            ax.plot(self._values, places, "o", color="C0")
+            ax.set_yticks(places, labels)
+            ax.set(xlabel=self.name, ylabel=", ".join(map(str, names)))
+            ax.grid(axis="x", alpha=0.3)
+        ax.set_title(f"{self.name}, {about}", fontsize=9)
+        return ax
+
+    def _combined(self, other: Any, sign: str, *, swapped: bool = False) -> Any:
+        function, is_number = _OPERATIONS[sign], not isinstance(other, Result)
+        if is_number:
+            if isinstance(other, bool) or not isinstance(other, int | float | np.number):
+                return NotImplemented
+            number = np.array([float(other)])
+            other = Result(f"{float(other):g}", {}, number, lambda _: (number, number))
+        left, right = (other, self) if swapped else (self, other)
+        if left.index and right.index and len(left._values) != len(right._values):
+            raise ValueError(
+                f"{sign}: {left.name} has {len(left._values)} values, {right.name} has {len(right._values)}"
+            )
+        index = left.index or right.index
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            alpha = (1 - confidence) / (1 if is_number else 2)
+            a, b = ([np.clip(end, *side._known) for end in side._bounds(1 - alpha)] for side in (left, right))
+            low, high = np.broadcast_arrays(*b)
+            with np.errstate(all="ignore"):
+                corners = np.array([function(x, y) for x in a for y in b])
+            unknown = np.isnan(corners).any(0)
+            if sign == "/":
+                unknown = unknown | ((low <= 0) & (high >= 0))
+            ends = corners.min(0), corners.max(0)
+            return np.where(unknown, -np.inf, ends[0]), np.where(unknown, np.inf, ends[1])
+
+        with np.errstate(all="ignore"):
+            values = np.asarray(function(left._values, right._values), float)
+        return Result(f"({left.name} {sign} {right.name})", index, values, bounds, _kind=self._kind)
+
+    def __add__(self, other: Any) -> Any:
+        return self._combined(other, "+")
+
+    def __sub__(self, other: Any) -> Any:
+        return self._combined(other, "-")
+
+    def __mul__(self, other: Any) -> Any:
+        return self._combined(other, "*")
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._combined(other, "/")
+
+    def __radd__(self, other: Any) -> Any:
+        return self._combined(other, "+", swapped=True)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._combined(other, "-", swapped=True)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._combined(other, "*", swapped=True)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._combined(other, "/", swapped=True)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        low, high = (np.atleast_1d(end) for end in self.interval())
+        lines = [f"{self.name}, 95 % intervals"]
+        labels = [", ".join(map(str, row)) for row in zip(*self.index.values(), strict=True)] or [""]
+        for label, value, *ends in list(zip(labels, self._values, low, high, strict=True))[:30]:
+            numbers = f"{format_number(value)} ({format_number(ends[0])} to {format_number(ends[1])})"
+            lines.append(f"  {label}: {numbers}" if label else f"  {numbers}")
+        return "\n".join([*lines, *(["  ..."] if len(labels) > 30 else [])])
+
+    def to_dict(self, confidence: float = 0.95) -> dict[str, Any]:
+        """Return values and intervals in a form that ``json`` can write: an infinite end is null."""
+        low, high = (np.atleast_1d(end) for end in self.interval(confidence))
+        numbers = {"value": self._values, "low": low, "high": high}
+        columns = {name: [x if np.isfinite(x) else None for x in array.tolist()] for name, array in numbers.items()}
+        return {
+            "index": {str(name): list(column) for name, column in self.index.items()},
+            **columns,
+            "confidence": confidence,
+        }

@@ -1,0 +1,467 @@
+"""A session: data, a privacy unit, a budget, and statistics that are charged before they are computed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+import accountants
+from dpkernels import checks
+from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
+from dpkernels.budgets.ledger import Ledger, LedgerState
+from dpkernels.decimals import rational, shortest
+from dpkernels.random.keys import release_key_bytes
+from dpkernels.session import reports
+from dpkernels.session.reports import Entry
+from dpkernels.session.results import Result
+from dpkernels.session.run import Run
+from dpkernels.session.statistics import (
+    Count,
+    Crosstab,
+    Histogram,
+    Mean,
+    Quantiles,
+    Regression,
+    Statistic,
+    Sum,
+    Top,
+    Variance,
+)
+from dpkernels.session.sums import rounded_down
+from dpkernels.session.tables import Table, numbers, table_of
+from dpkernels.staging import replaced
+
+_EPSILONS = 1e-3, 20.0  # of one release
+_open = set[Any]()  # the data that sessions without a ledger are of
+
+
+class DataWarning(UserWarning):
+    """A warning for the holder of the data. It depends on the data and is not protected: do not publish it."""
+
+
+class Session:
+    """Statistics of data that you hold, within one privacy budget.
+
+        session = dpk.Session(people, person="id", rows_per_person=5, epsilon=1.0)
+        session.mean("age", lower=0, upper=100, by={"plan": ["A", "B"]}, epsilon=0.2).table()
+
+    Guarantee: all results together are (epsilon, delta)-DP. Neighbouring data differ in one person: all rows of one
+    person are added or removed. Statistics, and their parts of the budget, may be chosen from earlier results, because
+    costs of separate calls are added (see ``Filter``); a ``plan`` is one call, whose releases are composed.
+
+    Not covered are: the names and types of columns, that the data has at most 2^29 rows, the time that a release takes,
+    and warnings of the kind ``DataWarning``.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        person: str | None = None,
+        rows_per_person: int | None = None,
+        groups_per_person: int | None = None,
+        *,
+        epsilon: Any = None,
+        delta: Any = 0,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        key: Array | None = None,
+    ) -> None:
+        """Bound the rows of each person, and open the budget.
+
+        Args:
+            data: a pandas or polars DataFrame, a pyarrow Table, a dict of arrays, or the path of a CSV or Parquet file,
+                or of a folder of such files. It must not change while the session is in use.
+            person: the column that says whom a row is about. Rows in which it is missing count for nobody and are left
+                out. By default a row is a person.
+            rows_per_person: the most rows of a person that count; required with ``person``. Which ones do, if there are
+                more, is decided by a keyed hash of their content.
+            groups_per_person: the most keys for which a person counts when keys are found; by default
+                ``rows_per_person``.
+            epsilon: the budget of this session; by default what the ledger has.
+            delta: the budget's delta, which keys that are found and the composition of plans use.
+            ledger: a ledger, or its path, that is charged, too. Give one to all sessions about the same people.
+            key: a ChaCha20 key that makes the results repeatable. By default the operating system's randomness is used.
+
+        Raises:
+            TypeError: data of another kind, or of arguments.
+            ValueError: an argument is out of range or missing.
+        """
+        self._table = Table.of(data)
+        if person is None:
+            if rows_per_person not in (None, 1) or groups_per_person not in (None, 1):
+                raise ValueError("rows_per_person, groups_per_person: need the column of the person; a row is a person")
+            rows_per_person = 1
+        elif rows_per_person is None:
+            # The answer to whether somebody has two rows would be a release.
+            raise ValueError(f"rows_per_person: must be stated for person={person!r}; more rows need more noise")
+        self.person, self.rows_per_person = person, checks.whole("rows_per_person", rows_per_person, 1, 1 << 20)
+        self._groups = min(
+            self.rows_per_person,
+            self.rows_per_person
+            if groups_per_person is None
+            else checks.whole("groups_per_person", groups_per_person, 1, 1 << 20),
+        )
+        self._ledger = Ledger(ledger) if isinstance(ledger, str | os.PathLike) else ledger
+        if epsilon is None and self._ledger is None:
+            raise ValueError("epsilon: a session without a ledger needs a budget")
+        if epsilon is None and delta:
+            raise ValueError("delta: needs the epsilon of this session's budget; the ledger has its own")
+        self._filter = None if epsilon is None else accountants.Filter(epsilon, delta)
+        self._secret = secrets.token_bytes(32) if key is None else release_key_bytes(key)
+        self._entries: list[Entry] = []
+        self._spent, self._plans = EpsilonDelta(), 0
+        self._lock = threading.RLock()
+        self._warned = set[Any]()
+        if person is not None:
+            self._table.bound_rows(person, self.rows_per_person, self._derived("rows"))
+        if self._ledger is None:
+            _warn_of_another(data)
+
+    def _derived(self, name: str) -> bytes:
+        return hashlib.blake2b(name.encode(), key=self._secret, digest_size=32).digest()
+
+    # Budget
+
+    @property
+    def spent(self) -> EpsilonDelta:
+        """Return what this session has spent."""
+        return self._spent
+
+    @property
+    def left(self) -> EpsilonDelta:
+        """Return what a release may still cost: by this session's budget and by the ledger, whichever has less."""
+        left = [] if self._filter is None else [self._filter.left]
+        left += [] if self._ledger is None else [self._ledger.statement().left]
+        return EpsilonDelta(min(each.epsilon for each in left), min(each.delta for each in left))
+
+    @property
+    def budget(self) -> EpsilonDelta:
+        """Return the whole budget of this session, or of the ledger if the session has none of its own."""
+        return self._filter.budget if self._filter is not None else self._statement().budget
+
+    def _statement(self) -> LedgerState:
+        assert self._ledger is not None
+        return self._ledger.statement()
+
+    def _asked(self, epsilon: Any, share: Any) -> float:
+        """Return epsilon of a release, given itself or as a share of the whole budget."""
+        if (epsilon is None) == (share is None):
+            raise ValueError("epsilon, share: give one of them, the release's part of the budget")
+        if share is not None:
+            checks.within("share", share, 0.0, 1.0)
+            epsilon = rounded_down(amount("share", share) * self.budget.epsilon)
+        checks.within("epsilon", epsilon, *_EPSILONS)
+        return float(epsilon)
+
+    # Releases
+
+    def release(self, statistic: Statistic, *, epsilon: Any = None, share: Any = None, delta: Any = 0) -> Result:
+        """Release a statistic. ``count``, ``mean`` and the others are calls of this.
+
+        Args:
+            statistic: one of ``dpkernels.session``, such as ``Mean("age", 0, 100)``.
+            epsilon: its part of the budget, in [0.001, 20].
+            share: the same as a share of the whole budget; give one of the two.
+            delta: its delta, which is required if keys are found, and otherwise 0.
+
+        Raises:
+            BudgetExceeded: less is left, and the message says how much; nothing was released or charged.
+            ValueError: a column does not exist, or an argument is out of range. Nothing was released or charged, and
+                no cell of the data decides about this.
+        """
+        asked = self._asked(epsilon, share)
+        return self._release([statistic], [asked], [delta], EpsilonDelta(rational(asked), amount("delta", delta)))[0]
+
+    def plan(
+        self,
+        statistics: Sequence[Statistic],
+        *,
+        epsilon: Any = None,
+        share: Any = None,
+        delta: Any = 0,
+        widths: Sequence[float] | None = None,
+        rows: int = 1000,
+    ) -> Plan:
+        """Divide a budget among statistics; ``expected`` shows widths of intervals, and ``release`` releases all.
+
+        With a delta, the statistics get the largest epsilons whose composition, a rigorous upper bound, is within the
+        budget. For many statistics that is more than their share.
+
+        Args:
+            statistics: what to release.
+            epsilon: the budget of all of them.
+            share: the same as a share of the whole budget; give one of the two.
+            delta: their delta. Statistics whose keys are found get half of it, in equal parts.
+            widths: the widths of 95 % intervals that are wanted, one a statistic. Epsilons are in proportion to those
+                that have these widths. By default they are equal.
+            rows: the number of rows of a group, for which these widths are; it is not read from the data.
+        """
+        total, checked = self._asked(epsilon, share), checks.whole("rows", rows, 1, 1 << 29)
+        if not statistics or not all(isinstance(each, Statistic) for each in statistics):
+            raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as Count()")
+        needs = [1.0] * len(statistics)
+        if widths is not None:
+            if len(widths) != len(statistics):
+                raise ValueError(f"widths: has {len(widths)} numbers for {len(statistics)} statistics")
+            pairs = zip(statistics, widths, strict=True)
+            needs = [_epsilon_for(each, width, checked, self.rows_per_person) for each, width in pairs]
+        finding = [each.finds_keys for each in statistics]
+        cost = EpsilonDelta(rational(total), amount("delta", delta))
+        own = float(cost.delta) / 2 / max(sum(finding), 1) if any(finding) else 0.0
+        deltas = [float(f"{own * (1 - 1e-9):.9g}") if finds else 0.0 for finds in finding]
+        rest = float(cost.delta - sum((rational(each) for each in deltas), Fraction(0)))
+        return Plan(self, tuple(statistics), divided(needs, total, rest), tuple(deltas), cost, checked)
+
+    def _release(
+        self,
+        statistics: Sequence[Statistic],
+        epsilons: Sequence[float],
+        deltas: Sequence[Any],
+        cost: EpsilonDelta,
+        *,
+        is_plan: bool = False,
+    ) -> list[Result]:
+        """Check, charge, and then compute and release."""
+        run = Run(self._table, self.rows_per_person, self._groups, b"")
+        for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
+            self._table.check_columns(*statistic.names)
+            statistic.check(run, epsilon, float(amount("delta", delta)))
+        titles = ", ".join(each.title for each in statistics)
+        with self._lock:
+            charge = self._charge(cost, titles)
+            self._spent = EpsilonDelta(self._spent.epsilon + cost.epsilon, self._spent.delta + cost.delta)
+            results = []
+            self._plans += is_plan
+            plan = self._plans if is_plan else 0
+            for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
+                secret = self._derived(f"release {len(self._entries)} {statistic.title} {statistic.settings}")
+                run = Run(self._table, self.rows_per_person, self._groups, secret)
+                result = statistic.release(run, epsilon, float(delta))
+                self._entries.append(Entry(statistic, plan, cost, tuple(run.parts), result, charge))
+                results.append(result)
+                self._warn_of_extremes(statistic)
+            return results
+
+    def _charge(self, cost: EpsilonDelta, label: str) -> str:
+        """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
+        left = self.left
+        fits = f"{label}: at most epsilon {format_amount(left.epsilon)}, delta {format_amount(left.delta)} fits; "
+        if min(minus(left, cost)) < 0:
+            raise BudgetExceeded(self.budget, minus(self.budget, left), cost, fits)
+        charge = ""
+        if self._ledger is not None:
+            charge = self._ledger.charge(*cost, label=label).entries[-1].hash
+        if self._filter is not None:
+            self._filter.charge(*cost, label=label)
+        return charge
+
+    def _warn_of_extremes(self, statistic: Statistic) -> None:
+        """Warn where stated bounds are the extremes of the data, which they were then probably read from."""
+        lower, upper = (getattr(statistic, name, None) for name in ("lower", "upper"))
+        column = getattr(statistic, "column", None)
+        if lower is None or (column, lower, upper) in self._warned or self._table.files is not None:
+            return
+        self._warned.add((column, lower, upper))
+        lowest, highest = math.inf, -math.inf
+        for block, _ in self._table.blocks(column):
+            values = numbers(block[column])
+            lowest = min(lowest, np.nanmin(values, initial=math.inf))
+            highest = max(highest, np.nanmax(values, initial=-math.inf))
+        if (lower, upper) == (lowest, highest):
+            warnings.warn(
+                f"the bounds of {column!r} are exactly the smallest and the largest value of the data. Bounds that are "
+                "read from the data are not private: state what is known without it, or give bounds='private'. This "
+                "warning depends on the data; do not publish it",
+                DataWarning,
+                stacklevel=4,
+            )
+
+    # Statistics
+
+    def count(self, *, by: Mapping[str, Any] | None = None, **budget: Any) -> Result:
+        """Release the number of rows, of every group if ``by`` states keys; for the budget see ``release``."""
+        return self.release(Count(by=by), **budget)
+
+    def crosstab(self, *, by: Mapping[str, Any], **budget: Any) -> Result:
+        """Release the number of rows for every combination of the keys of two columns."""
+        return self.release(Crosstab(by=by), **budget)
+
+    def histogram(self, column: str, edges: Sequence[float], *, by: Any = None, **budget: Any) -> Result:
+        """Release the numbers of values between stated edges."""
+        return self.release(Histogram(column, tuple(edges), by=by), **budget)
+
+    def sum(self, column: str, lower: Any = None, upper: Any = None, **options: Any) -> Result:
+        """Release the sum of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
+        return self._of_column(Sum, column, lower, upper, options)
+
+    def mean(self, column: str, lower: Any = None, upper: Any = None, **options: Any) -> Result:
+        """Release the mean of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
+        return self._of_column(Mean, column, lower, upper, options)
+
+    def variance(self, column: str, lower: Any = None, upper: Any = None, **options: Any) -> Result:
+        """Release the mean squared distance of values, clipped to [lower, upper], from their mean."""
+        return self._of_column(Variance, column, lower, upper, options)
+
+    def quantiles(self, column: str, lower: Any = None, upper: Any = None, p: Any = 0.5, **options: Any) -> Result:
+        """Release quantiles p of values, clipped to [lower, upper]; see ``Quantiles`` for step and interval_share."""
+        return self._of_column(Quantiles, column, lower, upper, options | {"p": p})
+
+    def regression(
+        self,
+        y: str,
+        x: str,
+        *,
+        y_bounds: tuple[float, float],
+        x_bounds: tuple[float, float],
+        by: Any = None,
+        **budget: Any,
+    ) -> Result:
+        """Release the least-squares line of y on x: its value at x = 0, and its slope."""
+        return self.release(Regression(y, x, y_bounds=y_bounds, x_bounds=x_bounds, by=by), **budget)
+
+    def top(self, column: str, k: int, candidates: Sequence[Any], **budget: Any) -> Result:
+        """Release the k stated candidates that most persons have, with the numbers of these persons."""
+        return self.release(Top(column, k, candidates), **budget)
+
+    def _of_column(self, kind: type[Statistic], column: str, lower: Any, upper: Any, options: dict[str, Any]) -> Result:
+        budget = {name: options.pop(name) for name in ("epsilon", "share", "delta") if name in options}
+        return self.release(kind(column, lower, upper, **options), **budget)  # type: ignore[call-arg]
+
+    # Reports
+
+    @property
+    def neighbouring(self) -> str:
+        """Say which data are neighbours."""
+        if self.person is None:
+            return "one row is added or removed: a row is a person"
+        return f"all rows of one person are added or removed, of which at most {self.rows_per_person} count"
+
+    def report(self) -> str:
+        """Return what was released, with which noise, at what cost, and two sentences for a methods section.
+
+        Everything in it follows from statements and results, so it may be published with them.
+        """
+        return reports.report(self._entries, self.spent, self.left, self.neighbouring)
+
+    def save(self, path: str | os.PathLike[str], *, confidence: float = 0.95) -> None:
+        """Write results, intervals, certificates and charges as JSON, which ``dpkernels certify --verify`` verifies."""
+        ledger = None if self._ledger is None else self._ledger.statement().ledger
+        form = reports.to_dict(self._entries, self.spent, self.neighbouring, ledger, confidence)
+        with replaced(Path(path), 0o666) as file:
+            file.write(json.dumps(form, indent=1, default=lambda number: number.item()).encode())
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Statistics with their parts of a budget, before anything is released.
+
+    Attributes:
+        session: whose data they are of.
+        statistics: what is released.
+        epsilons: of each statistic.
+        deltas: of each statistic.
+        cost: of all together.
+        rows: of a group, for expected widths.
+    """
+
+    session: Session
+    statistics: tuple[Statistic, ...]
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+    cost: EpsilonDelta
+    rows: int
+
+    def __repr__(self) -> str:
+        lines = (
+            f"  {each.title}: epsilon {shortest(e)}" for each, e in zip(self.statistics, self.epsilons, strict=True)
+        )
+        return "\n".join([f"Plan of {self.cost}", *lines])
+
+    def expected(self) -> Any:
+        """Return a table of the expected widths of 95 % intervals, NaN where they depend on the data; it costs nothing.
+
+        Of a table the width is that of one group of ``rows`` rows, spread in the middle of the bounds.
+        """
+        r = self.session.rows_per_person
+        pairs = list(zip(self.statistics, self.epsilons, strict=True))
+        widths = [each.expected_width(self.rows, r, epsilon) if each.is_known else math.nan for each, epsilon in pairs]
+        columns = {
+            "statistic": [each.title for each in self.statistics],
+            "epsilon": list(self.epsilons),
+            "width": widths,
+        }
+        return table_of(self.session._table.kind, columns)
+
+    def release(self) -> list[Result]:
+        """Charge the budget once, and release all statistics; the errors are those of ``Session.release``."""
+        return self.session._release(self.statistics, self.epsilons, self.deltas, self.cost, is_plan=True)
+
+
+def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float, ...]:
+    """Return epsilons in proportion to needs, whose composition at delta is at most epsilon.
+
+    A statistic of a pure budget e is dominated by randomised response with e, whatever it does within.
+    """
+
+    def parts(factor: float) -> list[float]:
+        return [rounded_down(rational(epsilon) * Fraction(need / sum(needs)) * Fraction(factor)) for need in needs]
+
+    def fits(factor: float) -> bool:
+        pairs = [(each, parts(factor).count(each)) for each in dict.fromkeys(parts(factor))]
+        first, *others = (accountants.guarantee(accountants.randomised_response(e)).repeat(n) for e, n in pairs)
+        return float(first.compose(*others).epsilon(delta)) <= epsilon
+
+    low, high = 1.0, 1.0
+    if delta > 0 and len(needs) > 1:
+        while high < len(needs) and fits(high := min(high * 1.25, len(needs))):
+            low = high
+        for _ in range(12 if high > low else 0):
+            middle = (low + high) / 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+    return tuple(parts(low))
+
+
+def _epsilon_for(statistic: Statistic, width: float, rows: int, person_rows: int) -> float:
+    """Return about the epsilon at which an interval has this width."""
+    checks.positive("widths", width)
+    if not statistic.is_known or math.isnan(statistic.expected_width(rows, person_rows, 1.0)):
+        raise ValueError(f"widths: that of {statistic.title} depends on the data; release it by itself")
+    epsilon = 1.0
+    for _ in range(4):  # Widths are nearly in proportion to 1/epsilon.
+        epsilon = min(
+            max(epsilon * statistic.expected_width(rows, person_rows, epsilon) / width, _EPSILONS[0]), _EPSILONS[1]
+        )
+    return epsilon
+
+
+def _warn_of_another(data: Any) -> None:
+    """Warn if there is another session of the same object, or of the same file, without a ledger."""
+    if isinstance(data, str | os.PathLike):
+        name: Any = str(Path(data).resolve())
+    else:
+        held = next(iter(data.values())) if isinstance(data, Mapping) else data
+        name = id(held)
+        try:
+            weakref.finalize(held, _open.discard, name)
+        except TypeError:  # of lists, whose place in memory may be used again
+            return
+    if name in _open:
+        warnings.warn(
+            "another session has the same data, and neither has a ledger: their budgets add up. Give one ledger to all "
+            "sessions about the same people",
+            stacklevel=3,
+        )
+    _open.add(name)

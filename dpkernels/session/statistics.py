@@ -1,0 +1,624 @@
+"""The statistics of a session, as values: what is released, with which bounds, and for which groups.
+
+A missing cell, and a cell that is no number, leaves its row out of the statistic that reads it. Infinities are clipped
+to the bounds, as all numbers are. So no cell can cause an error.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise, product
+from typing import Any, ClassVar
+
+import numpy as np
+
+import dpkernels as dpk
+from dpkernels import checks
+from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
+from dpkernels.session.results import Result
+from dpkernels.session.run import Run
+from dpkernels.session.sums import Lattice, NoisySums, Ratio, partition, rounded_down, sampler_of
+from dpkernels.session.tables import Block, Keys, check_bounds, numbers
+
+FOUND, PRIVATE = "found", "private"
+_PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
+_KEY_EPSILON = 0.011  # of the noise of a key, at least
+_MOST_GROUPS = 1 << 20
+_QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
+_MOST_POINTS = 1 << 32
+
+
+class Groups:
+    """The groups of rows that stated keys define: one for every combination, or a single one."""
+
+    def __init__(self, keys: Sequence[Keys]) -> None:
+        self.keys = keys
+        self.count = math.prod(len(each) for each in keys)
+        if self.count > _MOST_GROUPS:
+            raise ValueError(f"by: has {self.count} groups; at most {_MOST_GROUPS} can be released")
+
+    def codes(self, block: Block) -> np.ndarray:
+        """Return the number of each row's group, -1 for none."""
+        codes = np.zeros(len(block[""]), np.int64)
+        for each in self.keys:
+            own = each.codes(block[each.name])
+            codes = np.where((codes >= 0) & (own >= 0), codes * len(each) + own, -1)
+        return codes
+
+    def index(self, repeats: int = 1) -> dict[str, list[Any]]:
+        """Return the columns of keys, each group ``repeats`` times."""
+        rows = [row for row in product(*(each.keys for each in self.keys)) for _ in range(repeats)]
+        return {each.name: [row[i] for row in rows] for i, each in enumerate(self.keys)}
+
+
+@dataclass(frozen=True)
+class Statistic(abc.ABC):
+    """A statistic of the rows of every group.
+
+    ``by`` maps a column to its keys, which are stated without looking at the data, or to "found": then keys that enough
+    persons have are released first, which needs a delta.
+    """
+
+    by: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    columns: ClassVar[tuple[str, ...]] = ()  # the attributes that name columns
+    is_bounded: ClassVar[bool] = False  # whether ``lower`` and ``upper`` are bounds of ``column``
+
+    def __post_init__(self) -> None:
+        if isinstance(self.by, str) or not isinstance(self.by, Mapping | None):
+            raise ValueError(
+                f"by: {self.by!r} does not state the keys; give {{column: [keys]}}, or {{column: 'found'}} for those "
+                "that many persons have"
+            )
+        for name, keys in (self.by or {}).items():
+            if isinstance(keys, str) and keys == FOUND:
+                if len(self.by or {}) > 1:
+                    raise ValueError(f"by: {name!r}: keys are found for one column alone; state them for several")
+            else:
+                Keys(name, keys)
+        if self.is_bounded and not self.has_private_bounds:
+            if getattr(self, "lower", None) is None or getattr(self, "upper", None) is None:
+                raise ValueError("lower, upper: must be stated without looking at the data, or give bounds='private'")
+            check_bounds(*(getattr(self, name) for name in ("lower", "upper")))
+
+    @property
+    def has_private_bounds(self) -> bool:
+        bounds = getattr(self, "bounds", None)
+        if bounds is None:
+            return False
+        checks.one_of("bounds", bounds, (PRIVATE,))
+        if any(getattr(self, name) is not None for name in ("lower", "upper")):
+            raise ValueError("bounds: 'private' finds lower and upper; state none of them")
+        return True
+
+    @property
+    def finds_keys(self) -> bool:
+        return any(isinstance(keys, str) for keys in (self.by or {}).values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the columns that it reads."""
+        own = [getattr(self, attribute) for attribute in self.columns]
+        return tuple(dict.fromkeys([*own, *(self.by or {})]))
+
+    @property
+    def title(self) -> str:
+        own = " and ".join(str(getattr(self, attribute)) for attribute in self.columns)
+        by = f" by {' and '.join(map(str, self.by))}" if self.by else ""
+        return f"{type(self).__name__.lower()}{f' of {own}' if own else ''}{by}"
+
+    @property
+    def settings(self) -> str:
+        """Return the arguments as text, for reports."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether its keys and bounds are stated."""
+        return not self.finds_keys and not self.has_private_bounds
+
+    def check(self, run: Run, epsilon: float, delta: float) -> None:
+        """Raise a ValueError for a budget that cannot be used, before it is charged."""
+        if self.finds_keys:
+            if not delta:
+                raise ValueError("delta: keys that are found need one, such as delta=1e-6")
+            if epsilon / _PRELIMINARIES / run.groups < _KEY_EPSILON:
+                least = _KEY_EPSILON * _PRELIMINARIES * run.groups
+                raise ValueError(
+                    f"epsilon: {epsilon:g} is too small to find keys, {run.groups} a person; from {least:g} on"
+                )
+            run.key_sampler(rounded_down(Fraction(repr(epsilon)) / _PRELIMINARIES), delta)
+        else:
+            self.groups()
+        if self.smallest_epsilon(run.rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARIES):
+            raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {run.rows} rows a person")
+
+    def smallest_epsilon(self, person_rows: int) -> float:
+        """Return the smallest epsilon for which there is an exact sampler."""
+        return 1e-5 if not self.has_private_bounds else 2e-4 * person_rows
+
+    def groups(self) -> Groups:
+        return Groups([Keys(name, keys) for name, keys in (self.by or {}).items()])
+
+    def release(self, run: Run, epsilon: float, delta: float) -> Result:
+        """Return the released statistic; ``epsilon`` and ``delta`` have been charged."""
+        statistic: Statistic = self
+        preliminary = rounded_down(Fraction(repr(epsilon)) / _PRELIMINARIES)
+        if self.finds_keys:
+            keys = found_keys(self, run, preliminary, delta)
+            if not any(keys.values()):
+                return Result(self.title, keys, np.zeros(0), lambda _: (np.zeros(0),) * 2, _kind=run.table.kind)
+            statistic, epsilon = _with(statistic, by=keys), _less(epsilon, preliminary)
+        if self.has_private_bounds:
+            lower, upper = private_bounds(statistic, run, preliminary)
+            statistic, epsilon = _with(statistic, lower=lower, upper=upper, bounds=None), _less(epsilon, preliminary)
+        return statistic.release_groups(run, statistic.groups(), epsilon)
+
+    @abc.abstractmethod
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        """Return the released statistic of groups and bounds that are known."""
+
+    @abc.abstractmethod
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        """Return the width of the 95 % interval of a group of so many rows, before anything is released."""
+
+    def noisy_sums(self, run: Run, groups: Groups, epsilon: float, weights: int, *, cells: int = 1) -> NoisySums:
+        """Return noisy sums of ``rows_of`` over groups of ``cells`` cells each."""
+        count = groups.count * cells
+        lattice = Lattice.of(run.rows, epsilon, count, weights, counts=self._counts)
+        sampler_of(lattice, epsilon, count * weights)  # before data is read
+        sums = run.sums(self.names, count, weights, lambda block: self.rows_of(block, groups.codes(block)))
+        return run.noisy(sums, lattice, epsilon, self.title)
+
+    _counts: ClassVar[bool] = False
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the cells of rows, -1 for none, and their integer weights of shape (rows, k), or None for ones."""
+        return codes, None
+
+    def _scaled(self, block: Block, column: str, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return values on [0, 1], 0 for those that are missing, and which are missing."""
+        values = numbers(block[column])
+        missing = np.isnan(values)
+        clipped = np.clip(np.where(missing, lower, values), lower, upper)
+        return np.clip((clipped - lower) / (upper - lower), 0.0, 1.0), missing
+
+
+def _with(statistic: Statistic, **changes: Any) -> Statistic:
+    """Return a changed copy without the checks of what a user states."""
+    copy = object.__new__(type(statistic))
+    for each in fields(statistic):
+        object.__setattr__(copy, each.name, changes.get(each.name, getattr(statistic, each.name)))
+    return copy
+
+
+def _less(epsilon: float, part: float) -> float:
+    """Return what is left of a budget."""
+    return rounded_down(Fraction(repr(epsilon)) - Fraction(repr(part)))
+
+
+def _count_width(person_rows: int, epsilon: float, *, counts: bool, weights: int = 1) -> float:
+    """Return the width of the interval of one sum, in rows."""
+    lattice = Lattice.of(person_rows, epsilon, 1, weights, counts=counts)
+    low, high = dpk.confidence_interval(np.zeros(1), sampler_of(lattice, epsilon, 1), 0.95)
+    return float((high - low)[0]) * float(lattice.step)
+
+
+def _of_counts(title: str, noisy: NoisySums, index: Mapping[str, Sequence[Any]], kind: str) -> Result:
+    """Return the result of counts."""
+
+    def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+        low, high = (end.reshape(-1) for end in noisy.bounds(confidence))
+        return np.ceil(low - 1e-6), np.floor(high + 1e-6)
+
+    return Result(title, index, noisy.sums.reshape(-1), bounds, (0.0, np.inf), kind)
+
+
+@dataclass(frozen=True)
+class Count(Statistic):
+    """The number of rows."""
+
+    _counts: ClassVar[bool] = True
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        return _of_counts(self.title, self.noisy_sums(run, groups, epsilon, 1), groups.index(), run.table.kind)
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        return _count_width(person_rows, epsilon, counts=True)
+
+
+@dataclass(frozen=True)
+class Histogram(Count):
+    """The numbers of values between edges: bins hold [edge, next edge), and the last one its upper end."""
+
+    column: str
+    edges: Sequence[float]
+    columns: ClassVar[tuple[str, ...]] = ("column",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ends = np.asarray(self.edges, float)
+        if ends.ndim != 1 or len(ends) < 2 or not np.isfinite(ends).all() or not (np.diff(ends) > 0).all():
+            raise ValueError("edges: must be two or more increasing finite numbers, stated without looking at the data")
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        bins = len(self.edges) - 1
+        noisy = self.noisy_sums(run, groups, epsilon, 1, cells=bins)
+        ends = list(self.edges)
+        index = groups.index(bins) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
+        return _of_counts(self.title, noisy, index, run.table.kind)
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        values, edges = numbers(block[self.column]), np.asarray(self.edges, float)
+        bins = np.where(values == edges[-1], len(edges) - 2, np.searchsorted(edges, values, side="right") - 1)
+        inside = (values >= edges[0]) & (values <= edges[-1]) & (codes >= 0)
+        return np.where(inside, codes * (len(edges) - 1) + bins, -1), None
+
+
+@dataclass(frozen=True)
+class Crosstab(Count):
+    """The number of rows for every combination of the keys of two columns, which ``by`` states."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.by or {}) != 2:
+            raise ValueError(f"by: {self.by!r}; a cross table has the keys of two columns")
+
+
+@dataclass(frozen=True)
+class _OfColumn(Statistic):
+    """A statistic of one column with bounds, to which values are clipped."""
+
+    column: str
+    lower: float | None = None
+    upper: float | None = None
+    bounds: str | None = field(default=None, kw_only=True)
+    columns: ClassVar[tuple[str, ...]] = ("column",)
+    is_bounded: ClassVar[bool] = True
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        return check_bounds(self.lower, self.upper)
+
+
+@dataclass(frozen=True)
+class Sum(_OfColumn):
+    """The sum of values, each rounded to 2^-32 of the larger bound."""
+
+    @property
+    def _size(self) -> float:
+        return max(abs(end) for end in self._ends)
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        noisy, size = self.noisy_sums(run, groups, epsilon, 1), self._size
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            low, high = (end.reshape(-1) * size for end in noisy.bounds(confidence))
+            margin = 1e-12 * (np.abs(low) + np.abs(high))
+            return low - margin, high + margin
+
+        lower, upper = self._ends
+        known = 0.0 if lower >= 0 else -np.inf, 0.0 if upper <= 0 else np.inf
+        return Result(self.title, groups.index(), noisy.sums.reshape(-1) * size, bounds, known, run.table.kind)
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        lower, upper = self._ends
+        values = numbers(block[self.column])
+        missing = np.isnan(values)
+        shares = np.clip(np.clip(np.where(missing, 0.0, values), lower, upper) / self._size, -1.0, 1.0)
+        return np.where(missing, -1, codes), np.rint(shares * 2.0**32).astype(np.int64)[:, None]
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        return _count_width(person_rows, epsilon, counts=False) * self._size
+
+
+def _constant(*coefficients: float) -> Any:
+    return lambda nu: np.broadcast_to(np.array(coefficients), (*np.shape(nu), len(coefficients)))
+
+
+def _polynomial(*terms: np.ndarray) -> Any:
+    """Return nu -> sum_i terms[i] nu^i."""
+    return lambda nu: sum(np.multiply.outer(np.asarray(nu) ** i, term) for i, term in enumerate(terms))
+
+
+def _expected(ratio: Ratio, shares: np.ndarray, rows: int, person_rows: int, epsilon: float) -> float:
+    """Return the width of a ratio's interval if the sums are these shares of the rows."""
+    lattice = Lattice.of(person_rows, epsilon, 1, len(shares), counts=False)
+    values = np.rint(rows * shares / float(lattice.step))[None]
+    low, high = ratio.bounds(NoisySums(values, lattice, sampler_of(lattice, epsilon, len(shares))), 0.95)
+    return float(high[0] - low[0])
+
+
+@dataclass(frozen=True)
+class Mean(_OfColumn):
+    """The mean of values, from sum t and sum (1 - t), t the values scaled to [0, 1]."""
+
+    ratio: ClassVar[Ratio] = Ratio(_constant(1.0, 0.0), _constant(1.0, 1.0), (0.0, 1.0))
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        noisy, (lower, upper) = self.noisy_sums(run, groups, epsilon, 2), self._ends
+        return self._result(run, noisy, groups, lower, upper - lower)
+
+    def _result(self, run: Run, noisy: NoisySums, groups: Groups, start: float, unit: float) -> Result:
+        ends = tuple(start + unit * end for end in self.ratio.ends)
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            low, high = self.ratio.bounds(noisy, confidence)
+            return start + unit * (low - 2.0**-30), start + unit * (high + 2.0**-30)
+
+        values = start + unit * self.ratio.value(noisy)
+        return Result(self.title, groups.index(), values, bounds, ends, run.table.kind)
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        t, missing = self._scaled(block, self.column, *self._ends)
+        return np.where(missing, -1, codes), partition((t, 1 - t))
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        lower, upper = self._ends
+        return (upper - lower) * _expected(self.ratio, np.array([0.5, 0.5]), rows, person_rows, epsilon)
+
+
+# Of the Bernstein basis (1 - t)^2, 2 t (1 - t), t^2: the coefficients of 1, t and t^2.
+_ONE, _FIRST, _SECOND = np.array([1.0, 1, 1]), np.array([0.0, 0.5, 1]), np.array([0.0, 0, 1])
+
+
+def _bernstein(t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return (1 - t) ** 2, 2 * t * (1 - t), t**2
+
+
+@dataclass(frozen=True)
+class Variance(Mean):
+    """The mean squared distance of values from their mean, from sums of the Bernstein basis of degree 2."""
+
+    ratio: ClassVar[Ratio] = Ratio(
+        _polynomial(_SECOND, -2 * _FIRST, _ONE),
+        _constant(*_ONE),
+        (0.0, 0.25),
+        Ratio(_constant(*_FIRST), _constant(*_ONE), (0.0, 1.0)),
+    )
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        noisy, (lower, upper) = self.noisy_sums(run, groups, epsilon, 3), self._ends
+        return self._result(run, noisy, groups, 0.0, (upper - lower) ** 2)
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        t, missing = self._scaled(block, self.column, *self._ends)
+        return np.where(missing, -1, codes), partition(_bernstein(t))
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        lower, upper = self._ends
+        return (upper - lower) ** 2 * _expected(self.ratio, np.ones(3) / 3, rows, person_rows, epsilon)
+
+
+@dataclass(frozen=True)
+class Regression(Statistic):
+    """The least-squares line of y on x: its value at x = 0, and its slope.
+
+    Sums of 6 products of Bernstein bases, of degree 2 in x and 1 in y, have all the moments that the line needs.
+    """
+
+    y: str
+    x: str
+    y_bounds: tuple[float, float] = field(kw_only=True)
+    x_bounds: tuple[float, float] = field(kw_only=True)
+    columns: ClassVar[tuple[str, ...]] = ("y", "x")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("y_bounds", "x_bounds"):
+            if np.shape(getattr(self, name)) != (2,):
+                raise ValueError(
+                    f"{name}: {getattr(self, name)!r} must be (lower, upper), stated without looking at the data"
+                )
+            check_bounds(*getattr(self, name))
+
+    @property
+    def _ratios(self) -> tuple[Ratio, Ratio]:
+        """Return the line's value at x = 0 and its slope, for x and y scaled to [0, 1]."""
+        low, high = check_bounds(*self.x_bounds)
+        zero = -low / (high - low)
+        ones, y = np.array([1.0, 1.0]), np.array([0.0, 1.0])
+        n, x, xx = (np.kron(form, ones) for form in (_ONE, _FIRST, _SECOND))
+        sy, xy = np.kron(_ONE, y), np.kron(_FIRST, y)
+        mean = Ratio(_constant(*x), _constant(*n), (0.0, 1.0))
+        slope = Ratio(_polynomial(xy, -sy), _polynomial(xx, -2 * x, n), nuisance=mean)
+        # With moments about zero, sum (y - tau) (1 - kappa x) = 0 at kappa = sum x / sum x^2.
+        first, second, mixed = x - zero * n, xx - 2 * zero * x + zero**2 * n, xy - zero * sy
+        kappa = Ratio(_constant(*first), _constant(*second))
+        return Ratio(_polynomial(sy, -mixed), _polynomial(n, -first), nuisance=kappa), slope
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        noisy = self.noisy_sums(run, groups, epsilon, 6)
+        (y0, y1), (x0, x1) = check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
+        starts, units = np.array([y0, 0.0]), np.array([y1 - y0, (y1 - y0) / (x1 - x0)])
+        ratios = self._ratios
+
+        def columns(parts: Sequence[np.ndarray]) -> np.ndarray:
+            return (starts + units * np.stack(parts, 1)).reshape(-1)
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            lows, highs = zip(*(ratio.bounds(noisy, confidence) for ratio in ratios), strict=True)
+            return columns(lows), columns(highs)
+
+        index = groups.index(2) | {"coefficient": ["at 0", "slope"] * groups.count}
+        return Result(
+            self.title, index, columns([ratio.value(noisy) for ratio in ratios]), bounds, _kind=run.table.kind
+        )
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        x, no_x = self._scaled(block, self.x, *check_bounds(*self.x_bounds))
+        y, no_y = self._scaled(block, self.y, *check_bounds(*self.y_bounds))
+        weights = partition([of_x * of_y for of_x in _bernstein(x) for of_y in (1 - y, y)])
+        return np.where(no_x | no_y, -1, codes), weights
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        shares = np.kron(np.ones(3) / 3, [0.5, 0.5])
+        (y0, y1), (x0, x1) = check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
+        return (y1 - y0) / (x1 - x0) * _expected(self._ratios[1], shares, rows, person_rows, epsilon)
+
+
+@dataclass(frozen=True)
+class Quantiles(_OfColumn):
+    """The smallest values that shares p of the values do not exceed, by the exponential mechanism.
+
+    Attributes:
+        p: a number, or increasing numbers, in (0, 1).
+        step: a number of which values are multiples above ``lower``, such as 1 for ages; by default none is known.
+        interval_share: the share of the budget for counts between points near the quantiles, from which their intervals
+            follow. With 0 the intervals are [lower, upper].
+    """
+
+    p: Any = 0.5
+    step: float | None = field(default=None, kw_only=True)
+    interval_share: float = field(default=0.3, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = self._shares
+        if not len(shares) or not all(0 < p < 1 for p in shares) or any(a >= b for a, b in pairwise(shares)):
+            raise ValueError(f"p: {self.p!r} must be increasing numbers in (0, 1), at least 1/1000 apart")
+        checks.within("interval_share", self.interval_share, 0.0, 0.9)
+        if self.step is not None:
+            checks.positive("step", self.step)
+            if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MOST_POINTS:
+                raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
+
+    def smallest_epsilon(self, person_rows: int) -> float:
+        return 2e-5 * person_rows * (1 + math.log2(len(self._shares) + 1)) / (1 - self.interval_share)
+
+    @property
+    def _shares(self) -> list[Fraction]:
+        shares = np.atleast_1d(np.asarray(self.p, float)).tolist()
+        return [Fraction(p).limit_denominator(1000) for p in shares if math.isfinite(p)]
+
+    @property
+    def _points(self) -> int:
+        lower, upper = self._ends
+        return (
+            _QUANTILE_STEPS
+            if self.step is None
+            else min(math.floor((upper - lower) / self.step + 1e-9) + 1, _MOST_POINTS - 1)
+        )
+
+    def _values(self, places: np.ndarray) -> np.ndarray:
+        lower, upper = self._ends
+        if self.step is None:
+            return lower + (upper - lower) * (places + 0.5) / _QUANTILE_STEPS
+        return lower + self.step * places
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        (lower, upper), shares = self._ends, self._shares
+        counted = rounded_down(Fraction(repr(epsilon)) * Fraction(repr(float(self.interval_share))))
+        chosen = _less(epsilon, counted) if counted else epsilon
+        codes, places = run.values(self.names, lambda block: self._places(block, groups.codes(block)))
+        order = np.argsort(codes, kind="stable")
+        starts = np.searchsorted(codes[order], np.arange(groups.count + 1))
+        members = [np.sort(places[order[a:b]]) for a, b in pairwise(starts)]
+        points = [quantile_points(each, shares, self._points, chosen, run) for each in members]
+        run.note_choice(chosen, f"{self.title}: points")
+        values = self._values(np.array(points, float).reshape(-1))
+        index = groups.index(len(shares)) | {"p": [float(p) for p in shares] * groups.count}
+        if len(shares) == 1:
+            del index["p"]
+        if not counted:
+            known = np.full(len(values), lower), np.full(len(values), upper)
+            return Result(self.title, index, values, lambda _: known, (lower, upper), run.table.kind)
+        edges = [zoom_edges(point, self._points) for point in points]
+        counts = [np.diff(np.searchsorted(each, ends, side="right")) for each, ends in zip(members, edges, strict=True)]
+        lattice = Lattice.of(run.rows, counted, sum(map(len, counts)), 1, counts=True)
+        noisy = run.noisy(np.concatenate(counts)[:, None], lattice, counted, f"{self.title}: counts near the points")
+
+        @cache
+        def quantiles() -> list[Any]:
+            released = dpk.released_values(noisy.values[:, 0], noisy.sampler)
+            cells = np.split(released, np.cumsum([len(ends) - 1 for ends in edges])[:-1])
+            pairs = [(own.tolist(), ends.astype(float)) for own, ends in zip(cells, edges, strict=True)]
+            return [dpk.histogram_quantile(*pair, float(p)) for pair in pairs for p in shares]
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            low, high = np.array([quantile.interval(confidence) for quantile in quantiles()]).T
+            spare = 0.5 if self.step is None else 0.0  # of a place, which stands for a stretch of values
+            return self._values(np.minimum(low + 1, high) - spare), self._values(high + spare)
+
+        return Result(self.title, index, values, bounds, (lower, upper), run.table.kind)
+
+    def _places(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        (lower, upper), last = self._ends, self._points - 1
+        t, missing = self._scaled(block, self.column, lower, upper)
+        places = np.floor(t * (last + 1)) if self.step is None else np.rint(t * ((upper - lower) / self.step))
+        present = ~missing & (codes >= 0)
+        return codes[present], np.clip(places[present], 0, last).astype(np.int64)
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        return self._ends[1] - self._ends[0] if self.interval_share == 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Top(Statistic):
+    """The k stated candidates that most persons have, by the exponential mechanism, and the numbers of these persons.
+
+    A person counts once for each candidate that one of the person's rows has.
+    """
+
+    column: str
+    k: int
+    candidates: Sequence[Any]
+    columns: ClassVar[tuple[str, ...]] = ("column",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by:
+            raise ValueError("by: top is for all rows; release a count by group")
+        checks.whole("k", self.k, 1, len(Keys(self.column, self.candidates)))
+
+    def smallest_epsilon(self, person_rows: int) -> float:
+        return 2.01e-4 * self.k
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        keys = Keys(self.column, self.candidates)
+        each = rounded_down(Fraction(repr(epsilon)) / (2 * self.k))
+        counts = run.persons(keys)
+        chosen = run.top(counts, each, self.k, self.title)
+        left = _less(epsilon, float(Fraction(repr(each)) * self.k))
+        lattice = Lattice.of(min(run.rows, self.k), left, self.k, 1, counts=True)
+        noisy = run.noisy(counts[chosen][:, None], lattice, left, f"{self.title}: counts")
+        index = {"rank": list(range(1, self.k + 1)), str(self.column): [keys.keys[i] for i in chosen]}
+        return _of_counts(self.title, noisy, index, run.table.kind)
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        return _count_width(min(person_rows, self.k), epsilon / 2, counts=True)
+
+
+def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> dict[str, list[Any]]:
+    """Return the keys of which the number of persons, with bounded noise, is above the largest noise there is.
+
+    A person is counted for at most c keys, with noise of (epsilon/c, delta/c) each. A key that nobody has is never
+    returned, since its noise cannot be above the largest. So the keys that occur need not be known before.
+    """
+    ((name, _),) = (statistic.by or {}).items()
+    sampler = run.key_sampler(epsilon, delta)
+    keys, counts = run.persons_by_key(name)
+    noisy = run.noisy_counts(counts, sampler, f"{statistic.title}: keys") if len(counts) else np.zeros(0)
+    threshold = float(sampler.certificate.highest)
+    return {name: sorted((key for key, count in zip(keys, noisy, strict=True) if count > threshold), key=str)}
+
+
+def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[float, float]:
+    """Return bounds between which all but a few values are: powers of two, or 0, by two private quantiles."""
+    column = getattr(statistic, statistic.columns[0])
+
+    def places(block: Block) -> tuple[np.ndarray, np.ndarray]:
+        values = numbers(block[column])
+        present = values[~np.isnan(values)]
+        return np.zeros(len(present), np.int64), exponent_numbers(present)
+
+    _, members = run.values((column,), places)
+    low, high = quantile_points(np.sort(members), [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
+    lower, upper = exponent_value(low - 1), exponent_value(max(high, low))
+    run.note_choice(epsilon, f"{statistic.title}: bounds {lower:g} to {upper:g}")
+    return lower, upper

@@ -1,0 +1,227 @@
+"""Sums of integers, their noise, and intervals of what is computed from them.
+
+A row adds nonnegative weights that sum to 1, or one number in [-1, 1], to the sums of its group: its l1 norm is at most
+1, and that of a person with r rows at most r. Weights are rounded to multiples of 2^-32 once, row by row, so that sums
+are exact integers in any order. The sums are then rounded down to multiples of a power of two, h, about 2^-13 of the
+noise, and get discrete Laplace noise. With T >= 0 added to a sum, the rounded sum moves by floor(T/h) or ceil(T/h).
+1/h is an integer if h <= 1, so this leaves the l1 distance of one weight at r/h, and of two weights, too, of which the
+second is the rounded total less the first. Every further weight of a group adds at most 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+import dpkernels as dpk
+from dpkernels.decimals import rational
+from dpkernels.exact.noise import ExactNoise
+
+UNIT_LOG2 = -32  # of the weights of a row
+UNIT = 1 << -UNIT_LOG2
+_MOST_STEPS = 11_000  # of the lattice in a scale of the noise: a table holds no more
+_FEW_STEPS = 2_048
+_WIDER = 1 + 1e-6  # than its scale the noise may be, so that a table of integers has the claim
+_GAP = 1.01  # ratio of neighbouring scales in a sum of Laplace noises, at least
+_HALVINGS, _GROWTHS, _NUISANCES = 36, 40, 9
+
+
+def rounded_down(number: Fraction) -> float:
+    """Return a number with 9 digits, rounded down, so that sums of parts stay within the whole."""
+    if not number:
+        return 0.0
+    digits = 9 - math.ceil(math.log10(float(number)))
+    return float(Fraction(math.floor(number * Fraction(10) ** digits)) / Fraction(10) ** digits)
+
+
+def partition(weights: Iterable[np.ndarray]) -> np.ndarray:
+    """Return (rows, k) integers of at least 0 that add up to 2^32 in every row, from k weights that add up to 1."""
+    *first, last = [np.rint(np.clip(weight, 0.0, 1.0) * UNIT).astype(np.int64) for weight in weights]
+    left = np.full(last.shape, UNIT, np.int64)
+    columns = []
+    for column in first:
+        columns.append(np.minimum(column, left))
+        left = left - columns[-1]
+    return np.stack([*columns, left], 1)
+
+
+def add_rows(sums: np.ndarray, codes: np.ndarray, weights: np.ndarray | None) -> None:
+    """Add rows to sums of shape (groups, k): row i to group codes[i], or to none if that is -1."""
+    present = codes >= 0
+    for j in range(sums.shape[1]):
+        # Of up to 2^20 rows of at most 2^32 each: every partial sum is an integer that float64 holds.
+        column = None if weights is None else weights[present, j].astype(np.float64)
+        sums[:, j] += np.bincount(codes[present], column, minlength=len(sums)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """What neighbouring sums are, in multiples of 2^log2: integers at most ``sensitivity`` apart in l1."""
+
+    log2: int
+    finest: int  # log2 of the multiples that the sums are of before
+    sensitivity: int
+
+    @classmethod
+    def of(cls, rows: int, epsilon: float, groups: int, weights: int, *, counts: bool) -> Lattice:
+        """Return the lattice for sums over groups, of rows that are whole numbers (counts) or have several weights."""
+        finest = 0 if counts else UNIT_LOG2
+        steps = _MOST_STEPS if weights > 2 else _FEW_STEPS  # Where rounding adds nothing, small tables are faster.
+        log2 = max(finest, math.ceil(math.log2(rows / epsilon / (_MOST_STEPS if counts else steps))))
+        if log2 <= 0:
+            further = 0 if log2 == finest or weights <= 2 else (weights - 1) * min(rows, groups)
+            return cls(log2, finest, (rows << -log2) + further)
+        return cls(log2, finest, -(-rows >> log2) + weights * min(rows, groups))
+
+    def rounded(self, sums: np.ndarray) -> np.ndarray:
+        """Return sums of shape (groups, k) in multiples of 2^log2, rounded down."""
+        shift = self.log2 - self.finest
+        whole = sums >> shift
+        if sums.shape[1] == 2 and self.log2 <= 0:
+            whole[:, 1] = (sums.sum(1) >> shift) - whole[:, 0]
+        return whole
+
+    @property
+    def step(self) -> Fraction:
+        return Fraction(2) ** self.log2
+
+
+@dataclass(frozen=True)
+class NoisySums:
+    """Released sums of shape (groups, k), in multiples of the lattice's step, and how they were made."""
+
+    values: np.ndarray
+    lattice: Lattice
+    sampler: ExactNoise
+
+    @classmethod
+    def of(cls, sums: np.ndarray, lattice: Lattice, epsilon: float, key: Callable[[np.ndarray], Any]) -> NoisySums:
+        sampler = sampler_of(lattice, epsilon, sums.size)
+        whole = lattice.rounded(sums)
+        noisy = dpk.perturb(whole.reshape(-1).astype(np.float64), sampler, key=key(whole))
+        return cls(noisy.reshape(whole.shape), lattice, sampler)
+
+    @property
+    def slack(self) -> float:
+        """Return the largest distance of a true sum from the middle of the sums that round to the same, in steps."""
+        return 0.0 if self.lattice.log2 == self.lattice.finest else 0.5
+
+    @property
+    def scale(self) -> float:
+        """Return the scale of Laplace noise that, moved outwards by one step, has no smaller tail than the table."""
+        return _WIDER * self.lattice.sensitivity / float(rational(self.sampler.certificate.epsilon))
+
+    def bounds(self, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return intervals of the true sums, one by one, from the certified integers."""
+        low, high = dpk.confidence_interval(self.values.reshape(-1), self.sampler, confidence)
+        step, shape = float(self.lattice.step), self.values.shape
+        return low.reshape(shape) * step, (high.reshape(shape) + 2 * self.slack) * step
+
+    @property
+    def sums(self) -> np.ndarray:
+        return (self.values + self.slack) * float(self.lattice.step)
+
+
+def sampler_of(lattice: Lattice, epsilon: float, size: int) -> ExactNoise:
+    """Return the certified sampler of the noise on this many sums."""
+    D = float(lattice.sensitivity)
+    noise = dpk.Additive(dpk.DiscreteLaplace(D / epsilon, 1.0, 0), D, epsilon, 0.0)
+    return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l1", lattice=1.0))
+
+
+def laplace_tail(t: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return an upper bound on P(sum_j s_j L_j >= t), L_j independent Laplace noise of scale 1, j the last axis.
+
+    Scales are raised until each is 1 % above the next one, which raises the tail, because the noise is symmetric and
+    unimodal. Then P = (1/2) sum_j e^(-t/s_j) prod_(i != j) s_j^2/(s_j^2 - s_i^2) for t >= 0.
+    """
+    s = np.sort(np.abs(scales), -1)
+    s = np.maximum(s, np.maximum(1e-6 * s[..., -1:], 1e-300))
+    for j in range(1, s.shape[-1]):
+        s[..., j] = np.maximum(s[..., j], _GAP * s[..., j - 1])
+    total: Any = 0.0
+    for j in range(s.shape[-1]):
+        square, others = s[..., j : j + 1] ** 2, np.delete(s, j, -1) ** 2
+        total = total + np.prod(square / (square - others), -1) * np.exp(-np.maximum(t, 0.0) / s[..., j])
+    return np.where(t > 0, np.clip(total / 2 * (1 + 1e-6) + 1e-12, 0.0, 0.5), 1.0)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A number tau for which the true sums s have sum_j (P_j - tau R_j) s_j = 0, with sum_j R_j s_j >= 0.
+
+    P and R may depend on another number nu, which is such a ratio itself: the mean of x, for a variance or a slope.
+    """
+
+    above: Callable[[Any], np.ndarray]  # nu -> P, shape (..., k)
+    below: Callable[[Any], np.ndarray]  # nu -> R
+    ends: tuple[float, float] = (-math.inf, math.inf)  # between which tau is
+    nuisance: Ratio | None = None
+
+    def value(self, noisy: NoisySums) -> np.ndarray:
+        """Return tau of the released sums, clipped to its ends; the middle or 0 where they say nothing."""
+        nu = self.nuisance.value(noisy) if self.nuisance else np.zeros(len(noisy.values))
+        above, below = (_dot(form(nu), noisy) for form in (self.above, self.below))
+        low, high = self.ends
+        middle = (low + high) / 2 if math.isfinite(high - low) else max(low, 0.0)
+        positive = below > 0
+        return np.where(positive, np.clip(above / np.where(positive, below, 1.0), low, high), middle)
+
+    def bounds(self, noisy: NoisySums, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return an interval of tau for every group, which inverts tests of the linear form, as Fieller's does.
+
+        At the true tau and nu, the form of the released sums has exactly the noise of its own coefficients. Where the
+        denominator is not significantly above 0, the interval is all between the ends. Otherwise refused numbers are
+        two half-lines. A tenth of the risk is spent on nu, whose interval is covered by a few numbers.
+        """
+        alpha = 1 - confidence
+        if self.nuisance is None:
+            low, high = self._bounds(noisy, np.zeros((1, len(noisy.values))), alpha)
+            return low[0], high[0]
+        low, high = self.nuisance.bounds(noisy, 1 - alpha / 10)
+        known = np.isfinite(high - low)
+        low, high = np.where(known, low, 0.0), np.where(known, high, 0.0)
+        nu = low + (high - low) * np.linspace(0, 1, _NUISANCES)[:, None]
+        lows, highs = self._bounds(noisy, nu, 0.9 * alpha)
+        return np.where(known, lows.min(0), self.ends[0]), np.where(known, highs.max(0), self.ends[1])
+
+    def _bounds(self, noisy: NoisySums, nu: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return intervals for every nu of shape (m, groups)."""
+        P, R = self.above(nu), self.below(nu)
+        above, below = _dot(P, noisy), _dot(R, noisy)
+        # Noise is moved outwards by a step, rounding is half a step, and that of a row at most 2^-31.
+        error = 1 + noisy.slack + np.maximum(noisy.values.sum(1), 0.0) * 2.0 ** (1 + UNIT_LOG2)
+
+        def is_likely(form: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+            distance = form - np.abs(coefficients).sum(-1) * error
+            return laplace_tail(distance, noisy.scale * coefficients) > alpha / 2
+
+        unknown = is_likely(below, R)
+        start = np.where(unknown, 0.0, above / np.where(unknown, 1.0, below))
+        ends = []
+        for sign, end in zip((-1.0, 1.0), self.ends, strict=True):
+
+            def refuses(tau: np.ndarray, sign: float = sign) -> np.ndarray:
+                return ~is_likely(sign * (tau * below - above), P - tau[..., None] * R)
+
+            step = np.maximum(np.abs(start), 1.0) * 2.0**-40
+            for _ in range(_GROWTHS):
+                if (found := refuses(start + sign * step) | unknown).all():
+                    break
+                step = np.where(found, step, 4 * step)
+            inner, outer = start, start + sign * step
+            for _ in range(_HALVINGS):
+                middle = (inner + outer) / 2
+                refused = refuses(middle)
+                inner, outer = np.where(refused, inner, middle), np.where(refused, middle, outer)
+            ends.append(np.where(unknown | ~found, end, np.clip(outer, *self.ends)))
+        return ends[0], ends[1]
+
+
+def _dot(form: np.ndarray, noisy: NoisySums) -> np.ndarray:
+    return ((noisy.values + noisy.slack) * form).sum(-1)

@@ -1,0 +1,336 @@
+"""The data of a session: columns of any kind of table, read in blocks, with a bound on the rows of each person.
+
+Nothing here depends on one person's rows in a way that another person's rows would show. A cell that is no number is
+missing, whatever else its column holds; types and names of columns, and the number of rows a table can have, are taken
+to be public. Which rows of a person count is decided by a keyed hash of the person and of the rows' own content, so it
+depends neither on other persons nor on the order of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.release import containers
+
+BLOCK = 1 << 20  # rows that are read at once; sums of a block are exact in float64
+MOST_ROWS = 1 << 29  # so that 64-bit integers hold every sum
+_ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+_MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+Block = dict[str, np.ndarray]
+
+
+def as_array(column: Any) -> np.ndarray:
+    """Return a column as numbers, or as objects; missing cells are NaN or None."""
+    match containers.kind(column):
+        case "pandas":
+            is_plain = isinstance(column.dtype, np.dtype) or not column.isna().any()
+            kind = getattr(column.dtype, "numpy_dtype", None) if is_plain else object
+            array = column.to_numpy(dtype=kind) if is_plain else column.to_numpy(dtype=kind, na_value=None)
+        # Integers stay what they are: as floats, two persons could have one number.
+        case "polars":
+            array = np.array(column.to_list(), object) if column.null_count() else column.to_numpy()
+        case "pyarrow":
+            array = np.array(column.to_pylist(), object) if column.null_count else np.asarray(column)
+        case _ if isinstance(column, np.ma.MaskedArray):
+            array = np.where(np.ma.getmaskarray(column), None, column.data.astype(object))
+        case _:
+            array = np.asarray(column)
+    if array.ndim != 1:
+        raise ValueError(f"data: a column has {array.ndim} axes; one is needed")
+    if array.dtype.kind in "biuf":
+        return array
+    cells = (cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in array.astype(object))
+    return np.fromiter(cells, object, len(array))
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except OverflowError:  # of an integer beyond all floats
+        return math.inf if cell > 0 else -math.inf
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _text(cell: Any) -> str:
+    try:
+        return str(cell)
+    except ValueError:  # of an integer with thousands of digits
+        return hex(cell)
+
+
+def numbers(array: np.ndarray) -> np.ndarray:
+    """Return cells as float64: NaN for those that are missing or no number; infinities stay, bounds clip them."""
+    return array.astype(np.float64) if array.dtype.kind in "biuf" else _by_cell(array, _number, np.float64)
+
+
+class Keys:
+    """Stated keys of one column. A cell has a key if both are the same number, or else the same text.
+
+    So a key has the same rows whether a column holds numbers or texts of them, which one cell of it may decide.
+    """
+
+    def __init__(self, name: str, keys: Sequence[Any]) -> None:
+        if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | np.ndarray) or not len(keys):
+            raise ValueError(f"by: the keys of {name!r} are {keys!r}; state a list of them, or 'found'")
+        self.name, self.keys = name, [key.item() if isinstance(key, np.generic) else key for key in keys]
+        self._codes: dict[Any, int] = {}
+        for index, key in enumerate(self.keys):
+            if not isinstance(key, str | int | float) or key != key:
+                raise TypeError(f"by: key {key!r} of {name!r} must be a text or a number")
+            if self._codes.setdefault(_form(key), index) != index:
+                raise ValueError(f"by: the keys of {name!r} have {key!r} twice; a row is in one group")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def codes(self, array: np.ndarray) -> np.ndarray:
+        """Return for each cell the index of its key, or -1."""
+        numeric = {form: code for form, code in self._codes.items() if isinstance(form, float)}
+        if array.dtype.kind in "iuf":
+            ordered = np.array(sorted(numeric) or [math.nan])
+            codes = np.array([numeric.get(number, -1) for number in ordered.tolist()])
+            places = np.minimum(np.searchsorted(ordered, array), len(ordered) - 1)
+            return np.where(ordered[places] == array, codes[places], -1)
+        return _by_cell(array.astype(object), lambda cell: self._codes.get(_form(cell), self._codes.get(_text(cell), -1)))
+
+
+def _form(cell: Any) -> float | str:
+    """Return a cell's number, or its text if it has none."""
+    number = _number(cell)
+    return number if number == number else _text(cell)
+
+
+def key_of(cell: Any) -> Any:
+    """Return the key that a cell has when keys are found, or None if it is missing: a number, or else a text."""
+    if _is_missing(cell):
+        return None
+    form = _form(cell)
+    return int(form) if isinstance(form, float) and form.is_integer() else form
+
+
+def _is_missing(cell: Any) -> bool:
+    try:
+        return cell is None or bool(cell != cell)
+    except (TypeError, ValueError):  # of pandas' NA, and of arrays
+        return True
+
+
+def _name(cell: Any) -> Any:
+    """Return what equal cells of one type have in common, and can be looked up."""
+    try:
+        hash(cell)
+    except TypeError:
+        return repr(cell)
+    return cell
+
+
+def _by_cell(array: np.ndarray, function: Callable[[Any], Any], kind: Any = np.int64) -> np.ndarray:
+    """Return a function of each cell, computed once for equal cells of one type."""
+    known: dict[Any, Any] = {}
+    values = []
+    for cell in array.tolist():
+        name = type(cell), _name(cell)
+        if (value := known.get(name)) is None:
+            value = known[name] = function(cell)
+        values.append(value)
+    return np.array(values, kind)
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Return a hash of 64-bit words, SplitMix64's: it need not be secret, because any choice of rows is private."""
+    words = (words ^ (words >> np.uint64(30))) * _MIX[1]
+    words = (words ^ (words >> np.uint64(27))) * _MIX[2]
+    return words ^ (words >> np.uint64(31))
+
+
+def _hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
+    """Return a keyed hash of each cell: the same for the same number, or else for the same text, and for all missing.
+
+    A number has one hash in every type of column, because the cells of one person may decide the type of all.
+    """
+    key = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
+
+    def of_text(cell: Any) -> int:
+        text = "" if _is_missing(cell) else _text(cell)
+        return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), key=secret, digest_size=8).digest())
+
+    values = numbers(array)
+    hashes = _mixed((values + 0.0).view(np.uint64) * _MIX[0] + np.uint64(key))
+    lost = np.isnan(values)
+    hashes[lost] = _by_cell(array[lost].astype(object), of_text, np.uint64)
+    return hashes
+
+
+def _codes_of_persons(array: np.ndarray, known: dict[Any, int]) -> np.ndarray:
+    """Return a number for each person, -1 where the cell is missing; ``known`` grows with new persons."""
+    if array.dtype.kind in "biuf":
+        distinct, places = np.unique(array, return_inverse=True)
+    else:
+        distinct, places = array, np.arange(len(array))
+    cells = distinct.tolist()
+    codes = [-1 if _is_missing(cell) else known.setdefault(_name(cell), len(known)) for cell in cells]
+    return np.array(codes, np.int64)[places]
+
+
+def _skip(row: Any) -> str:
+    return "skip"
+
+
+@dataclass
+class Table:
+    """Columns that are read in blocks, and which of their rows count.
+
+    Attributes:
+        kind: of the data, in which results are returned: "pandas", "polars", "pyarrow" or "dict".
+        columns: the names.
+        files: a pyarrow dataset, or None if ``data`` holds the columns.
+        persons: the number of each row's person, or None if a row is a person; -1 counts for nobody.
+        counted: whether a row counts, or None if all do.
+    """
+
+    kind: str
+    columns: tuple[str, ...]
+    data: Any
+    files: Any = None
+    persons: np.ndarray | None = field(default=None, repr=False)
+    counted: np.ndarray | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, data: Any) -> Table:
+        """Return the table of a pandas or polars frame, a pyarrow table, a dict of arrays, or a path.
+
+        Raises:
+            TypeError: data of another kind.
+            ValueError: columns of different lengths, or too many rows.
+        """
+        if isinstance(data, str | os.PathLike):
+            return cls._of_files(Path(data))
+        if isinstance(data, Mapping):
+            columns = {name: as_array(column) for name, column in data.items()}
+            if len({len(column) for column in columns.values()}) != 1:
+                raise ValueError("data: the columns have different lengths, or there are none")
+            return cls("dict", tuple(columns), columns)
+        kind = containers.kind(data)
+        if kind not in ("pandas", "polars", "pyarrow") or not containers.is_table(data):
+            raise TypeError(
+                f"data: {type(data).__name__} is not a pandas or polars DataFrame, a pyarrow Table, a dict of arrays, "
+                "or the path of a CSV or Parquet file"
+            )
+        names = containers.columns_of(data)
+        if len(set(names)) < len(names):
+            raise ValueError("data: two columns have the same name; rename one of them")
+        if len(data) > MOST_ROWS:
+            raise ValueError(f"data: has more than {MOST_ROWS} rows")
+        return cls(kind, tuple(names), data)
+
+    @classmethod
+    def _of_files(cls, path: Path) -> Table:
+        import pyarrow.csv as csv
+        import pyarrow.dataset as datasets
+
+        endings = {file.suffix for file in path.iterdir()} if path.is_dir() else {path.suffix}
+        formats = {_ENDINGS[ending] for ending in endings if ending in _ENDINGS}
+        if len(formats) != 1:
+            raise ValueError(f"data: {path} must be a .csv, .tsv or .parquet file, or a folder of one kind of these")
+        if formats == {"parquet"}:
+            files = datasets.dataset(path, format="parquet")
+            return cls("pyarrow", tuple(files.schema.names), None, files)
+        # Cells are texts until they are asked for: a type that is guessed would depend on the content. Nor does a
+        # line that is too long or too short stop the others.
+        parse = csv.ParseOptions(delimiter="\t" if ".tsv" in endings else ",", invalid_row_handler=_skip)
+        names = datasets.dataset(path, format=datasets.CsvFileFormat(parse)).schema.names
+        # Bytes, because a text that is not UTF-8 would be an error.
+        types = csv.ConvertOptions(column_types=dict.fromkeys(names, "binary"))
+        files = datasets.dataset(path, format=datasets.CsvFileFormat(parse, convert_options=types))
+        return cls("pyarrow", tuple(names), None, files)
+
+    def check_columns(self, *names: str) -> None:
+        """Raise a ValueError for a name that is not a column's."""
+        for name in names:
+            if name not in self.columns:
+                raise ValueError(f"column: there is no {name!r}; the data has {', '.join(map(str, self.columns))}")
+
+    def _all_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        if self.files is not None:
+            rows = 0
+            for batch in self.files.to_batches(columns=list(names), batch_size=BLOCK):
+                if (rows := rows + batch.num_rows) > MOST_ROWS:
+                    raise ValueError(f"data: has more than {MOST_ROWS} rows")
+                for start in range(0, batch.num_rows, BLOCK):
+                    piece = batch.slice(start, BLOCK)
+                    yield {name: as_array(piece.column(name)) for name in names} | {"": np.empty(piece.num_rows)}
+            return
+        length = len(next(iter(self.data.values()))) if self.kind == "dict" else len(self.data)
+        for start in range(0, length, BLOCK):
+            piece = slice(start, min(start + BLOCK, length))
+            columns = {name: as_array(self.data[name][piece]) for name in names}
+            yield columns | {"": np.empty(piece.stop - piece.start)}
+
+    def blocks(self, *names: str) -> Iterator[tuple[Block, np.ndarray | None]]:
+        """Yield the columns of up to 2^20 rows that count, and the persons of these rows, None where a row is one.
+
+        The column "" is as long as the others and holds nothing.
+        """
+        start = 0
+        for block in self._all_blocks(names):
+            stop = start + len(block[""])
+            if self.counted is None or self.persons is None:
+                yield block, None
+            else:
+                keep = self.counted[start:stop]
+                yield {name: array[keep] for name, array in block.items()}, self.persons[start:stop][keep]
+            start = stop
+
+    def bound_rows(self, person: str, rows: int, secret: bytes) -> None:
+        """Let at most so many rows of each person count, chosen by a keyed hash; rows without a person never count."""
+        self.check_columns(person)
+        known: dict[Any, int] = {}
+        persons, hashes = [], []
+        for block in self._all_blocks(self.columns):
+            persons.append(_codes_of_persons(block[person], known))
+            content = np.zeros(len(persons[-1]), np.uint64)
+            for name in self.columns:
+                content = _mixed(content * _MIX[0] + _hashes(block[name], secret))
+            hashes.append(content)
+        self.persons = np.concatenate(persons) if persons else np.zeros(0, np.int64)
+        order = np.lexsort((np.concatenate(hashes) if hashes else np.zeros(0), self.persons))
+        ordered = self.persons[order]
+        rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+        self.counted = np.zeros(len(order), bool)
+        self.counted[order[rank < rows]] = True
+        self.counted &= self.persons >= 0
+
+
+def table_of(kind: str, columns: Mapping[str, Any]) -> Any:
+    """Return columns as a table of a kind: "pandas", "polars", "pyarrow" or "dict"."""
+    if kind == "pandas":
+        import pandas as pd
+
+        return pd.DataFrame(dict(columns))
+    if kind == "polars":
+        import polars as pl
+
+        return pl.DataFrame(dict(columns), strict=False)
+    if kind == "pyarrow":
+        import pyarrow as pa
+
+        return pa.table(dict(columns))
+    return {name: np.asarray(column) for name, column in columns.items()}
+
+
+def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
+    """Return two finite numbers of which the second is the larger."""
+    low, high = (checks.number(name, end) for name, end in (("lower", lower), ("upper", upper)))
+    checks.interval(low, high)
+    return float(low), float(high)

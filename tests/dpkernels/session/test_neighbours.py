@@ -1,0 +1,343 @@
+"""One person more or less moves what gets noise by at most the stated sensitivity: exactly, on many random tables.
+
+Nothing is drawn here. Of two neighbouring tables the integers that would get noise are compared, and the scores of
+every possible choice. Choices are the same for both tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpkernels.decimals import rational
+from dpkernels.session import (
+    Count,
+    Crosstab,
+    Histogram,
+    Mean,
+    Quantiles,
+    Regression,
+    Sum,
+    Top,
+    Variance,
+    choices,
+    statistics,
+    sums,
+    tables,
+)
+from dpkernels.session.run import Run
+from dpkernels.session.tables import Table
+
+SECRET = bytes(range(32))
+BY = {"plan": ["A", "B", "C"]}
+STATISTICS = [
+    Count(),
+    Count(by=BY),
+    Crosstab(by={"plan": ["A", "B"], "ward": [1, 2, 3]}),
+    Histogram("age", (0, 20, 50, 90), by=BY),
+    Sum("age", 0, 90),
+    Sum("age", -30, 20, by=BY),
+    Mean("age", 0, 90),
+    Mean("age", 10, 33.7, by=BY),
+    Variance("age", 0, 90),
+    Variance("age", 0, 90, by=BY),
+    Regression("income", "age", y_bounds=(0, 1e5), x_bounds=(0, 90), by=BY),
+    Quantiles("age", 0, 90, 0.5),
+    Quantiles("age", 0, 90, (0.1, 0.35, 0.5, 0.9), step=1, by=BY),
+    Top("plan", 2, ["A", "B", "C", "D"]),
+    Count(by={"plan": "found"}),
+    Mean("age", bounds="private", by=BY),
+]
+every_statistic = pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.title.replace(" ", "-"))
+ODD = [np.nan, np.inf, -np.inf, 1e300, -1e300, "x", None, 12.5, "31", 0, True]
+
+
+SAMPLER = sums.sampler_of(sums.Lattice(0, 0, 1), 1.0, 1)
+
+
+class Recorder(Run):
+    """A run that draws nothing: it keeps what would get noise, and makes the choices of ``script``, or the first."""
+
+    def __init__(self, table, rows, groups, script=None):
+        super().__init__(table, rows, groups, SECRET)
+        self.kept, self.script = [], script
+
+    def noisy(self, sums_, lattice, epsilon, label):
+        self.kept.append(("noise", lattice.rounded(sums_), lattice))
+        return sums.NoisySums(np.zeros(sums_.shape), lattice, SAMPLER)
+
+    def persons_by_key(self, name):
+        keys, counts = super().persons_by_key(name)
+        self.kept.append(("keys", dict(zip(keys, counts.tolist(), strict=True))))
+        return ["A", 7], np.full(2, 1000)
+
+    def top(self, counts, epsilon, k, label):
+        self.kept.append(("top", counts.copy()))
+        return np.arange(k)
+
+    def item(self, scores, lengths, epsilon):
+        """Choose the place that the script has, or one that follows from the number of choices before."""
+        points, share = int(lengths.sum()), self.share
+        self.kept.append(("choice", self.places, share, points, epsilon))
+        place = hash((len(self.kept), points)) % points
+        ends = np.cumsum(lengths)
+        stretch = int(np.searchsorted(ends, place, side="right"))
+        return stretch, place - int(ends[stretch] - lengths[stretch])
+
+
+@pytest.fixture(autouse=True)
+def scores_are_kept(monkeypatch):
+    """What a choice is made of: the places and the share. No tables of noise are made."""
+    monkeypatch.setattr(statistics, "sampler_of", lambda *_: SAMPLER)
+    own = choices.quantile_scores
+
+    def keeping(places, share, points):
+        Recorder.places, Recorder.share = places.copy(), share
+        return own(places, share, points)
+
+    monkeypatch.setattr(choices, "quantile_scores", keeping)
+
+
+def random_rows(rng, persons, most):
+    """Rows by person: some have one, and some have many."""
+    rows = []
+    for person in range(persons):
+        for _ in range(rng.choice([1, 1, 2, most])):
+            age = ODD[rng.integers(len(ODD))] if rng.random() < 0.3 else float(rng.integers(-20, 120))
+            income = ODD[rng.integers(len(ODD))] if rng.random() < 0.2 else float(rng.exponential(4e4))
+            plan = rng.choice(["A", "B", "C", "D", "E"]) if rng.random() < 0.9 else None
+            rows.append((person, age, income, plan, int(rng.integers(0, 4))))
+    return rows
+
+
+def table_of(rows, person, most):
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    names = ("id", "age", "income", "plan", "ward")
+    table = Table.of({name: np.array(column, object) for name, column in zip(names, columns, strict=True)})
+    if person:
+        table.bound_rows("id", most, SECRET)
+    return table
+
+
+def recorded(statistic, rows, person, most, groups, epsilon):
+    recorder = Recorder(table_of(rows, person, most), most if person else 1, groups if person else 1)
+    statistic.release(recorder, epsilon, 1e-5)
+    return recorder.kept
+
+
+def scores_of(places, share, points):
+    """The scores of the first and the last place of every stretch of both tables."""
+    p, d = share.numerator, share.denominator
+    return lambda y: (
+        -max(0, p * len(places) - d * int((places <= y).sum()), d * int((places < y).sum()) - p * len(places))
+    )
+
+
+def check_neighbours(one, other, most, groups):
+    """Raise an AssertionError if what was kept of two tables is farther apart than the noise covers."""
+    assert len(one) == len(other)
+    for (kind, *a), (_, *b) in zip(one, other, strict=True):
+        if kind == "noise":
+            assert a[1] == b[1], "the lattice must not depend on the data"
+            assert np.abs(a[0] - b[0]).sum() <= a[1].sensitivity
+        elif kind == "keys":
+            moved = [abs(a[0].get(key, 0) - b[0].get(key, 0)) for key in a[0].keys() | b[0].keys()]
+            assert max(moved, default=0) <= 1
+            assert sum(moved) <= groups
+        elif kind == "top":
+            change = a[0] - b[0]
+            assert np.abs(change).max() <= 1
+            assert (change >= 0).all() or (change <= 0).all()
+        else:
+            (places, share, points, epsilon), (others, *rest) = a, b
+            assert rest == [share, points, epsilon]
+            at = sorted(
+                {0, points - 1, *places.tolist(), *others.tolist(), *(places + 1).tolist(), *(others + 1).tolist()}
+            )
+            first, second = scores_of(places, share, points), scores_of(others, share, points)
+            moved = max(abs(first(y) - second(y)) for y in at if y < points)
+            yield 2 * epsilon * moved
+    yield 0
+
+
+def attack(statistic, seed, persons=7, tables_=1):
+    """Return the largest excess over epsilon of the choices; noise is checked on the way."""
+    rng = np.random.default_rng(seed)
+    worst = Fraction(0)
+    for _ in range(tables_):
+        most, person = int(rng.integers(1, 5)), bool(rng.random() < 0.75)
+        groups = int(rng.integers(1, most + 1))
+        epsilon = float(rng.choice([0.05, 0.3, 1.0, 4.0][statistic.finds_keys :]))
+        rows = random_rows(rng, int(rng.integers(0, persons)), 6)
+        rng.shuffle(rows)
+        rows = [tuple(row) for row in rows]
+        if person:
+            extra = [(99, *row[1:]) for row in random_rows(rng, 1, 1000 if rng.random() < 0.05 else 9)]
+        else:
+            extra = random_rows(rng, 1, 1)[:1]
+        more = rows + extra
+        order = rng.permutation(len(more))
+        kept = [recorded(statistic, each, person, most, groups, epsilon) for each in (rows, [more[i] for i in order])]
+        spent = sum(check_neighbours(*kept, most, groups))
+        worst = max(worst, Fraction(spent) / rational(epsilon))
+    return worst
+
+
+@every_statistic
+def test_a_person_moves_what_gets_noise_by_its_sensitivity(statistic):
+    attack(statistic, seed=1, tables_=12)
+
+
+@pytest.mark.lengthy
+@every_statistic
+def test_a_person_moves_it_so_on_many_tables(statistic):
+    attack(statistic, seed=2, tables_=400)
+
+
+@every_statistic
+def test_another_order_of_rows_gives_the_same_integers(statistic):
+    rng = np.random.default_rng(4)
+    rows = [tuple(row) for row in random_rows(rng, 20, 8)]
+    one, other = (
+        recorded(statistic, [rows[i] for i in order], True, 2, 2, 0.5)
+        for order in (range(len(rows)), rng.permutation(len(rows)))
+    )
+    for (kind, a, *_), (_, b, *_) in zip(one, other, strict=True):
+        assert a == b if kind == "keys" else np.array_equal(a, b)
+
+
+def test_choices_at_one_level_have_one_levels_budget():
+    """The choices below one another add up: of 3 quantiles, a person is in 2 of the 3 choices."""
+    kept = recorded(
+        Quantiles("age", 0, 90, (0.2, 0.5, 0.7), interval_share=0),
+        random_rows(np.random.default_rng(1), 9, 3),
+        True,
+        3,
+        3,
+        1.0,
+    )
+    bounds = [2 * part[4] * 3 * max(part[2].numerator, part[2].denominator - part[2].numerator) for part in kept]
+    assert bounds == [Fraction(1, 2)] * 3
+
+
+# Planted faults, each of which the comparison must find.
+
+
+def test_values_that_are_not_clipped_are_caught(monkeypatch):
+    def unclipped(self, block, codes):
+        values = np.nan_to_num(tables.numbers(block["age"]), posinf=1e6, neginf=-1e6)
+        return codes, np.rint(np.clip(values / 90, -1e6, 1e6) * 2.0**32).astype(np.int64)[:, None]
+
+    monkeypatch.setattr(Sum, "rows_of", unclipped)
+    with pytest.raises(AssertionError):
+        attack(Sum("age", 0, 90), seed=1, tables_=40)
+
+
+def test_a_person_with_many_rows_who_is_not_bounded_is_caught(monkeypatch):
+    def unbounded(table, person, rows, secret):
+        own(table, person, 1 << 20, secret)
+
+    own = Table.bound_rows
+    monkeypatch.setattr(Table, "bound_rows", unbounded)
+    for statistic in (Count(), Mean("age", 0, 90), Count(by=BY)):
+        with pytest.raises(AssertionError):
+            attack(statistic, seed=1, tables_=40)
+
+
+def test_rows_that_are_chosen_by_their_place_are_caught(monkeypatch):
+    """A person's rows would then depend on the rows of others before them."""
+    monkeypatch.setattr(tables, "_hashes", lambda array, secret: np.arange(len(array), dtype=np.uint64) % np.uint64(7))
+    with pytest.raises(AssertionError):
+        attack(Sum("age", -30, 20), seed=1, tables_=100)
+
+
+def test_hashes_that_follow_the_type_of_a_column_are_caught():
+    """One cell of another type must not change which rows of others count."""
+    plain, mixed = np.arange(5.0), np.array([0.0, 1.0, 2.0, 3.0, 4.0, "x"], object)
+    texts = np.array(["0", "1", "2", "3", "4.0"], object)
+    hashes = [tables._hashes(array, SECRET)[:5].tolist() for array in (plain, mixed, texts, np.arange(5))]
+    assert hashes == [hashes[0]] * 4
+
+
+def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):
+    own = sums.Lattice.of
+
+    def one_group(rows, epsilon, groups, weights, *, counts):
+        return own(1, epsilon, groups, weights, counts=counts)
+
+    monkeypatch.setattr(sums.Lattice, "of", staticmethod(one_group))
+    with pytest.raises(AssertionError):
+        attack(Count(by=BY), seed=1, tables_=40)
+
+
+def test_keys_of_a_person_that_are_not_bounded_are_caught(monkeypatch):
+    own = Run._persons
+    monkeypatch.setattr(Run, "_persons", lambda self, pairs, keys, most, names=(): own(self, pairs, keys, 99, names))
+    with pytest.raises(AssertionError):
+        attack(Count(by={"plan": "found"}), seed=1, tables_=60)
+
+
+def test_weights_that_are_rounded_one_by_one_are_caught(monkeypatch):
+    """Three weights rounded to a coarse lattice move it by more than a row's share; the sensitivity includes that."""
+    own = sums.Lattice.of
+
+    def without(rows, epsilon, groups, weights, *, counts):
+        lattice = own(rows, epsilon, groups, weights, counts=counts)
+        return dataclasses.replace(lattice, sensitivity=rows << -lattice.log2) if lattice.log2 < 0 else lattice
+
+    monkeypatch.setattr(sums.Lattice, "of", staticmethod(without))
+    with pytest.raises(AssertionError):
+        attack(Regression("income", "age", y_bounds=(0, 1e5), x_bounds=(0, 90)), seed=1, tables_=60)
+
+
+@pytest.mark.lengthy
+def test_a_quantile_that_charges_one_level_is_caught(monkeypatch):
+    own = choices._quantile
+    monkeypatch.setattr(
+        choices,
+        "_quantile",
+        lambda places, share, points, epsilon, own_run: own(places, share, points, 3 * epsilon, own_run),
+    )
+    worst = attack(Quantiles("age", 0, 90, (0.2, 0.5, 0.7), interval_share=0), seed=5, tables_=150)
+    assert worst > 1
+
+
+@pytest.mark.lengthy
+def test_the_budget_of_quantiles_is_not_exceeded():
+    for p in (0.5, (0.2, 0.5, 0.7)):
+        assert attack(Quantiles("age", 0, 90, p, interval_share=0), seed=5, tables_=150) <= 1
+
+
+def test_partitions_are_whole():
+    """Weights of a row are integers of at least 0 with the sum 2^32, whatever floats they come from."""
+    t = np.random.default_rng(1).uniform(0, 1, 10_000)
+    t[:4] = 0, 1, 2.0**-40, 1 - 2.0**-40
+    for weights in ((t, 1 - t), ((1 - t) ** 2, 2 * t * (1 - t), t**2), (t / 2, t / 2, 1 - t), (t * 1.1, 1 - t)):
+        whole = sums.partition(weights)
+        assert (whole >= 0).all()
+        assert (whole.sum(1) == sums.UNIT).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+@pytest.mark.parametrize("epsilon", [0.001, 0.1, 20.0])
+@pytest.mark.parametrize("weights", [1, 2, 3, 6])
+def test_rounding_adds_what_the_lattice_says(rows, epsilon, weights):
+    """Of the worst person that random search finds: with every group and with few weights that are not 0."""
+    rng = np.random.default_rng(rows + weights)
+    for counts in (True, False) if weights == 1 else (False,):
+        lattice = sums.Lattice.of(rows, epsilon, 4, weights, counts=counts)
+        for _ in range(40):
+            base = rng.integers(0, 1 << 40, (4, weights)) if not counts else rng.integers(0, 1 << 20, (4, 1))
+            codes = rng.integers(0, rng.integers(1, 5), rows)
+            unit = 1 if counts else sums.UNIT
+            if weights == 1:
+                signs = rng.choice([1, -1]) if not counts else 1
+                own = np.full((rows, 1), unit) * signs
+            else:
+                own = sums.partition(rng.dirichlet(np.full(weights, 0.1), rows).T)
+            after = base.copy()
+            np.add.at(after, codes, own)
+            assert np.abs(lattice.rounded(after) - lattice.rounded(base)).sum() <= lattice.sensitivity

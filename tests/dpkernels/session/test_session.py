@@ -1,0 +1,494 @@
+"""The session as its users meet it: results, budgets, refusals, tables, plots, files and reports."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+import accountants
+import dpkernels as dpk
+from dpkernels.decimals import rational
+from dpkernels.session import Count, DataWarning, Mean, Quantiles, Session, Sum, Variance, reports
+from dpkernels.session.run import Run
+
+BY = {"plan": ["A", "B", "C"]}
+RNG = np.random.default_rng(7)
+N = 3000
+PEOPLE = {
+    "id": np.arange(N) // 2,
+    "age": RNG.integers(0, 91, N).astype(float),
+    "plan": RNG.choice(["A", "B"], N),
+    "income": RNG.lognormal(10, 1, N).round(2),
+}
+FRAME = pd.DataFrame(PEOPLE)
+KEY = dpk.key_from_bytes(bytes(range(32)))
+
+pytestmark = pytest.mark.filterwarnings("ignore:another session:UserWarning")
+
+
+def of(data=FRAME, **options):
+    return Session(data, **{"epsilon": 10.0, "key": KEY} | options)
+
+
+ALL = {
+    "count": lambda s: s.count(epsilon=0.5),
+    "count by": lambda s: s.count(by=BY, epsilon=0.5),
+    "crosstab": lambda s: s.crosstab(by={"plan": ["A", "B"], "age": [1, 2]}, epsilon=0.5),
+    "histogram": lambda s: s.histogram("age", range(0, 101, 10), epsilon=0.5),
+    "sum": lambda s: s.sum("age", 0, 95, by=BY, epsilon=0.5),
+    "mean": lambda s: s.mean("age", 0, 95, by=BY, epsilon=0.5),
+    "variance": lambda s: s.variance("age", 0, 95, epsilon=0.5),
+    "quantiles": lambda s: s.quantiles("age", 0, 95, (0.25, 0.5), epsilon=0.5),
+    "regression": lambda s: s.regression("income", "age", y_bounds=(0, 1e5), x_bounds=(0, 95), epsilon=0.5),
+    "top": lambda s: s.top("plan", 1, ["A", "B", "C"], epsilon=0.5),
+}
+every_statistic = pytest.mark.parametrize("release", ALL.values(), ids=ALL)
+
+
+@every_statistic
+def test_a_result_is_a_value_an_interval_a_table_and_a_plot(release, tmp_path):
+    result = release(of())
+    low, high = (np.atleast_1d(end) for end in result.interval())
+    assert (low <= high).all()
+    wide = [np.atleast_1d(end) for end in result.interval(together=True)]
+    assert (wide[0] <= low).all()
+    assert (wide[1] >= high).all()
+    table = result.table()
+    assert isinstance(table, pd.DataFrame)
+    assert list(table)[-3:] == ["value", "low", "high"]
+    assert len(table) == len(result)
+    axes = result.plot()
+    assert isinstance(axes, matplotlib.axes.Axes)
+    assert result.name in axes.get_title()
+    axes.figure.savefig(tmp_path / "figure.png")
+    assert "95 %" in repr(result)
+    with pytest.raises(ValueError, match="confidence"):
+        result.interval(1.0)
+
+
+KINDS = {
+    "dict": PEOPLE,
+    "lists": {name: column.tolist() for name, column in PEOPLE.items()},
+    "pandas": FRAME,
+    "nullable": FRAME.convert_dtypes(),
+    "categorical": FRAME.astype({"plan": "category"}),
+    "polars": pl.DataFrame(PEOPLE),
+    "pyarrow": pa.table(PEOPLE),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    table = pa.table(PEOPLE)
+    pyarrow.csv.write_csv(table, folder / "people.csv")
+    pyarrow.parquet.write_table(table, folder / "people.parquet", row_group_size=700)
+    (folder / "parts").mkdir()
+    for part in range(3):
+        pyarrow.parquet.write_table(table.slice(1000 * part, 1000), folder / "parts" / f"{part}.parquet")
+    return {"csv": folder / "people.csv", "parquet": folder / "people.parquet", "folder": folder / "parts"}
+
+
+@pytest.mark.parametrize("name", [*KINDS, "csv", "parquet", "folder"])
+def test_every_kind_of_data_has_the_same_results(name, files):
+    """With one key: the same rows count, so the noise, which follows from the integers, is the same, too."""
+    data = KINDS.get(name, files.get(name))
+    sessions = [of(each, person="id", rows_per_person=1) for each in (PEOPLE, data)]
+    for release in (ALL["mean"], ALL["quantiles"], ALL["count by"]):
+        one, other = (release(each) for each in sessions)
+        assert np.array_equal(one.value, other.value)
+    kinds = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.Table, "csv": pa.Table, "dict": dict}
+    assert isinstance(other.table(), kinds.get(name, object))
+
+
+@pytest.mark.parametrize(
+    "data", [3, [1, 2], np.zeros(3), pl.LazyFrame(PEOPLE), PEOPLE | {"age": [1.0]}, {}, "x.txt"], ids=str
+)
+def test_other_data_is_refused(data):
+    with pytest.raises((TypeError, ValueError), match="data"):
+        of(data)
+
+
+# Cells of all kinds
+
+
+def test_no_cell_causes_an_error():
+    odd = [
+        np.nan,
+        np.inf,
+        -np.inf,
+        None,
+        "x",
+        "12",
+        b"7",
+        10**400,
+        -(10**400),
+        [1],
+        {},
+        object(),
+        pd.NA,
+        pd.NaT,
+        1 + 2j,
+        "é",
+        True,
+    ]
+    data = {name: np.array([*odd], object) for name in ("id", "age", "income", "plan")}
+    for person in (None, "id"):
+        s = of(data, person=person, rows_per_person=1 if person else None, epsilon=100, delta=1e-3)
+        for release in ALL.values():
+            release(s)
+        s.count(by={"plan": "found"}, epsilon=1.0, delta=1e-5)
+        s.mean("age", bounds="private", epsilon=1.0)
+
+
+def test_missing_cells_are_left_out_and_infinities_clipped():
+    data = {"x": np.array([1.0, np.nan, np.inf, -np.inf, 5.0])}
+    s = of(data)
+    assert round(s.count(epsilon=5).value) in range(3, 8)
+    noisy = [of(data, key=None).sum("x", 0, 10, epsilon=10).value for _ in range(20)]
+    assert abs(np.mean(noisy) - 16) < 3  # 1 + 10 + 0 + 5
+    noisy = [of(data, key=None).mean("x", 0, 10, epsilon=10).value for _ in range(20)]
+    assert abs(np.mean(noisy) - 4) < 1
+
+
+def test_lines_of_a_file_that_are_no_rows_are_left_out(tmp_path):
+    path = tmp_path / "odd.csv"
+    path.write_bytes(b"id,age\n1,30\n2\n3,40,5\n4,\xff\xfe\n5,x\n6,50\n")
+    s = of(path)
+    assert abs(s.count(epsilon=9).value - 4) <= 3
+    assert s.mean("age", 0, 100, epsilon=0.5).interval() == (0.0, 100.0)
+
+
+# Budget
+
+
+def test_a_refused_release_changes_nothing_and_says_what_fits():
+    s = of(epsilon=1.0)
+    s.count(epsilon=0.7)
+    before = s.spent, s.left, len(s._entries)
+    with pytest.raises(accountants.BudgetExceeded, match=r"at most epsilon 0\.3, delta 0 fits"):
+        s.mean("age", 0, 95, epsilon=0.5)
+    assert before == (s.spent, s.left, len(s._entries))
+    s.mean("age", 0, 95, epsilon=0.3)
+    assert str(s.left) == "epsilon 0, delta 0"
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda s: s.count(), "epsilon, share"),
+        (lambda s: s.count(epsilon=0.1, share=0.1), "epsilon, share"),
+        (lambda s: s.count(epsilon=0), "epsilon"),
+        (lambda s: s.count(epsilon=float("nan")), "epsilon"),
+        (lambda s: s.count(by="plan", epsilon=0.1), "does not state the keys"),
+        (lambda s: s.count(by={"plan": []}, epsilon=0.1), "keys"),
+        (lambda s: s.count(by={"plan": "A"}, epsilon=0.1), "keys"),
+        (lambda s: s.count(by={"plan": ["A", "A"]}, epsilon=0.1), "twice"),
+        (lambda s: s.count(by={"plan": [1, "1.0"]}, epsilon=0.1), "twice"),
+        (lambda s: s.count(by={"town": ["A"]}, epsilon=0.1), "no 'town'"),
+        (lambda s: s.count(by={"plan": "found"}, epsilon=0.1), "delta"),
+        (lambda s: s.count(by={"plan": "found"}, epsilon=0.01, delta=1e-6), "too small to find keys"),
+        (lambda s: s.count(by={"plan": "found", "age": [1]}, epsilon=0.1, delta=1e-6), "one column alone"),
+        (lambda s: s.mean("age", epsilon=0.1), "private"),
+        (lambda s: s.mean("age", 5, 5, epsilon=0.1), "lower"),
+        (lambda s: s.mean("age", 0, np.inf, epsilon=0.1), "upper"),
+        (lambda s: s.mean("age", 0, 1, bounds="private", epsilon=0.1), "state none"),
+        (lambda s: s.mean("weight", 0, 1, epsilon=0.1), "no 'weight'"),
+        (lambda s: s.histogram("age", [3, 2], epsilon=0.1), "edges"),
+        (lambda s: s.quantiles("age", 0, 1, 1.5, epsilon=0.1), "p"),
+        (lambda s: s.quantiles("age", 0, 1, (0.5, 0.5001), epsilon=0.1), "p"),
+        (lambda s: s.crosstab(by={"plan": ["A"]}, epsilon=0.1), "two columns"),
+        (lambda s: s.top("plan", 4, ["A", "B"], epsilon=0.1), "k"),
+        (lambda s: s.regression("income", "age", y_bounds=(0,), x_bounds=(0, 1), epsilon=0.1), "y_bounds"),
+        (lambda s: s.plan([], epsilon=0.1), "statistics"),
+        (lambda s: s.plan([Count()], epsilon=0.1, widths=[1, 2]), "widths"),
+    ],
+)
+def test_what_is_refused_costs_nothing(call, match):
+    s = of(delta=1e-5)
+    with pytest.raises((ValueError, TypeError), match=match):
+        call(s)
+    assert str(s.spent) == "epsilon 0, delta 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"person": "id"}, "rows_per_person"),
+        ({"rows_per_person": 3}, "person"),
+        ({"person": "name", "rows_per_person": 1}, "no 'name'"),
+        ({"epsilon": None}, "epsilon"),
+        ({"epsilon": 0}, "epsilon"),
+        ({"epsilon": 1.0, "delta": 1.0}, "delta"),
+        ({"person": "id", "rows_per_person": 0}, "rows_per_person"),
+    ],
+)
+def test_sessions_that_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        of(**options)
+
+
+def test_rows_per_person_are_asked_for_whatever_the_data():
+    """To refuse only a table in which somebody has two rows would say so."""
+    for data in ({"id": [1, 2], "x": [1, 2]}, {"id": [1, 1], "x": [1, 2]}):
+        with pytest.raises(ValueError, match="rows_per_person: must be stated"):
+            Session(data, person="id", epsilon=1.0)
+
+
+def test_a_ledger_is_charged_before_anything_is_drawn(tmp_path, monkeypatch):
+    ledger = accountants.Ledger.create(tmp_path / "people.ledger", epsilon=1.0, delta=1e-6)
+    s = of(epsilon=None, ledger=ledger)
+
+    def broken(*_, **__):
+        assert str(ledger.statement().left) == "epsilon 0.6, delta 1e-06"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "sums", broken)
+    with pytest.raises(KeyboardInterrupt):
+        s.count(epsilon=0.4)
+    assert str(ledger.statement().spent) == str(s.spent) == "epsilon 0.4, delta 0"
+
+
+def test_sessions_with_one_ledger_do_not_overspend(tmp_path):
+    ledger = tmp_path / "people.ledger"
+    accountants.Ledger.create(ledger, epsilon=1.0)
+    sessions = [of(epsilon=None, ledger=ledger), of(epsilon=5.0, ledger=str(ledger))]
+    refused, released = [], []
+
+    def spend(s):
+        for _ in range(8):
+            try:
+                released.append(s.count(epsilon=0.1))
+            except accountants.BudgetExceeded as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=spend, args=(s,)) for s in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(released), len(refused)) == (10, 6)
+    assert str(accountants.Ledger(ledger).statement().left) == "epsilon 0, delta 0"
+    assert str(sessions[1].left) == "epsilon 0, delta 0"
+
+
+def test_a_ledger_that_refuses_leaves_the_session_as_it_was(tmp_path):
+    ledger = accountants.Ledger.create(tmp_path / "people.ledger", epsilon=0.2)
+    s = of(epsilon=1.0, ledger=ledger)
+    with pytest.raises(accountants.BudgetExceeded, match=r"epsilon 0\.2, delta 0 fits"):
+        s.count(epsilon=0.5)
+    assert str(s.spent) == "epsilon 0, delta 0"
+    s.count(epsilon=0.2)
+
+
+def test_three_sums_are_charged_three_times():
+    """The parts of every release add up to no more than its cost, and costs to what was spent."""
+    s = of(delta=1e-4, person="id", rows_per_person=2)
+    for release in ALL.values():
+        release(s)
+    s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6)
+    s.mean("income", bounds="private", epsilon=0.5)
+    for _ in range(3):
+        s.sum("age", 0, 95, epsilon=0.25)
+    for entry in s._entries:
+        assert 0.9 * entry.cost.epsilon <= sum(rational(part.epsilon) for part in entry.parts) <= entry.cost.epsilon
+        assert sum(rational(part.delta) for part in entry.parts) <= entry.cost.delta
+    assert float(s.spent.epsilon) == 0.5 * (len(ALL) + 2) + 0.75
+    assert sum(entry.cost.epsilon for entry in s._entries) == s.spent.epsilon
+
+
+def test_a_plan_is_charged_once_and_within_the_composed_bound():
+    s = of(epsilon=1.0, delta=1e-6)
+    plan = s.plan([Count(by=BY)] * 60, epsilon=0.5, delta=1e-6)
+    factor = sum(plan.epsilons) / 0.5
+    assert 1.9 < factor < 60, "composition at a delta gives each of many more than its share"
+    pairs = accountants.guarantee(accountants.randomised_response(plan.epsilons[0])).repeat(60)
+    assert pairs.epsilon(1e-6) <= 0.5
+    wider = accountants.guarantee(accountants.randomised_response(1.02 * plan.epsilons[0])).repeat(60)
+    assert wider.epsilon(1e-6) > 0.5
+    assert plan.expected()["width"].min() > 100
+    assert str(s.spent) == "epsilon 0, delta 0"
+    assert len(plan.release()) == 60
+    assert str(s.spent) == "epsilon 0.5, delta 1e-06"
+    with pytest.raises(accountants.BudgetExceeded):
+        plan.release()
+
+
+def test_a_plan_without_delta_adds():
+    plan = of().plan([Count(), Mean("age", 0, 95), Variance("age", 0, 95)], share=0.06)
+    assert sum(rational(each) for each in plan.epsilons) <= rational(0.6)
+    assert sum(plan.epsilons) > 0.599
+
+
+def test_a_plan_meets_widths_in_proportion():
+    plan = of().plan([Count(), Mean("age", 0, 95), Sum("age", 0, 95)], epsilon=2.0, widths=[10, 2.0, 1000], rows=2000)
+    widths = plan.expected()["width"] / [10, 2.0, 1000]
+    assert widths.max() < 1.25 * widths.min()
+    with pytest.raises(ValueError, match="depends on the data"):
+        of().plan([Quantiles("age", 0, 95)], epsilon=2.0, widths=[10])
+
+
+# Keys and repeats
+
+
+def test_noise_follows_from_the_key_the_question_and_the_data():
+    first, again = (of().count(by=BY, epsilon=0.5).value for _ in range(2))
+    assert np.array_equal(first, again)
+    other = of(FRAME.iloc[1:]).count(by=BY, epsilon=0.5).value
+    true = FRAME.plan.value_counts()[["A", "B"]].to_numpy()
+    moved = FRAME.iloc[1:].plan.value_counts()[["A", "B"]].to_numpy()
+    assert not np.array_equal(first[:2] - true, other[:2] - moved), "other data never have the same noise"
+    s = of()
+    assert not np.array_equal(s.count(by=BY, epsilon=0.5).value, s.count(by=BY, epsilon=0.5).value)
+    assert not np.array_equal(
+        of(key=None).count(by=BY, epsilon=0.5).value, of(key=None).count(by=BY, epsilon=0.5).value
+    )
+
+
+def test_the_key_must_be_a_releases():
+    import jax
+
+    with pytest.raises(TypeError, match="ChaCha20"):
+        of(key=jax.random.key(0))
+
+
+# Slips
+
+
+def test_slips_are_caught():
+    extremes = FRAME.age.min(), FRAME.age.max()
+    with pytest.warns(DataWarning, match="exactly the smallest and the largest"):
+        of().mean("age", *extremes, epsilon=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        of().mean("age", extremes[0], extremes[1] + 1, epsilon=0.5)
+
+
+@pytest.mark.filterwarnings("default:another session")
+def test_a_second_session_without_a_ledger_says_so(tmp_path):
+    data = {"x": np.zeros(3)}
+    Session(data, epsilon=1.0)
+    with pytest.warns(UserWarning, match="one ledger"):
+        Session(data, epsilon=1.0)
+    ledger = accountants.Ledger.create(tmp_path / "l", epsilon=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Session(data, epsilon=1.0, ledger=ledger)
+        Session({"x": np.zeros(3)}, epsilon=1.0)
+
+
+# Reports
+
+
+def test_the_report_says_what_was_released_and_about_whom():
+    s = of(delta=1e-5)
+    s.mean("age", 0, 95, epsilon=0.5)
+    s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6)
+    text = s.report()
+    assert "a row is a person" in text
+    assert "(1, 1e-06)-differentially private" in text
+    assert "sensitivity" in text
+    assert "If one person is replaced by another one: epsilon 2" in text
+    assert "at most 3 count" in of(person="id", rows_per_person=3).report()
+
+
+def test_arithmetic_keeps_intervals():
+    s = of()
+    total, people = s.sum("age", 0, 95, epsilon=1.0), s.count(epsilon=1.0)
+    for result, value in (
+        (total / people, total.value / people.value),
+        (total - 40 * people, total.value - 40 * people.value),
+        (1 - people, 1 - people.value),
+        (people * 2 + 1, 2 * people.value + 1),
+        (2 / people, 2 / people.value),
+    ):
+        low, high = result.interval()
+        assert result.value == pytest.approx(value)
+        assert low < value < high
+    assert (total / (people - people.value)).interval() == (-np.inf, np.inf)
+    groups = s.sum("age", 0, 95, by=BY, epsilon=1.0) / s.count(by=BY, epsilon=1.0)
+    assert list(groups.table()["plan"]) == ["A", "B", "C"]
+    assert abs(groups.value[0] - FRAME.age[FRAME.plan == "A"].mean()) < 1
+    with pytest.raises(ValueError, match="values"):
+        groups + s.histogram("age", [0, 1, 2], epsilon=0.1)
+    with pytest.raises(TypeError):
+        groups + "x"
+
+
+# Coverage: 400 runs of a small table, with groups of few and of no rows; 0.9 is refused with probability below 1e-6.
+
+SMALL = {"g": np.repeat([0, 1, 2], [4, 60, 800]), "x": RNG.integers(0, 11, 864).astype(float)}
+SMALL["y"] = 3 * SMALL["x"] + 5 + RNG.normal(0, 3, 864)
+GROUPS = {"g": [0, 1, 2, 3]}
+TRUE = {g: SMALL["x"][SMALL["g"] == g] for g in (0, 1, 2)}
+LINES = {g: np.polyfit(SMALL["x"][SMALL["g"] == g], SMALL["y"][SMALL["g"] == g].clip(0, 50), 1) for g in (0, 1, 2)}
+COVERED = {
+    "count": (lambda s, e: s.count(by=GROUPS, epsilon=e), [[len(TRUE[g])] for g in (0, 1, 2)] + [[0]]),
+    "sum": (lambda s, e: s.sum("x", 0, 10, by=GROUPS, epsilon=e), [[TRUE[g].sum()] for g in (0, 1, 2)] + [[0]]),
+    "mean": (lambda s, e: s.mean("x", 0, 10, by=GROUPS, epsilon=e), [[TRUE[g].mean()] for g in (0, 1, 2)] + [None]),
+    "variance": (
+        lambda s, e: s.variance("x", 0, 10, by=GROUPS, epsilon=e),
+        [[TRUE[g].var()] for g in (0, 1, 2)] + [None],
+    ),
+    "quantile": (
+        lambda s, e: s.quantiles("x", 0, 10, 0.4, by=GROUPS, step=1, epsilon=e),
+        [[np.sort(TRUE[g])[int(np.ceil(0.4 * len(TRUE[g]))) - 1]] for g in (0, 1, 2)] + [None],
+    ),
+    "regression": (
+        lambda s, e: s.regression("y", "x", y_bounds=(0, 50), x_bounds=(0, 10), by=GROUPS, epsilon=e),
+        [[LINES[g][1], LINES[g][0]] for g in (0, 1, 2)] + [None],
+    ),
+}
+
+
+def coverage(name, epsilon, runs):
+    release, true = COVERED[name]
+    hits = []
+    for _ in range(runs):
+        low, high = release(Session(SMALL, epsilon=epsilon), epsilon).interval(0.95)
+        each = len(low) // 4
+        hits.append(
+            [low[each * g + i] <= t <= high[each * g + i] for g in range(4) if true[g] for i, t in enumerate(true[g])]
+        )
+    return np.mean(hits, 0)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+@pytest.mark.parametrize("name", COVERED)
+def test_intervals_cover(name, epsilon):
+    assert coverage(name, epsilon, 400).min() > 0.9
+
+
+# Saved sessions
+
+
+def test_a_saved_session_is_verified(tmp_path):
+    s = of(delta=1e-4, person="id", rows_per_person=2)
+    for release in ALL.values():
+        release(s)
+    s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6)
+    s.save(path := tmp_path / "session.json")
+    lines = reports.verify(form := json.loads(path.read_text()))
+    assert any("verified" in line for line in lines)
+    for alter in (
+        lambda f: f["releases"][0]["parts"][0].update(epsilon=0.1),
+        lambda f: f["releases"][0].update(cost=["0.1", "0"]),
+        lambda f: f.update(spent=["1", "0"]),
+        lambda f: f["releases"][1]["parts"][0].update(certificate="0" * 64),
+        lambda f: next(iter(f["certificates"].values())).update(epsilon=0.01),
+    ):
+        altered = json.loads(json.dumps(form))
+        alter(altered)
+        with pytest.raises(ValueError, match=r"."):
+            reports.verify(altered)
