@@ -23,6 +23,7 @@ _OVERVIEW = """\b
 Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
   dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
+  dpkernels release people.csv out.csv --count --mean age:0:100 --epsilon 1
   dpkernels estimate out.csv --column age
   dpkernels certify --verify out.csv.json
   dpkernels compare --epsilon 1 --lower 0 --upper 120
@@ -355,6 +356,61 @@ def perturb(
         show(result, error=is_kept_for_data())
 
 
+_MORE_RELEASE = """\b
+Examples:
+  dpkernels release people.csv out.csv --person id --rows-per-person 5 --by plan=A,B,C --count \\
+      --mean age:0:100 --quantiles income:0:200000:0.1,0.5,0.9 --epsilon 1 --dry-run
+  dpkernels release people.csv out.csv --mean age:0:100 --epsilon 0.5 --ledger people.ledger --budget 4
+  dpkernels release people.parquet out.csv --by ward=found --count --epsilon 1 --delta 1e-6 --plot wards.png
+"""
+_STATISTICS = {
+    "sum": ("COL:LOW:HIGH", "Sum of values, clipped to [LOW, HIGH]."),
+    "mean": ("COL:LOW:HIGH", "Mean of values, clipped to [LOW, HIGH]."),
+    "variance": ("COL:LOW:HIGH", "Variance of values, clipped to [LOW, HIGH]."),
+    "histogram": ("COL:E,E,...", "Numbers of values between edges."),
+    "quantiles": ("COL:LOW:HIGH:P,...", "Quantiles of values in [LOW, HIGH]."),
+    "regression": ("Y:LOW:HIGH:X:LOW:HIGH", "Least-squares line of Y on X."),
+    "top": ("COL:K:VALUE,...", "The K of the stated values that most persons have."),
+}
+
+
+@dpkernels.command(epilog=_MORE_RELEASE)
+@click.argument("source", metavar="IN", type=click.Path(exists=True, path_type=Path))
+@click.argument("target", metavar="OUT", type=opts.OUTPUT)
+@click.option("--person", metavar="COL", help="Column that says whom a row is about. Default: a row is a person.")
+@click.option("--rows-per-person", type=click.IntRange(1), metavar="N", help="Most rows of a person; with --person.")
+@click.option("--groups-per-person", type=click.IntRange(1), metavar="N", help="Most keys of a person, if found.")
+@click.option("--by", metavar="COL=KEY,...", multiple=True, help="Groups of stated keys; COL=found finds them.")
+@click.option("--count", is_flag=True, help="Number of rows.")
+@opts.together(
+    *(click.option(f"--{name}", metavar=form, multiple=True, help=text) for name, (form, text) in _STATISTICS.items())
+)
+@click.option("--epsilon", type=float, metavar="E", required=True, help="Budget of all statistics together.")
+@click.option("--delta", type=float, metavar="D", default=0.0, help="Their delta; keys that are found need one.")
+@click.option("--ledger", type=opts.OUTPUT, metavar="FILE", help="First charge this ledger.")
+@click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", help="Budget of a new ledger.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of each interval.")
+@click.option("--dry-run", is_flag=True, help="Print expected widths; release and charge nothing.")
+@click.option("--rows", type=click.IntRange(1), default=1000, show_default=True, help="Rows of a group, for --dry-run.")
+@opts.plot_option("Draw the statistic into this .png.")
+@click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
+@opts.json_option("Print the summary as JSON.")
+def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **options: Any) -> None:
+    """Release statistics of IN, a CSV or Parquet file of people or a folder of them, into the table OUT.
+
+    Neighbouring data differ in one person: all rows of one person are added or removed. State bounds, edges and keys
+    without looking at the data. Values that are missing, or no numbers, are left out. OUT.json holds the results,
+    certificates and charges; `dpkernels certify --verify OUT.json` verifies it.
+    """
+    with importing():
+        from dpkernels.cli import statistics
+
+    asked = {"count": ("",) if count else ()} | {name: options.pop(name) for name in _STATISTICS}
+    keys = statistics.groups(by)
+    chosen = statistics.statistics(asked, keys)
+    show(statistics.release(source, target, chosen, keys, **options).splitlines())
+
+
 @dpkernels.command(epilog=_MORE_COMPARE)
 @opts.options_of({"epsilon": (float, "E", "Privacy budget, 0.01 to 20.")}, required=True)
 @opts.options_of(_COMPARED)
@@ -398,7 +454,11 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
             raise click.UsageError("--verify: takes no other option but --json and --redact")
         with importing():
             from dpkernels.cli.release.verify import Findings
+            from dpkernels.cli.statistics import verified
 
+        if (lines := verified(verify)) is not None:
+            show(json.dumps({"verified": lines}, indent=2) if as_json else lines)
+            return
         findings = Findings.of(verify)
         if not as_json:
             show(findings.lines)

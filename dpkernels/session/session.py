@@ -22,7 +22,7 @@ from jax import Array
 import accountants
 from dpkernels import checks
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
-from dpkernels.budgets.ledger import Ledger, LedgerState
+from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational, shortest
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.session import reports
@@ -143,18 +143,21 @@ class Session:
     @property
     def left(self) -> EpsilonDelta:
         """Return what a release may still cost: by this session's budget and by the ledger, whichever has less."""
-        left = [] if self._filter is None else [self._filter.left]
-        left += [] if self._ledger is None else [self._ledger.statement().left]
+        left = [each for _, each in self._budgets()]
         return EpsilonDelta(min(each.epsilon for each in left), min(each.delta for each in left))
 
     @property
     def budget(self) -> EpsilonDelta:
         """Return the whole budget of this session, or of the ledger if the session has none of its own."""
-        return self._filter.budget if self._filter is not None else self._statement().budget
+        return self._budgets()[0][0]
 
-    def _statement(self) -> LedgerState:
-        assert self._ledger is not None
-        return self._ledger.statement()
+    def _budgets(self) -> list[tuple[EpsilonDelta, EpsilonDelta]]:
+        """Return the budget of this session and that of the ledger, as far as there are any, with what is left."""
+        found = [] if self._filter is None else [(self._filter.budget, self._filter.left)]
+        if self._ledger is not None:
+            statement = self._ledger.statement()
+            found.append((statement.budget, statement.left))
+        return found
 
     def _asked(self, epsilon: Any, share: Any) -> float:
         """Return epsilon of a release, given itself or as a share of the whole budget."""
@@ -163,8 +166,9 @@ class Session:
         if share is not None:
             checks.within("share", share, 0.0, 1.0)
             epsilon = rounded_down(amount("share", share) * self.budget.epsilon)
-        checks.within("epsilon", epsilon, *_EPSILONS)
-        return float(epsilon)
+        asked = float(amount("epsilon", epsilon))
+        checks.within("epsilon", asked, *_EPSILONS)
+        return asked
 
     # Releases
 
@@ -225,6 +229,12 @@ class Session:
         rest = float(cost.delta - sum((rational(each) for each in deltas), Fraction(0)))
         return Plan(self, tuple(statistics), divided(needs, total, rest), tuple(deltas), cost, checked)
 
+    def check(self, statistic: Statistic, *, epsilon: Any = 1.0, delta: Any = 1e-6) -> None:
+        """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
+        self._table.check_columns(*statistic.names)
+        run = Run(self._table, self.rows_per_person, self._groups, b"")
+        statistic.check(run, float(epsilon), float(amount("delta", delta)))
+
     def _release(
         self,
         statistics: Sequence[Statistic],
@@ -235,10 +245,8 @@ class Session:
         is_plan: bool = False,
     ) -> list[Result]:
         """Check, charge, and then compute and release."""
-        run = Run(self._table, self.rows_per_person, self._groups, b"")
         for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
-            self._table.check_columns(*statistic.names)
-            statistic.check(run, epsilon, float(amount("delta", delta)))
+            self.check(statistic, epsilon=epsilon, delta=delta)
         titles = ", ".join(each.title for each in statistics)
         with self._lock:
             charge = self._charge(cost, titles)
@@ -257,10 +265,11 @@ class Session:
 
     def _charge(self, cost: EpsilonDelta, label: str) -> str:
         """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
-        left = self.left
-        fits = f"{label}: at most epsilon {format_amount(left.epsilon)}, delta {format_amount(left.delta)} fits; "
-        if min(minus(left, cost)) < 0:
-            raise BudgetExceeded(self.budget, minus(self.budget, left), cost, fits)
+        for budget, left in self._budgets():
+            if min(minus(left, cost)) < 0:
+                most = self.left
+                fits = f"at most epsilon {format_amount(most.epsilon)}, delta {format_amount(most.delta)} fits"
+                raise BudgetExceeded(budget, minus(budget, left), cost, f"{label}: {fits}; ")
         charge = ""
         if self._ledger is not None:
             charge = self._ledger.charge(*cost, label=label).entries[-1].hash

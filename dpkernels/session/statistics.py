@@ -605,7 +605,8 @@ def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> 
     keys, counts = run.persons_by_key(name)
     noisy = run.noisy_counts(counts, sampler, f"{statistic.title}: keys") if len(counts) else np.zeros(0)
     threshold = float(sampler.certificate.highest)
-    return {name: sorted((key for key, count in zip(keys, noisy, strict=True) if count > threshold), key=str)}
+    found = (key for key, count in zip(keys, noisy, strict=True) if count > threshold)
+    return {name: sorted(found, key=lambda key: (isinstance(key, str), key))}
 
 
 def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[float, float]:

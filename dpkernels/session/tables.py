@@ -102,7 +102,9 @@ class Keys:
             codes = np.array([numeric.get(number, -1) for number in ordered.tolist()])
             places = np.minimum(np.searchsorted(ordered, array), len(ordered) - 1)
             return np.where(ordered[places] == array, codes[places], -1)
-        return _by_cell(array.astype(object), lambda cell: self._codes.get(_form(cell), self._codes.get(_text(cell), -1)))
+        return _by_cell(
+            array.astype(object), lambda cell: self._codes.get(_form(cell), self._codes.get(_text(cell), -1))
+        )
 
 
 def _form(cell: Any) -> float | str:

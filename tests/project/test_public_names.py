@@ -45,7 +45,8 @@ def public():
     """All that there is now."""
     names = {}
     modules = "dpkernels", "accountants", "accountants.tune", "accountants.calibrate", "accountants.closed_forms"
-    for module in (*modules, "accountants.recycling", "accountants.published.recycling", "dpkernels.training"):
+    modules += "accountants.recycling", "accountants.published.recycling", "dpkernels.session", "dpkernels.training"
+    for module in modules:
         found = importlib.import_module(module)
         own = [name for name, item in vars(found).items() if getattr(item, "__module__", "") == module]
         for name in getattr(found, "__all__", None) or [name for name in own if not name.startswith("_")]:

@@ -48,7 +48,7 @@ def imports_any(path, *packages):
 
 
 # They stand on both packages. Nothing imports them, except that the command may import the others.
-APPLICATIONS = ("dpkernels.cli", "dpkernels.training")
+APPLICATIONS = ("dpkernels.cli", "dpkernels.session", "dpkernels.training")
 
 
 @every_source

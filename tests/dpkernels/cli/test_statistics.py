@@ -1,0 +1,126 @@
+"""The command ``dpkernels release``: a table and a sidecar of a file's statistics, within a budget."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+
+from dpkernels.cli.commands import dpkernels as command
+from dpkernels.cli.errors import EXHAUSTED, exit_code
+
+N = 400
+RNG = np.random.default_rng(2)
+COLUMNS = {"id": np.arange(N) // 2, "age": RNG.integers(0, 90, N), "plan": RNG.choice(["A", "B"], N)}
+ALL = "--by plan=A,B,C --count --sum age:0:90 --mean age:0:90 --variance age:0:90 --quantiles age:0:90:0.25,0.5"
+ALL += " --histogram age:0,30,60,90 --regression age:0:90:id:0:200 --epsilon 7"
+PERSON = "--person id --rows-per-person 2"
+
+pytestmark = pytest.mark.filterwarnings("ignore:another session:UserWarning")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = zip(*COLUMNS.values(), strict=True)
+    with Path("people.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+    pyarrow.parquet.write_table(pa.table(COLUMNS), "people.parquet")
+    return tmp_path
+
+
+def run(line, *, fails=False):
+    result = CliRunner().invoke(command, line.split())
+    assert (result.exit_code != 0) == fails, result.output
+    return result
+
+
+def rows_of(path):
+    with Path(path).open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.lengthy
+def test_a_table_and_a_sidecar_that_is_verified(folder):
+    for source in ("people.csv", "people.parquet"):
+        run(f"release {source} out.csv {PERSON} {ALL} --force")
+        rows = rows_of("out.csv")
+        assert len(rows) == 3 * (4 + 2 + 3 + 2)
+        assert {row["plan"] for row in rows} == {"A", "B", "C"}
+        count = rows[0]
+        assert float(count["low"]) <= (COLUMNS["plan"] == "A").sum() <= float(count["high"])
+        verified = run("certify --verify out.csv.json").output
+        assert "spent: epsilon 7, delta 0" in verified
+    form = json.loads((folder / "out.csv.json").read_text())
+    form["spent"] = ["1", "0"]
+    (folder / "out.csv.json").write_text(json.dumps(form))
+    run("certify --verify out.csv.json", fails=True)
+
+
+def test_a_dry_run_changes_nothing(folder):
+    before = sorted(path.name for path in folder.iterdir())
+    output = run(
+        f"release people.csv out.csv {PERSON} --count --mean age:0:90 --epsilon 1 --dry-run --ledger l --budget 1"
+    ).output
+    assert "mean of age" in output
+    assert "Nothing is released or charged" in output
+    as_json = run("release people.csv out.csv --count --epsilon 1 --dry-run --json --rows 50").output
+    assert json.loads(as_json)["rows"] == 50
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_ledger_is_charged_and_refuses(folder):
+    run("release people.csv out.csv --count --epsilon 0.75 --ledger l --budget 1")
+    result = run("release people.csv more.csv --count --epsilon 0.75 --ledger l", fails=True)
+    assert exit_code(result.exception) == EXHAUSTED
+    assert "at most epsilon 0.25, delta 0 fits" in str(result.exception)
+    assert not (folder / "more.csv").exists()
+    assert "0.75" in run("ledger l").output
+
+
+@pytest.mark.lengthy
+def test_keys_are_found_and_top_is_drawn(folder):
+    run("release people.csv out.parquet --by plan=found --count --epsilon 2 --delta 1e-4 --plot plans.png")
+    assert pyarrow.parquet.read_table("out.parquet")["plan"].to_pylist() == ["A", "B"]
+    assert (folder / "plans.png").stat().st_size > 1000
+    form = json.loads(run("release people.csv top.csv --top plan:1:A,B,C --epsilon 2 --json").output)
+    assert form["releases"][0]["result"]["index"]["rank"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--epsilon 1", "at least one statistic"),
+        ("--count", "--epsilon"),
+        ("--count --epsilon 0", "epsilon"),
+        ("--count --epsilon x", "--epsilon"),
+        ("--mean age:0 --epsilon 1", "1 of 2 colons"),
+        ("--mean age:5:0 --epsilon 1", "lower must be below upper"),
+        ("--mean size:0:5 --epsilon 1", "no 'size'"),
+        ("--count --by plan --epsilon 1", "--by"),
+        ("--count --by plan=found --epsilon 1", "delta"),
+        ("--count --person id --epsilon 1", "rows_per_person"),
+        ("--count --sum age:0:1 --epsilon 1 --plot p.png", "--plot"),
+        ("--count --epsilon 1 --budget 2", "--budget"),
+    ],
+)
+def test_what_is_refused_is_a_usage_error(folder, options, message):
+    result = run(f"release people.csv out.csv {options}", fails=True)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (folder / "out.csv").exists()
+
+
+def test_a_file_is_replaced_by_force_alone(folder):
+    run("release people.csv out.csv --count --epsilon 1")
+    before = (folder / "out.csv").read_text()
+    run("release people.csv out.csv --count --epsilon 1", fails=True)
+    assert (folder / "out.csv").read_text() == before
+    run("release people.csv out.csv --count --sum age:0:90 --epsilon 1 --force")
+    assert len(rows_of("out.csv")) == 2
