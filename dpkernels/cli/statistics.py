@@ -33,7 +33,7 @@ from dpkernels.session.reports import verify
 from dpkernels.session.tables import table_of
 from dpkernels.staging import replaced
 
-_BOUNDED = {"sum": Sum, "mean": Mean, "variance": Variance}
+_BOUNDED: dict[str, Any] = {"sum": Sum, "mean": Mean, "variance": Variance}
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -178,12 +178,13 @@ def release(
         results[0].plot(confidence=confidence).figure.savefig(plot, dpi=150)
     if as_json:
         return json.dumps(json.loads(sidecar.read_text()) | {"certificates": None}, indent=2)
-    shown = [[name.replace("_", " ") for name in columns]]
-    for row in zip(*columns.values(), strict=True):
-        shown.append(
-            [format_number(cell) if isinstance(cell, float) else str("" if cell is None else cell) for cell in row]
-        )
-    return "\n".join([*aligned(shown), "", *session.report().splitlines()[-3:], f"Written: {target}, {sidecar}"])
+    rows_ = ([_shown(cell) for cell in row] for row in zip(*columns.values(), strict=True))
+    lines = [list(columns), *rows_]
+    return "\n".join([*aligned(lines), "", *session.report().splitlines()[-3:], f"Written: {target}, {sidecar}"])
+
+
+def _shown(cell: Any) -> str:
+    return format_number(cell) if isinstance(cell, float) else str("" if cell is None else cell)
 
 
 def _finite(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

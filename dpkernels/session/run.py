@@ -150,6 +150,6 @@ class Run:
         """Return counts with bounded noise, of which a person changes up to ``groups`` by 1."""
         key = dpk.key_from_bytes(self.key(label.encode() + counts.tobytes()))
         certificate = sampler.certificate
-        totals = (float(self.groups * rational(part)) for part in (certificate.epsilon, certificate.delta))
-        self.parts.append(Part(label, *totals, certificate=certificate, reports=self.groups))
+        epsilon, delta = (float(self.groups * rational(part)) for part in (certificate.epsilon, certificate.delta))
+        self.parts.append(Part(label, epsilon, delta, certificate=certificate, reports=self.groups))
         return np.asarray(dpk.perturb(counts.astype(np.float64), sampler, key=key))

@@ -280,7 +280,7 @@ class Session:
     def _warn_of_extremes(self, statistic: Statistic) -> None:
         """Warn where stated bounds are the extremes of the data, which they were then probably read from."""
         lower, upper = (getattr(statistic, name, None) for name in ("lower", "upper"))
-        column = getattr(statistic, "column", None)
+        column: str = getattr(statistic, "column", "")
         if lower is None or (column, lower, upper) in self._warned or self._table.files is not None:
             return
         self._warned.add((column, lower, upper))
@@ -345,9 +345,9 @@ class Session:
         """Release the k stated candidates that most persons have, with the numbers of these persons."""
         return self.release(Top(column, k, candidates), **budget)
 
-    def _of_column(self, kind: type[Statistic], column: str, lower: Any, upper: Any, options: dict[str, Any]) -> Result:
+    def _of_column(self, kind: Any, column: str, lower: Any, upper: Any, options: dict[str, Any]) -> Result:
         budget = {name: options.pop(name) for name in ("epsilon", "share", "delta") if name in options}
-        return self.release(kind(column, lower, upper, **options), **budget)  # type: ignore[call-arg]
+        return self.release(kind(column, lower, upper, **options), **budget)
 
     # Reports
 

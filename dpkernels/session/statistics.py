@@ -345,14 +345,14 @@ class Mean(_OfColumn):
         return self._result(run, noisy, groups, lower, upper - lower)
 
     def _result(self, run: Run, noisy: NoisySums, groups: Groups, start: float, unit: float) -> Result:
-        ends = tuple(start + unit * end for end in self.ratio.ends)
+        lowest, highest = (start + unit * end for end in self.ratio.ends)
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
             low, high = self.ratio.bounds(noisy, confidence)
             return start + unit * (low - 2.0**-30), start + unit * (high + 2.0**-30)
 
         values = start + unit * self.ratio.value(noisy)
-        return Result(self.title, groups.index(), values, bounds, ends, run.table.kind)
+        return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
 
     def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         t, missing = self._scaled(block, self.column, *self._ends)

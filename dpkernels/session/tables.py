@@ -42,7 +42,7 @@ def as_array(column: Any) -> np.ndarray:
         case "pyarrow":
             array = np.array(column.to_pylist(), object) if column.null_count else np.asarray(column)
         case _ if isinstance(column, np.ma.MaskedArray):
-            array = np.where(np.ma.getmaskarray(column), None, column.data.astype(object))
+            array = column.astype(object).filled(None)
         case _:
             array = np.asarray(column)
     if array.ndim != 1:

@@ -294,20 +294,45 @@ def test_a_ledger_that_refuses_leaves_the_session_as_it_was(tmp_path):
     s.count(epsilon=0.2)
 
 
-def test_three_sums_are_charged_three_times():
-    """The parts of every release add up to no more than its cost, and costs to what was spent."""
-    s = of(delta=1e-4, person="id", rows_per_person=2)
-    for release in ALL.values():
-        release(s)
+def check_budget(s):
+    """The parts of every release add up to no more than its cost, and the costs are what was spent."""
+    for entry in s._entries:
+        assert 0.9 * entry.cost.epsilon <= sum(rational(part.epsilon) for part in entry.parts) <= entry.cost.epsilon
+        assert sum(rational(part.delta) for part in entry.parts) <= entry.cost.delta
+    spent = sum(entry.cost.epsilon for entry in s._entries)
+    assert spent == s.spent.epsilon == s._filter.spent.epsilon
+    if s._ledger is not None:
+        assert s._ledger.statement().spent.epsilon == spent
+
+
+def test_every_release_is_charged(tmp_path):
+    s = of(delta=1e-4, person="id", rows_per_person=2, ledger=accountants.Ledger.create(tmp_path / "l", 9, 1e-4))
+    for name in ("count", "histogram", "top"):
+        ALL[name](s)
+    s.quantiles("age", 0, 95, (0.25, 0.5), epsilon=0.5)
     s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6)
     s.mean("income", bounds="private", epsilon=0.5)
     for _ in range(3):
         s.sum("age", 0, 95, epsilon=0.25)
-    for entry in s._entries:
-        assert 0.9 * entry.cost.epsilon <= sum(rational(part.epsilon) for part in entry.parts) <= entry.cost.epsilon
-        assert sum(rational(part.delta) for part in entry.parts) <= entry.cost.delta
-    assert float(s.spent.epsilon) == 0.5 * (len(ALL) + 2) + 0.75
-    assert sum(entry.cost.epsilon for entry in s._entries) == s.spent.epsilon
+    check_budget(s)
+
+
+def test_three_sums_that_are_charged_once_are_caught(monkeypatch):
+    own = Session._charge
+    monkeypatch.setattr(Session, "_charge", lambda s, cost, label: own(s, cost, label) if not s._entries else "")
+    s = of()
+    for _ in range(3):
+        s.sum("age", 0, 95, epsilon=0.25)
+    with pytest.raises(AssertionError):
+        check_budget(s)
+
+
+def test_a_part_with_the_whole_budget_is_caught(monkeypatch):
+    monkeypatch.setattr("dpkernels.session.statistics._less", lambda epsilon, part: epsilon)
+    s = of()
+    s.mean("income", bounds="private", epsilon=0.5)
+    with pytest.raises(AssertionError):
+        check_budget(s)
 
 
 @pytest.mark.lengthy

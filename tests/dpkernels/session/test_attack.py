@@ -1,0 +1,97 @@
+"""What an attacker sees: of many releases of two neighbouring tables, no event is more than e^epsilon times as likely.
+
+The comparison of integers in ``test_neighbours`` is exact. This one includes the noise, and how it is drawn. For every
+half-line of a released number the ratio of its two frequencies is tested, at a false-alarm rate of 1e-6 in all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpkernels.session import Count, Histogram, Mean, Quantiles, Sum, Top, Variance
+from dpkernels.session.run import Run
+from dpkernels.session.sums import Lattice
+from dpkernels.session.tables import Table
+
+FALSE_ALARM = 1e-6
+ROWS = {"id": [1, 2, 2, 3], "age": [10.0, 50.0, np.nan, 90.0], "plan": ["A", "B", "A", "B"]}
+# One person with 1,000 rows of extreme, infinite and missing values.
+EXTRA = {
+    "id": [9] * 1000,
+    "age": np.resize(np.array([1e300, np.inf, -np.inf, np.nan, 100.0]), 1000).tolist(),
+    "plan": np.resize(np.array(["A", "B"]), 1000).tolist(),
+}
+EPSILON = 1.0
+STATISTICS = {
+    "count": Count(by={"plan": ["A", "B"]}),
+    "sum": Sum("age", 0, 100),
+    "mean": Mean("age", 0, 100),
+    "variance": Variance("age", 0, 100),
+    "histogram": Histogram("age", (0, 50, 100)),
+    "quantile": Quantiles("age", 0, 100, 0.5, step=25, interval_share=0),
+    "quantiles": Quantiles("age", 0, 100, (0.3, 0.6), step=25, interval_share=0),
+    "top": Top("plan", 1, ["A", "B"]),
+}
+
+
+def tables(rows):
+    columns = ROWS, {name: [*ROWS[name], *EXTRA[name]] for name in ROWS}
+    made = [Table.of({name: np.array(column, object) for name, column in each.items()}) for each in columns]
+    for table in made:
+        table.bound_rows("id", rows, bytes(32))
+        # What counts never changes; the table of what counts is smaller.
+        kept = table.counted
+        table.data = {name: column[kept] for name, column in table.data.items()}
+        table.persons, table.counted = table.persons[kept], kept[kept]
+    return made
+
+
+def released(statistic, table, rows, count, seed):
+    """Projections of many releases: the sum of all values, and the first of them."""
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(count):
+        value = np.atleast_1d(statistic.release(Run(table, rows, rows, rng.bytes(32)), EPSILON, 0.0).value)
+        values.append((value.sum(), value[0]))
+    return np.array(values).T
+
+
+def excess_found(first, second):
+    """Return whether some half-line is surely more than e^epsilon times as likely in the first sample."""
+    count = len(first)
+    for sign in (1, -1):
+        for threshold in np.unique(np.quantile(sign * np.append(first, second), np.linspace(0, 1, 25))):
+            hits, others = ((sign * each >= threshold).sum() for each in (first, second))
+            # With Clopper-Pearson bounds on both frequencies.
+            tail = FALSE_ALARM / 400
+            low = stats.beta.ppf(tail, hits, count - hits + 1) if hits else 0.0
+            high = stats.beta.isf(tail, others + 1, count - others) if others < count else 1.0
+            if low > np.exp(EPSILON) * high:
+                return True
+    return False
+
+
+def attack(name, rows, count):
+    one, other = (released(STATISTICS[name], table, rows, count, seed) for seed, table in enumerate(tables(rows)))
+    return any(excess_found(a, b) or excess_found(b, a) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.quick("count")
+@pytest.mark.parametrize("name", STATISTICS)
+def test_no_event_tells_of_a_person(name):
+    assert not attack(name, 3, 1_000 if name == "count" else 5_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATISTICS)
+def test_no_event_tells_of_a_person_in_many_releases(name):
+    assert not attack(name, 2, 100_000)
+
+
+def test_the_attack_finds_noise_of_a_third(monkeypatch):
+    own = Lattice.of
+    monkeypatch.setattr(Lattice, "of", staticmethod(lambda rows, *a, **o: own(1, *a, **o)))
+    assert attack("count", 3, 1_000)
