@@ -42,7 +42,7 @@ def as_array(column: Any) -> np.ndarray:
         case "pyarrow":
             array = np.array(column.to_pylist(), object) if column.null_count else np.asarray(column)
         case _ if isinstance(column, np.ma.MaskedArray):
-            array = column.astype(object).filled(None)
+            array = np.ma.filled(column.astype(object), None)
         case _:
             array = np.asarray(column)
     if array.ndim != 1:
@@ -276,7 +276,8 @@ class Table:
         length = len(next(iter(self.data.values()))) if self.kind == "dict" else len(self.data)
         for start in range(0, length, BLOCK):
             piece = slice(start, min(start + BLOCK, length))
-            columns = {name: as_array(self.data[name][piece]) for name in names}
+            by_place = {name: getattr(self.data[name], "iloc", self.data[name]) for name in names}  # of pandas
+            columns = {name: as_array(by_place[name][piece]) for name in names}
             yield columns | {"": np.empty(piece.stop - piece.start)}
 
     def blocks(self, *names: str) -> Iterator[tuple[Block, np.ndarray | None]]:
@@ -287,12 +288,19 @@ class Table:
         start = 0
         for block in self._all_blocks(names):
             stop = start + len(block[""])
+            self._check_length(stop)
             if self.counted is None or self.persons is None:
                 yield block, None
             else:
                 keep = self.counted[start:stop]
                 yield {name: array[keep] for name, array in block.items()}, self.persons[start:stop][keep]
             start = stop
+        self._check_length(start, whole=True)
+
+    def _check_length(self, rows: int, *, whole: bool = False) -> None:
+        known = rows if self.counted is None else len(self.counted)
+        if rows > known or (whole and rows < known):
+            raise RuntimeError("data: has changed since the session was opened; open another one with the same ledger")
 
     def bound_rows(self, person: str, rows: int, secret: bytes) -> None:
         """Let at most so many rows of each person count, chosen by a keyed hash; rows without a person never count."""
