@@ -66,6 +66,12 @@ def _print(result: Any, as_json: bool, plot: Path | None = None) -> None:
     show(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
+def _is_session(path: Path) -> bool:
+    """Return whether a file was written by ``Session.save``, whose format stands first in it."""
+    with path.open("rb") as file:
+        return b'"dpkernels session' in file.read(64)
+
+
 _MORE_ACCOUNT = """\b
 Examples:
   dpkernels account laplace --sensitivity 1 --epsilon 1
@@ -452,13 +458,15 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if verify is not None:
         if settings:
             raise click.UsageError("--verify: takes no other option but --json and --redact")
+        if _is_session(verify):
+            with importing():
+                from dpkernels.cli.statistics import verified
+
+            _print(verified(verify), as_json)
+            return
         with importing():
             from dpkernels.cli.release.verify import Findings
-            from dpkernels.cli.statistics import verified
 
-        if (lines := verified(verify)) is not None:
-            show(json.dumps({"verified": lines}, indent=2) if as_json else lines)
-            return
         findings = Findings.of(verify)
         if not as_json:
             show(findings.lines)

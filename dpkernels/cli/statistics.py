@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpkernels.cli.options import flag, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import format_number
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.session import (
     Count,
     Histogram,
@@ -191,16 +193,29 @@ def _finite(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     return {name: [None if cell != cell else cell for cell in column] for name, column in columns.items()}
 
 
-def verified(path: Path) -> list[str] | None:
-    """Return the lines about a saved session, or None for another file.
+@dataclass(frozen=True)
+class VerifiedSession:
+    """What of a saved session is verified, in lines."""
+
+    path: Path
+    lines: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form, that of other releases."""
+        statements = [{"status": "", "text": line} for line in self.lines]
+        return {"sidecar": str(self.path), "verified": True, "statements": statements}
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def verified(path: Path) -> VerifiedSession:
+    """Verify a saved session.
 
     Raises:
         CertificateError: what it states does not follow.
     """
     try:
-        form = json.loads(path.read_text())
-    except ValueError:
-        return None
-    if not isinstance(form, dict) or not str(form.get("format", "")).startswith("dpkernels session"):
-        return None
-    return verify(form)
+        return VerifiedSession(path, verify(json.loads(path.read_text())))
+    except ValueError as error:
+        raise CertificateError(f"{path}: {error}") from error

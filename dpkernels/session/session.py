@@ -287,8 +287,8 @@ class Session:
         lowest, highest = math.inf, -math.inf
         for block, _ in self._table.blocks(column):
             values = numbers(block[column])
-            lowest = min(lowest, np.nanmin(values, initial=math.inf))
-            highest = max(highest, np.nanmax(values, initial=-math.inf))
+            values = values[~np.isnan(values)]
+            lowest, highest = values.min(initial=lowest), values.max(initial=highest)
         if (lower, upper) == (lowest, highest):
             warnings.warn(
                 f"the bounds of {column!r} are exactly the smallest and the largest value of the data. Bounds that are "
@@ -431,7 +431,7 @@ def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float
     def fits(factor: float) -> bool:
         pairs = [(each, parts(factor).count(each)) for each in dict.fromkeys(parts(factor))]
         first, *others = (accountants.guarantee(accountants.randomised_response(e)).repeat(n) for e, n in pairs)
-        return float(first.compose(*others).epsilon(delta)) <= epsilon
+        return float(first.compose(*others).epsilon(delta)) <= epsilon * (1 - 1e-12)
 
     low, high = 1.0, 1.0
     if delta > 0 and len(needs) > 1:

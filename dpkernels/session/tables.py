@@ -26,6 +26,8 @@ MOST_ROWS = 1 << 29  # so that 64-bit integers hold every sum
 _ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
+_TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+
 Block = dict[str, np.ndarray]
 
 
@@ -38,24 +40,31 @@ def as_array(column: Any) -> np.ndarray:
             array = column.to_numpy(dtype=kind) if is_plain else column.to_numpy(dtype=kind, na_value=None)
         # Integers stay what they are: as floats, two persons could have one number.
         case "polars":
-            array = np.array(column.to_list(), object) if column.null_count() else column.to_numpy()
+            array = _objects(column.to_list()) if column.null_count() else column.to_numpy()
         case "pyarrow":
-            array = np.array(column.to_pylist(), object) if column.null_count else np.asarray(column)
+            array = _objects(column.to_pylist()) if column.null_count else np.asarray(column)
         case _ if isinstance(column, np.ma.MaskedArray):
             array = np.ma.filled(column.astype(object), None)
-        case _:
-            array = np.asarray(column)
+        case _:  # NumPy would make texts of all cells of a list if one is a text.
+            array = _objects(column) if isinstance(column, list | tuple) else np.asarray(column)
     if array.ndim != 1:
         raise ValueError(f"data: a column has {array.ndim} axes; one is needed")
     if array.dtype.kind in "biuf":
         return array
+    if array.dtype.kind in "mM":
+        array = array.astype(str)  # Dates are texts, since in some units they would become numbers.
     cells = (cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in array.astype(object))
     return np.fromiter(cells, object, len(array))
 
 
+def _objects(cells: Sequence[Any]) -> np.ndarray:
+    return np.fromiter(cells, object, len(cells))
+
+
 def _number(cell: Any) -> float:
     try:
-        return float(cell)
+        # Cells of a column of truth values are texts if one person's is neither.
+        return _TRUTH[cell] if isinstance(cell, str) and cell in _TRUTH else float(cell)
     except OverflowError:  # of an integer beyond all floats
         return math.inf if cell > 0 else -math.inf
     except (TypeError, ValueError):
@@ -222,6 +231,8 @@ class Table:
             columns = {name: as_array(column) for name, column in data.items()}
             if len({len(column) for column in columns.values()}) != 1:
                 raise ValueError("data: the columns have different lengths, or there are none")
+            if len(next(iter(columns.values()))) > MOST_ROWS:
+                raise ValueError(f"data: has more than {MOST_ROWS} rows")
             return cls("dict", tuple(columns), columns)
         kind = containers.kind(data)
         if kind not in ("pandas", "polars", "pyarrow") or not containers.is_table(data):

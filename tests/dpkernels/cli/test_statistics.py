@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from dpkernels.cli.commands import dpkernels as command
-from dpkernels.cli.errors import EXHAUSTED, exit_code
+from dpkernels.cli.errors import EXHAUSTED, UNVERIFIED, exit_code
 
 N = 400
 RNG = np.random.default_rng(2)
 COLUMNS = {"id": np.arange(N) // 2, "age": RNG.integers(0, 90, N), "plan": RNG.choice(["A", "B"], N)}
-ALL = "--by plan=A,B,C --count --sum age:0:90 --mean age:0:90 --variance age:0:90 --quantiles age:0:90:0.25,0.5"
+ALL = "--by plan=A,B,C --count --sum age:0:90 --mean age:0:90 --quantiles age:0:90:0.25,0.5"
 ALL += " --histogram age:0,30,60,90 --regression age:0:90:id:0:200 --epsilon 7"
 PERSON = "--person id --rows-per-person 2"
 
@@ -51,16 +51,18 @@ def test_a_table_and_a_sidecar_that_is_verified(folder):
     for source in ("people.csv", "people.parquet"):
         run(f"release {source} out.csv {PERSON} {ALL} --force")
         rows = rows_of("out.csv")
-        assert len(rows) == 3 * (4 + 2 + 3 + 2)
+        assert len(rows) == 3 * (3 + 2 + 3 + 2)
         assert {row["plan"] for row in rows} == {"A", "B", "C"}
         count = rows[0]
         assert float(count["low"]) <= (COLUMNS["plan"] == "A").sum() <= float(count["high"])
         verified = run("certify --verify out.csv.json").output
         assert "spent: epsilon 7, delta 0" in verified
+    assert json.loads(run("certify --verify out.csv.json --json").output)["verified"]
     form = json.loads((folder / "out.csv.json").read_text())
     form["spent"] = ["1", "0"]
     (folder / "out.csv.json").write_text(json.dumps(form))
-    run("certify --verify out.csv.json", fails=True)
+    result = run("certify --verify out.csv.json", fails=True)
+    assert exit_code(result.exception) == UNVERIFIED
 
 
 def test_a_dry_run_changes_nothing(folder):

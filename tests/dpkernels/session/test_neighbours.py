@@ -10,6 +10,7 @@ import dataclasses
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpkernels.decimals import rational
@@ -260,6 +261,39 @@ def test_hashes_that_follow_the_type_of_a_column_are_caught():
     texts = np.array(["0", "1", "2", "3", "4.0"], object)
     hashes = [tables._hashes(array, SECRET)[:5].tolist() for array in (plain, mixed, texts, np.arange(5))]
     assert hashes == [hashes[0]] * 4
+
+
+COLUMNS = {
+    "numbers": [1, 2.5, -3, 1e-7, 2**60, 10**20],
+    "truth": [True, False, True],
+    "texts": ["a", "1", "é"],
+    "dates": np.array(["2020-01-01", "2021-02-03"], "M8[ns]"),
+}
+
+
+@pytest.mark.parametrize("odd", [None, "x", np.nan, 7, True, [1]], ids=str)
+@pytest.mark.parametrize("name", COLUMNS)
+def test_one_cell_does_not_change_how_others_are_read(name, odd):
+    """Of a list, of a pandas column, and of a column of texts that a file has."""
+    cells = COLUMNS[name]
+    keys = tables.Keys("x", ["1", 2.5, "a", "False"])
+
+    def read(array, count):
+        return (
+            tables.numbers(array)[:count].tolist(),
+            keys.codes(array)[:count].tolist(),
+            tables._hashes(array, SECRET)[:count].tolist(),
+        )
+
+    if name == "dates":
+        assert np.isnan(tables.numbers(tables.as_array(cells))).all()
+        return
+    plain, more = (read(tables.as_array(each), len(cells)) for each in (cells, [*cells, odd]))
+    frames = (read(tables.as_array(pd.Series(each)), len(cells)) for each in (cells, [*cells, odd]))
+    texts = read(tables.as_array([str(cell) for cell in cells]), len(cells))
+    for other in (more, *frames, texts):
+        assert np.array_equal(np.array(plain[0]), np.array(other[0]), equal_nan=True)
+        assert plain[1:] == other[1:]
 
 
 def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):
