@@ -90,7 +90,7 @@ class Result:
             ax.hlines(self._values, left, right, color="C0")
             ax.bar(left, ends[1] - ends[0], right - left, ends[0], align="edge", color="C0", alpha=0.3)
             ax.set(xlabel=self.name.rpartition(" of ")[2], ylabel="rows")
-        elif len(names) == 2 and "p" not in names:
+        elif len(names) == 2 and {"p", "coefficient", "rank"}.isdisjoint(names):
             rows, columns = (list(dict.fromkeys(self.index[name])) for name in names)
             cells = np.full((len(rows), len(columns)), np.nan)
             for number, (row, column) in enumerate(zip(*self.index.values(), strict=True)):
@@ -103,7 +103,8 @@ class Result:
             for i, j in zip(*np.nonzero(~np.isnan(cells)), strict=True):
                 k = int(cells[i, j])
                 text = f"{format_number(self._values[k], 3)}\n{format_number(low[k], 3)} to {format_number(high[k], 3)}"
-                ax.text(j, i, text, ha="center", va="center", fontsize=7)
+                color = "white" if self._values[k] > 0.6 * self._values.max() else "black"
+                ax.text(j, i, text, ha="center", va="center", fontsize=7, color=color)
             ax.set_xticks(range(len(columns)), map(str, columns))
             ax.set_yticks(range(len(rows)), map(str, rows))
             ax.set(xlabel=names[1], ylabel=names[0])

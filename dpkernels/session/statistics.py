@@ -107,7 +107,7 @@ class Statistic(abc.ABC):
 
     @property
     def title(self) -> str:
-        own = " and ".join(str(getattr(self, attribute)) for attribute in self.columns)
+        own = " on ".join(str(getattr(self, attribute)) for attribute in self.columns)
         by = f" by {' and '.join(map(str, self.by))}" if self.by else ""
         return f"{type(self).__name__.lower()}{f' of {own}' if own else ''}{by}"
 
