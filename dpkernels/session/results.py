@@ -60,8 +60,9 @@ class Result:
     def table(self, confidence: float = 0.95, *, together: bool = False) -> Any:
         """Return a table of the kind of the data, with the columns of ``index``, value, low and high."""
         low, high = self.interval(confidence, together=together)
-        columns = {str(name): list(column) for name, column in self.index.items()}
         numbers = {"value": self._values, "low": np.atleast_1d(low), "high": np.atleast_1d(high)}
+        names = {name: f"{name} (key)" if name in numbers else str(name) for name in self.index}
+        columns = {names[name]: list(column) for name, column in self.index.items()}
         columns |= {name: array.tolist() for name, array in numbers.items()}
         return table_of(self._kind, columns)
 

@@ -23,7 +23,7 @@ from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_valu
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
 from dpkernels.session.sums import Lattice, NoisySums, Ratio, partition, rounded_down, sampler_of
-from dpkernels.session.tables import Block, Keys, check_bounds, numbers
+from dpkernels.session.tables import ROWS, Block, Keys, check_bounds, numbers
 
 FOUND, PRIVATE = "found", "private"
 _PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
@@ -44,7 +44,7 @@ class Groups:
 
     def codes(self, block: Block) -> np.ndarray:
         """Return the number of each row's group, -1 for none."""
-        codes = np.zeros(len(block[""]), np.int64)
+        codes = np.zeros(len(block[ROWS]), np.int64)
         for each in self.keys:
             own = each.codes(block[each.name])
             codes = np.where((codes >= 0) & (own >= 0), codes * len(each) + own, -1)

@@ -28,7 +28,8 @@ _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0
 
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 
-Block = dict[str, np.ndarray]
+Block = dict[Any, np.ndarray]
+ROWS = object()  # the name of a column of a block that no table has
 
 
 def as_array(column: Any) -> np.ndarray:
@@ -282,23 +283,23 @@ class Table:
                     raise ValueError(f"data: has more than {MOST_ROWS} rows")
                 for start in range(0, batch.num_rows, BLOCK):
                     piece = batch.slice(start, BLOCK)
-                    yield {name: as_array(piece.column(name)) for name in names} | {"": np.empty(piece.num_rows)}
+                    yield {name: as_array(piece.column(name)) for name in names} | {ROWS: np.empty(piece.num_rows)}
             return
         length = len(next(iter(self.data.values()))) if self.kind == "dict" else len(self.data)
         for start in range(0, length, BLOCK):
             piece = slice(start, min(start + BLOCK, length))
             by_place = {name: getattr(self.data[name], "iloc", self.data[name]) for name in names}  # of pandas
             columns = {name: as_array(by_place[name][piece]) for name in names}
-            yield columns | {"": np.empty(piece.stop - piece.start)}
+            yield columns | {ROWS: np.empty(piece.stop - piece.start)}
 
     def blocks(self, *names: str) -> Iterator[tuple[Block, np.ndarray | None]]:
         """Yield the columns of up to 2^20 rows that count, and the persons of these rows, None where a row is one.
 
-        The column "" is as long as the others and holds nothing.
+        The column ``ROWS`` is as long as the others and holds nothing.
         """
         start = 0
         for block in self._all_blocks(names):
-            stop = start + len(block[""])
+            stop = start + len(block[ROWS])
             self._check_length(stop)
             if self.counted is None or self.persons is None:
                 yield block, None

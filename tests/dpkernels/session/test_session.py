@@ -165,6 +165,13 @@ def test_missing_cells_are_left_out_and_infinities_clipped():
     assert abs(np.mean(noisy) - 4) < 1
 
 
+def test_columns_may_have_any_name():
+    for name in ("", " ", "rows", "value", "a:b", "é"):
+        s = of({name: np.full(1000, 3.0)})
+        assert abs(s.mean(name, 0, 10, epsilon=5).value - 3) < 0.1
+        assert len(s.count(by={name: [3, 4]}, epsilon=2).table()) == 4
+
+
 def test_lines_of_a_file_that_are_no_rows_are_left_out(tmp_path):
     path = tmp_path / "odd.csv"
     path.write_bytes(b"id,age\n1,30\n2\n3,40,5\n4,\xff\xfe\n5,x\n6,50\n")
