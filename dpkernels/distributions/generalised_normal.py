@@ -70,7 +70,8 @@ class GeneralisedNormal(Symmetric):
 
     def _is(self, exponent: int) -> bool:
         """Return whether this is known to be the exponent."""
-        return checks.concrete(self.exponent) is not None and bool(np.all(self.exponent == exponent))
+        known = checks.concrete(self.exponent)
+        return known is not None and bool(np.all(np.asarray(known) == exponent))  # NumPy's, also within a trace.
 
     def log_prob(self, z: Real) -> Real:
         xp = namespace(z, self.scale, self.exponent)

@@ -64,6 +64,19 @@ def test_the_same_function_under_jit_and_grad(name):
         assert float(slope) == pytest.approx(difference, rel=slope_rtol)
 
 
+@pytest.mark.lengthy
+@pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
+def test_a_scale_has_a_derivative_in_the_budget_outside_jit(x64, exponent):
+    """Whether an exponent is 1 or 2 is known, though everything else is traced."""
+
+    def scale(delta):
+        return calibrate.generalised_normal(epsilon=1.0, delta=delta, exponent=exponent).noise.scale
+
+    delta, h = 1e-5, 1e-3
+    difference = (float(scale(delta * (1 + h))) - float(scale(delta * (1 - h)))) / (2 * h * delta)
+    assert float(jax.grad(scale)(delta)) == pytest.approx(difference, rel=1e-5)
+
+
 @pytest.mark.thorough
 def test_a_traced_budget_is_not_above_the_precise_one():
     with jax.enable_x64(True):
