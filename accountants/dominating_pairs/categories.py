@@ -16,11 +16,18 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.numerics import namespace
 
 
-def true_probability(mechanism: Categorical | CategorySampler) -> Any:
-    """Return p: of the integers that are sampled, if it is a sampler."""
+def support_chances(mechanism: Categorical | CategorySampler) -> tuple[Any, Any]:
+    """Return p, with which a report supports the true category, and 1 - p, which as a difference would cancel.
+
+    They are those of the integers that are sampled, if it is a sampler.
+    """
     if isinstance(mechanism, CategorySampler):
-        return float(mechanism.certificate.probability)
-    return mechanism.support_probabilities[0]
+        p = mechanism.certificate.probability
+        return float(p), float(1 - p)
+    # The odds are e^eps to the choices that do not support it, each by as many as do.
+    others = mechanism.blocks - 1 if isinstance(mechanism, BlockResponse) else mechanism.categories / mechanism.size - 1  # type: ignore[attr-defined]
+    p = mechanism.support_probabilities[0]
+    return p, p * others * namespace(p).exp(-mechanism.epsilon)
 
 
 def category_pair(mechanism: Any) -> Atoms:
@@ -30,13 +37,13 @@ def category_pair(mechanism: Any) -> Atoms:
     one with probability c, own = (1 - c) p and other = (1 - c) (1 - p)/(g - 1).
     """
     inner: Categorical = getattr(mechanism, "mechanism", mechanism)
-    p = true_probability(mechanism)
+    p, missed = support_chances(mechanism)
     if isinstance(inner, BlockResponse):
         apart = 1 - inner.collision
-        own, other, has_rest = apart * p, apart * (1 - p) / (inner.blocks - 1), inner.outcomes > 2
+        own, other, has_rest = apart * p, apart * missed / (inner.blocks - 1), inner.outcomes > 2
     else:
         d, k = inner.categories, inner.size  # type: ignore[attr-defined]
-        own, other, has_rest = p * (d - k) / (d - 1), (1 - p) * k / (d - 1), d > 2
+        own, other, has_rest = p * (d - k) / (d - 1), missed * k / (d - 1), d > 2
     xp = namespace(own)
     masses = xp.stack([own, 1 - own - other, other] if has_rest else [own, other])
     return Atoms(masses, masses[::-1])

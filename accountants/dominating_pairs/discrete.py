@@ -123,8 +123,9 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
     checks.positive("epsilon", epsilon)
     k = checks.whole("categories", categories, 2, 1 << 53)
     xp = namespace(epsilon)
-    low = xp.exp(-epsilon) / (1 + (k - 1) * xp.exp(-epsilon))
-    high = 1 - (k - 1) * low
+    # Not as 1 less the others, which cancels with many categories.
+    high = 1 / (1 + (k - 1) * xp.exp(-epsilon))
+    low = xp.exp(-epsilon) * high
     p = xp.stack([high, low] if k == 2 else [high, (k - 2) * low, low])
     return Atoms(p, p[::-1])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.dominating_pairs.categories import true_probability
+from accountants.dominating_pairs.categories import support_chances
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.numerics import namespace
@@ -23,15 +23,15 @@ def outcome_probabilities(mechanism: Any) -> tuple[Any, Any, Any, Any]:
     probability is that of the others, and every pair of categories is the worst.
     """
     inner: Categorical = getattr(mechanism, "mechanism", mechanism)
-    p = true_probability(mechanism)
+    p, missed = support_chances(mechanism)
     if isinstance(inner, BlockResponse):
         g, named = inner.blocks, min(inner.categories, 3)
         shares = {members: _share_of_blocks(sum(members), inner) for members in product((1, 0), repeat=named)}
-        high, low = p * g, (1 - p) * g / (g - 1)
+        high, low = p * g, missed * g / (g - 1)
     else:
         d, k = inner.categories, inner.size  # type: ignore[attr-defined]
         shares = {members: _share_of_sets(members, d, k) for members in product((1, 0), repeat=min(d, 3))}
-        high, low = p * d / k, (1 - p) * d / (d - k)
+        high, low = p * d / k, missed * d / (d - k)
     positive = {members: share for members, share in shares.items() if share > 0}
     mass, inside = np.array(list(positive.values())), np.array(list(positive)).T
     xp = namespace(p)
