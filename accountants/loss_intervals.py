@@ -19,6 +19,7 @@ from dpkernels.proven import proven
 
 UNIT = 2.0**-53  # The rounding of a float.
 LOSS_UNITS = 64
+_OF_ENDS = 8  # The roundings of the distance of a knot, and of its shift, of both ends of a piece.
 _ACROSS = 8  # The roundings of 1 of a mass on both sides of 0, beside those of the tails.
 _SAMPLED_UNITS = 16  # The roundings, of itself, of the level before sampling.
 _LEAST = 2.0**-1022  # Smaller tail probabilities are not resolved.
@@ -132,7 +133,8 @@ def of_tails(
     def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
         with np.errstate(all="ignore"):
             x, apart = inverse(level, piece)
-            masses, errors = np.array([_between(source, x, shift, steepness) for shift in shifts]).swapaxes(0, 1)
+            ends = np.isinf(level)
+            masses, errors = np.array([_between(source, x, ends, shift, steepness) for shift in shifts]).swapaxes(0, 1)
         of_p, of_q = (weight[:, piece[1:]] for weight in weights)
         # The difference keeps its digits where f at one shift is a part of both.
         p, q, difference = ((weight * masses).sum(0) for weight in (of_p, of_q, of_p - of_q))
@@ -144,9 +146,12 @@ def of_tails(
 
 
 def _between(
-    source: Any, x: np.ndarray, shift: float, steepness: Callable[[Any, Any], Any] | None
+    source: Any, x: np.ndarray, ends: np.ndarray, shift: float, steepness: Callable[[Any, Any], Any] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of f(. - shift) between consecutive points, in either order; and their errors."""
+    """Return masses of f(. - shift) between consecutive points, in either order; and their errors.
+
+    Ends of pieces are rounded: they may be elsewhere by some roundings of them. Between other points nothing is lost.
+    """
     z, units = x - shift, float(source.roundings)
     lower, tail = z < 0, np.empty(x.shape)
     for some, function in ((lower, source.cdf), (~lower, source.sf)):
@@ -164,8 +169,10 @@ def _between(
         start, width, steep = start[narrow], width[narrow], steep[narrow]
         logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
         by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
-        places = steep * (np.abs(start) + width + abs(shift))
-        better = units * UNIT * (2 + np.abs(logs).max(1, initial=0.0) + places) * by_nodes + _LEAST
+        farthest = np.abs(start) + width + abs(shift)
+        rounded = _OF_ENDS * (ends[1:] | ends[:-1])[narrow] * farthest / width
+        relative = units * (2 + np.abs(logs).max(1, initial=0.0) + steep * farthest) + rounded
+        better = UNIT * relative * by_nodes + _LEAST
         use = better < error[narrow]
         mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
     return mass, error

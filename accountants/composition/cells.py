@@ -344,7 +344,7 @@ def cells_on_grid(
     outside = np.max([part.outside for part in parts], axis=0)
     # Errors are those of each part alone: atoms have none.
     lower: list[Any] = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
-    integrated = len(loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
+    integrated = len(whole.loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     common = max((pieces.intervals.mass_error for pieces in whole.pieces if pieces.intervals), default=0.0)
     mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM + common

@@ -52,6 +52,7 @@ _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 _RESOLVED = 1e-300
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
+_SHORT = 1.0  # The same where a mass is not the difference of two tails, which would cancel.
 # Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
 # Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
@@ -499,12 +500,26 @@ class PolynomialFormulas(NoiseFormulas):
         top = pieces.loss + xp.abs(pieces.slope) * pieces.top[2]
         return xp.where(pieces.width > 0, top, -np.inf).max()
 
+    def _mass(self, pieces: Pieces, at: Any) -> Any:
+        """Return the masses of the source moved to ``at``: by nodes where a difference of tails would cancel."""
+        source, left, right = self.source, pieces.left - at, pieces.right - at
+        xp = namespace(left)
+        finite = xp.isfinite(pieces.width)
+        low, high = xp.where(finite, left, 0.0), xp.where(finite, right, 0.0)
+        top = source.log_prob(without_derivative(xp.clip(0.0 * low, low, high)))
+        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _SHORT)
+        width = xp.where(short, pieces.width, 0.0)[:, None]
+        by_nodes = (width * like(_WEIGHTS, low) * source.prob(low[:, None] + width * like(_NODES, low))).sum(-1)
+        return xp.where(short, by_nodes, source.mass(left, right))
+
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces, source, D = self.pieces(), self.source, self.D
         xp = namespace(pieces.at)
         constant = (pieces.slope == 0) & (pieces.width > 0)
-        p = xp.where(constant, pieces.weights[:, 0] * source.mass(pieces.left, pieces.right), 0.0)
-        q = xp.where(constant, pieces.weights[:, 1] * source.mass(pieces.left - D, pieces.right - D), 0.0)
+        p, q = (
+            xp.where(constant, weight * self._mass(pieces, at), 0.0)
+            for weight, at in zip(pieces.weights.T, (0.0, D), strict=True)
+        )
         atoms = PrivacyLossDistribution(_possible(p, pieces.loss, pieces.width), q, pieces.loss, 0 * p)
         left, right = self.within_reach(pieces)
         present = (pieces.slope != 0) & (pieces.width > 0)
