@@ -94,7 +94,8 @@ class LossIntervals:
             known = np.isfinite(level)
             change = rate * np.exp(np.where(known, before, -np.inf) - np.where(known, level, 0.0))
             slope = np.minimum(np.maximum(change[:-1], change[1:]), 1.0)
-            size = np.where(known, np.abs(level), 0.0)
+            # The level before is the log of a difference from 1, which cancels next to the lowest level.
+            size = np.where(known, np.abs(level) + rate * np.expm1(-np.minimum(level, 0.0)), 0.0)
             size = np.maximum(size[:-1], size[1:])
             return IntervalMasses(
                 rate * masses.p + (1 - rate) * masses.q,

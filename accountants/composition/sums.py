@@ -81,9 +81,10 @@ class ComposedBounds:
         exponent = self.log_scale - c * epsilon
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
-        finite = np.exp(min(exponent, _OVERFLOWS)) * max(value, 0.0)
-        if side > 0 and value > 0:  # It may be below the floats.
-            finite = max(finite, _TINIEST)
+        value = max(value, 0.0)
+        finite = np.exp(min(exponent, _OVERFLOWS)) * value
+        if value > 0:  # Both may be below the floats.
+            finite = max(finite + side * 4 * _TINIEST * (1 + value), 0.0)
         if np.isnan(finite):
             raise ValueError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))

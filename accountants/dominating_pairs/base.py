@@ -55,7 +55,9 @@ class DominatingPair(abc.ABC):
         def at(eps: Any) -> Any:
             delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
             size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + _UNITS_OF_EPS * np.abs(eps)
-            return delta * (1 - (_UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
+            below = delta * (1 - (_UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
+            # Upper bounds may be raised by the least normal float, and masses of q below it lose digits.
+            return np.maximum(below - 2 * np.finfo(np.float64).tiny - _UNITS * 5e-324 * np.exp(eps), 0.0)
 
         return at
 

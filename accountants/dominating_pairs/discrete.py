@@ -15,7 +15,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.mechanisms.optimal.search import largest_ratio
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -38,9 +38,14 @@ class Atoms(DominatingPair):
         return self.moved is not None
 
     def hockey_stick(self) -> Curve:
+        xp = namespace(self.p, self.q)
+        p, q = (floating(xp.asarray(mass)) for mass in (self.p, self.q))
+        error_p, error_q = (_rounding(mass) for mass in (p, q))
+        p, q = p * (1 + error_p), q * (1 - error_q)
+
         def at(eps: Any) -> Any:
-            xp = namespace(eps, self.p, self.q)
-            return xp.maximum(self.p - xp.exp(eps)[..., None] * self.q, 0.0).sum(-1)
+            xp = namespace(eps, p, q)
+            return xp.maximum(p - xp.exp(eps)[..., None] * q, 0.0).sum(-1)
 
         return at
 
@@ -78,6 +83,14 @@ class Atoms(DominatingPair):
             raise ValueError(f"moved: {n}; q is not p moved by this number of points")
         if np.any(weights != weights[::-1]) or np.any(np.diff(weights[len(weights) // 2 :]) > 0):
             raise ValueError("p: of noise on a lattice is even and falls from the middle")
+
+
+def _rounding(mass: Any) -> Any:
+    """Return bounds on the relative errors of computed probabilities: of norms, and of the exponents of small ones."""
+    mass = without_derivative(mass)
+    xp = namespace(mass)
+    size = -xp.log(xp.where(mass > 0, mass, 1.0))
+    return float(xp.finfo(mass.dtype).eps) * (_OF_NORMS + _OF_EXPONENTS * size)
 
 
 def _tolerance(dtype: np.dtype) -> float:
@@ -138,6 +151,8 @@ def pure_points(epsilon: Any) -> Atoms:
     return Atoms(p, p[::-1])
 
 
+# The errors of computed probabilities in units in the last place, and those for each unit of their logarithms.
+_OF_NORMS, _OF_EXPONENTS = 16, 4
 # Points at which a profile is evaluated: evenly spaced in eps, beside those at the losses of the table's rows; fewer
 # for large tables.
 _DOTS, _LARGE = 256, 1 << 22

@@ -36,6 +36,8 @@ VALUES = _PANEL_NODES.size  # The values from which one integral is computed.
 _NEGLIGIBLE = 40.0
 # The difference of masses is used where it is at least this share of the first one.
 _SHARE = 0.25
+# Masses up to this, in units of the least normal float, may have lost digits; and slopes of the loss that nodes resolve.
+_LEAST, _STEEP = 1e12, 16.0
 # A bound on the relative error of a mass, in units in the last place times 1 + the square of its position.
 _UNITS = 16
 # Beyond this point no mass is left; its square is finite.
@@ -65,7 +67,8 @@ def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> An
     apart = p - factor * q
     error = kind.eps * _UNITS * (steep * (abs(start) + steep) + lead) * q
     error = _mass_error(start, width, p) + factor * (_mass_error(start + a, width, q) + error)
-    near = apart < _SHARE * p
+    # A tail below the floats is 0.
+    near = (apart < _SHARE * p) | ((q < _LEAST * float(kind.tiny)) & (p > 0) & (steep < _STEEP))
     summed = _where_any(near, _by_nodes, start, width, a, lead)
     summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, width) ** 2)))
     return xp.where(near, summed, apart + without_derivative(error))

@@ -24,6 +24,7 @@ _LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is
 _MASS, _VALUE = 1e-12, 1e-14
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _MOVED, _UNIT = 1e-9, 2.0**-53
+_LEAST = 1e-310  # More than the mass that products lose below the floats.
 # The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
 _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
 # The numbers of points of the grids over the sum, the width of a grid in deviations of the sum, and the relative width
@@ -208,8 +209,13 @@ def _bound(one: LossSum, n: int, side: int) -> float:
 
 def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:
     """Return delta from above, of one blanket."""
-    bound = _bound(_of_blanket(blanket, math.exp(min(epsilon, _LARGEST))), n, 1)
-    return min(bound / (blanket.gamma * n) * (1 + _MASS), 1.0)
+    return _upper_delta_of(_of_blanket(blanket, math.exp(min(epsilon, _LARGEST))), float(blanket.gamma), n)
+
+
+def _upper_delta_of(one: LossSum, gamma: float, n: int) -> float:
+    # Masses below the floats are lost; the largest loss of every report bounds what they would add.
+    lost = _LEAST * max(float(one.value.max()), 0.0)
+    return min(_bound(one, n, 1) / (gamma * n) * (1 + _MASS) + lost / gamma, 1.0)
 
 
 @proven("shuffle#proof")
@@ -220,13 +226,15 @@ def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     E = math.exp(epsilon)
     if inputs.stop_loss is not None:
         part, gamma = _of_bound(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
-        return min(_bound(part, n, 1) / (gamma * n) * (1 + _MASS), 1.0)
+        return _upper_delta_of(part, gamma, n)
     return max(upper_delta_of(pair.upper, n, epsilon) for pair in inputs.pairs)
 
 
 def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     """Return a lower bound of delta at eps, for n reports where all others have one input."""
-    return _bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS) if epsilon <= _LARGEST else 0.0
+    if epsilon > _LARGEST:
+        return 0.0
+    return max(_bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS) - _LEAST, 0.0)
 
 
 def conservative_epsilon(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:

@@ -189,7 +189,9 @@ def shuffled_responses(random: np.random.Generator) -> Case:
         more = np.append(0.0, rest[:-1])
         one, other = p * more + (1 - p) * rest, (1 - p) * more + p * rest
         ways = ((one, other), (other, one))
-        return max(float(np.maximum(a - math.exp(epsilon) * b, 0.0).sum()) for a, b in ways)
+        # Of probabilities next to the least float, which have few digits, nothing is claimed.
+        gains = (np.where((a > 1e-290) & (b > 1e-290), a - math.exp(epsilon) * b, 0.0) for a, b in ways)
+        return max(float(np.maximum(gain, 0.0).sum()) for gain in gains)
 
     return Case(shuffled(rows, n), lower, 1e-9)
 

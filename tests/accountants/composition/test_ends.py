@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import guarantee, randomised_response
+from accountants import guarantee, randomised_response, shuffled, weights
 from accountants.composition.bounds import Bracket
 from accountants.dominating_pairs.additive import additive_pair
+from accountants.loss_intervals import IntervalMasses, LossIntervals
+from accountants.privacy_loss import SmoothPieces
 
 DIGITS = 150
 
@@ -80,3 +82,61 @@ def test_ends_of_pieces_are_rounded():
         assert abs(masses.q[0] - truth) > 1e-11 * truth  # Without the rounding's error.
         assert abs(masses.q[0] - truth) <= masses.q_error[0] + 1e-12 * truth
     assert math.isclose(masses.q[0], truth, rel_tol=1e-8)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 7.0, 40.0])
+def test_probabilities_on_a_lattice_are_computed(epsilon):
+    """Beyond the largest finite loss only points near the ends count, whose probabilities are exponentials."""
+    for scale in np.linspace(0.7, 9.0, 12):
+        noise = dpk.DiscreteLaplace(float(scale))
+        made = guarantee(dpk.Additive(noise), 1.0)
+        with mp.workdps(DIGITS):
+            masses = [mp.exp(-abs(k) / mp.mpf(scale)) for k in range(-noise.reach, noise.reach + 1)]
+            total, factor = mp.fsum(masses), mp.exp(mp.mpf(epsilon))
+            gains = (max(a - factor * b, 0) for a, b in zip(masses, [*masses[1:], 0], strict=True))
+            assert made.delta(epsilon) >= mp.fsum(gains) / total
+            assert made.repeat(2).delta(2 * epsilon) >= (masses[0] / total) * (2 - masses[0] / total)
+
+
+def test_upper_ends_below_the_floats_are_not_rounded_down():
+    release = guarantee(dpk.Additive(dpk.Gaussian(1.0)), 1.0)
+    twice = release.repeat(2)
+    for eps in np.linspace(37.0, 40.0, 60):
+        for made, square in ((release, 1), (twice, 2)):
+            with mp.workdps(DIGITS):
+                mu = mp.sqrt(square)
+                at = float(eps * mu)
+                truth = mp.ncdf(mu / 2 - at / mu) - mp.exp(at) * mp.ncdf(-mu / 2 - at / mu)
+                low, high = made.bracket(epsilon=at)
+                assert low <= truth <= high
+    rare = guarantee(weights([1e-60, 1 - 1e-60], [1e-61, 1 - 1e-61])).repeat(6)
+    assert 0 < rare.delta(13.5) < 1e-320
+    recycled = guarantee(dpk.Additive(dpk.Reweighted(dpk.Gaussian(1.0), -1.0, 9.0, 0.5)), 0.01)
+    assert 0 < recycled.delta(30.0) < 1e-300
+
+
+def test_upper_ends_of_shuffled_reports_below_the_floats():
+    rows = np.array([[0.7, 0.3], [0.3, 0.7]])
+    level = math.log(0.7 / 0.3)
+    assert 0 < shuffled(rows, 3000).delta(0.95 * level) < 1e-300
+
+
+def test_levels_next_to_the_lowest_one_of_a_sample():
+    """The level on all data is found from a difference that cancels, which is counted as an error of the loss."""
+    found = []
+
+    def measure(level, piece):
+        found.append(level)
+        none = np.zeros(len(level) - 1)
+        return IntervalMasses(none, none, none, none, none, none, none)
+
+    rate = 1 - 2.0**-40
+    ends = np.array([-40.0]), np.array([40.0])
+    pieces = SmoothPieces(*ends, *[lambda x, i: x] * 3, intervals=LossIntervals(*ends, measure)).subsampled(rate)
+    level = math.log1p(-rate) * (1 - np.geomspace(1e-12, 0.9, 200))
+    error = pieces.intervals.measure(level, np.zeros(200, int)).loss_error
+    with mp.workdps(DIGITS):
+        there = [mp.log(1 - rate + rate * mp.exp(at)) for at in map(float, found[0])]
+        off = np.array([float(abs(one - mp.mpf(float(at)))) for one, at in zip(there, level, strict=True)])
+    assert off.max() > 1e-7
+    assert (np.maximum(off[1:], off[:-1]) <= error).all()
