@@ -32,7 +32,7 @@ from accountants.composition.cells import (
 )
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, SelfComposed
-from accountants.composition.sums import BLOCK, ComposedBounds, compose, compose_directly
+from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
@@ -60,7 +60,7 @@ _OF_TAILS, _INTEGRATED = 3, 8  # For how many points one counts whose masses are
 _MOST_COUNT = 60  # More reports than this are composed in stages.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _MOST_TILTED = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
-_WIDEST, _FARTHEST = 1.0, 1e6  # The largest step, and the largest eps that is looked for.
+_WIDEST, _FARTHEST = 1.0, 1e300  # The largest step, and the largest eps that is looked for.
 # The least eps that decides the step, in standard deviations of the sum.
 _LEAST_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
@@ -282,8 +282,12 @@ class Bracket:
         for _ in range(_ENLARGEMENTS):
             try:
                 return *estimate.bounds(step, likely, bound, sides), step
+            except NotRareError:
+                estimate.is_windowed = False
             except TooManyPointsError:
-                step *= 4
+                is_lattice = estimate.is_on_lattice and estimate.direction.lattice is not None
+                estimate.is_on_lattice = estimate.is_on_lattice and not is_lattice
+                step *= 1 if is_lattice else 4
         return *estimate.bounds(step, likely, bound, sides), step
 
     @staticmethod
@@ -488,6 +492,8 @@ class _Estimate:
     size: float = 0.0  # The size of the eps that decides the step.
     is_staged: bool = True  # Whether many reports are composed in stages.
     is_direct: bool = False  # Whether sums are those of positive terms, without a tilt.
+    is_on_lattice: bool = True  # Whether the grid is the lattice of all losses, if there is one.
+    is_windowed: bool = True  # Whether losses outside of a window, which rough masses take as rare, are apart.
     noise: float = 0.0  # About the relative width by errors of the last sums, which no finer grid makes narrower.
 
     @property
@@ -526,7 +532,7 @@ class _Estimate:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
         stages = _stages(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
-        if direction.lattice is not None:
+        if direction.lattice is not None and self.is_on_lattice:
             step, stages = direction.lattice, 0
         elif direction.gap:  # The two heaviest atoms and their midpoint can be on all grids.
             step = direction.step_on_atoms(step, RATIO**stages, _FIRST * self.size)
@@ -609,7 +615,7 @@ class _Estimate:
     def _window(self, term: _Term, step: float, ratio: int, reach: tuple[float, float]) -> tuple[float, float] | None:
         """Return a window of losses beyond which losses are rare, if it is much narrower than all losses."""
         loss, _, tilted = self._sorted(term)
-        if not len(loss):
+        if not len(loss) or not self.is_windowed:
             return None
         up, down = np.cumsum(tilted), np.cumsum(tilted[::-1])[::-1]
         low, high = float(loss[0]), float(loss[-1])

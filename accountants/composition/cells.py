@@ -24,6 +24,7 @@ _NODES, _WEIGHTS = gauss_legendre(4)
 _SAMPLES, _ALL_SAMPLES, _FEWEST_SAMPLES = 257, 1 << 16, 17
 # The same three numbers for panels, in addition to those that the grid makes.
 _PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
+_TURNED = 1e-9  # A loss that turns by this share of 1 and of itself is not monotone.
 _INSET = 1e-12  # A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
 _NEXT = 2.0  # The insets from an end within which a panel is next to it.
 _CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
@@ -33,7 +34,7 @@ _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is 
 # The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
 _MOST, _MOST_INTEGRATED = 1 << 19, 1 << 17  # The most half cells; if their masses are integrals.
-_RESOLVED = 1e-299  # More than the mass of p beyond the ends of pieces with known tails.
+_RESOLVED = 1e-306  # More than the mass of p beyond the ends of pieces with known tails.
 # The relative error of masses of atoms and of integrals, and of sums of others.
 _MASS, _SUM = 1e-12, 16 * UNIT
 _ROUNDED = 8  # Roundings of a gain, relative to its mass.
@@ -140,12 +141,14 @@ class MonotonePieces:
 
     def refined(self, panels: Panels, still: float) -> Panels:
         """Return at most 2^23 panels, cut evenly so that their width times steepness is at most ``still``."""
+        unknown = "mechanism: no bound on how fast its density changes is known, so it has no bracket"
         if self.source.steepness is None:
-            raise UnknownSteepnessError(
-                "mechanism: no bound on how fast its density changes is known, so it has no bracket"
-            )
+            raise UnknownSteepnessError(unknown)
         width = panels.end - panels.start
-        steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
+        try:
+            steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
+        except TypeError as error:  # Of noise that states none.
+            raise UnknownSteepnessError(unknown) from error
         parts = np.maximum(np.ceil(width * steep / still), 1.0)
         if not parts.sum() <= _MOST_PANELS:
             raise TooManyPointsError(
@@ -215,11 +218,24 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
     atoms = p[is_atom], q[is_atom], level[constant, len(shares) // 2][is_atom]
     constant[constant] = is_atom
     number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
-    if source.intervals is not None:  # The loss is monotone on every piece.
+    if source.intervals is not None:  # The loss is stated to be monotone on every piece.
+        _check_monotone(level)
         return atoms, MonotonePieces(source, number, left, right), unknown
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
     starts, ends, rows = split_at(left, right, turn, row)
     return atoms, MonotonePieces(source, number[rows], starts, ends), unknown
+
+
+def _check_monotone(level: np.ndarray) -> None:
+    """Raise ValueError if losses along the rows turn by more than rounding errors."""
+    change = np.diff(level, axis=1)
+    size = np.where(np.isfinite(level), np.abs(level), 0.0).max(1, initial=0.0)
+    allowed = (_TURNED * (1 + size))[:, None]
+    if ((change > allowed).any(1) & (change < -allowed).any(1)).any():
+        raise ValueError(
+            "mechanism: the loss turns between the points that its noise states, so it has no bracket; a density that "
+            "is not log-concave needs turning_points"
+        )
 
 
 def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

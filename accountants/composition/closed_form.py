@@ -18,9 +18,15 @@ from dpkernels.solve import NotPrivateError, first_feasible
 # The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
 _OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
 FARTHEST = 0.99 * cap(np.float64)  # The largest eps at which profiles are evaluated.
+_LOST = 2.0**-1060  # More than what a profile loses below the floats.
 _LARGE_MU = 10.0  # The mu from which on one Gaussian release may need a larger one.
 # The points and the rounds of a search for the highest line, which narrows by 16 in each round.
 _ZOOM_POINTS, _ZOOMS = 33, 12
+
+
+def more_than_least(delta: Any) -> Any:
+    """Return an upper bound of a profile where products and sums may be below the floats."""
+    return np.minimum(np.asarray(delta) + _LOST, 1.0)
 
 
 class ClosedForm(abc.ABC):
@@ -93,7 +99,7 @@ class OneRelease(ClosedForm):
     def bound(self, epsilon: float, side: int) -> float:
         eps = np.float64(epsilon)
         if side > 0:
-            return float(profile(self.pairs, eps))
+            return float(more_than_least(profile(self.pairs, eps)))
         return float(lower_profile(self.pairs, eps)) if epsilon <= FARTHEST else 0.0
 
     def estimate(self, delta: float) -> float:

@@ -149,7 +149,7 @@ class GaussianReleases(ClosedForm):
         if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
             return 0.0 if side < 0 else _LEAST if x > 1e6 else 1.0
         delta = math.exp(min(log_delta + side * units * UNIT, 0.0))
-        return max(delta, _LEAST) if side > 0 else delta
+        return min(delta + _LEAST, 1.0) if side > 0 else max(delta - _LEAST, 0.0)
 
     def estimate(self, delta: float) -> float:
         log_delta, zero = np.float64(math.log(delta)), np.float64(0.0)

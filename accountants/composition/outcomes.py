@@ -29,6 +29,7 @@ _FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some 
 # The relative error allowed for the mass of an outcome of one release: of a table, whose masses are given, and of a
 # mechanism, from whose densities they are computed.
 _MASS_OF_TABLE, MASS_ERROR = 16 * UNIT, 1e-12
+_LEAST = 5e-324  # The least positive float.
 _TERMS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
 _DIGITS, _PRECISE = 12, 1e-15  # The digits in which equal losses agree, and the precision of a search.
 
@@ -179,7 +180,9 @@ class FewOutcomes(ClosedForm):
         if directions is None:
             return None
         count = int(sum(term.count for term in terms))
-        return cls(directions, count, _MASS_OF_TABLE if are_tables(terms) else MASS_ERROR)
+        # Probabilities of noise on a lattice are computed.
+        are_given = are_tables(terms) and all(pair.moved is None for term in terms for pair in term.pairs)
+        return cls(directions, count, _MASS_OF_TABLE if are_given else MASS_ERROR)
 
     def bound(self, epsilon: float, side: int) -> float:
         return max(self._bound(outcomes, epsilon, side) for outcomes in self.directions)
@@ -194,7 +197,8 @@ class FewOutcomes(ClosedForm):
         gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
         mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
         total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
-        return min(max(total, 0.0), 1.0)
+        below_floats = 2 * _LEAST * int((gain > 0).sum())  # What products and sums lose below the floats.
+        return min(max(total + side * below_floats, 0.0), 1.0)
 
     def estimate(self, delta: float) -> float:
         return float(evaluate_outcomes("epsilon", self.directions, np.float64(delta)))

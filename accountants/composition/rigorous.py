@@ -21,17 +21,19 @@ import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile
 from accountants.composition.bounds import Bracket
-from accountants.composition.closed_form import ClosedForm, OneRelease
+from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
-from accountants.composition.self_composed import check_one_mechanism
+from accountants.composition.self_composed import ConvergenceError, check_one_mechanism
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from accountants.dominating_pairs.base import profile
 from accountants.loss_intervals import UNIT
 from accountants.profile import epsilon_of
+from dpkernels.proven import proven
 
 # The relative and the absolute error allowed for a largest loss, which is the log of a ratio near 1 if it is small.
 _LEVEL, _LOSS = 1e-12, 64 * UNIT
+_ORDERS = np.geomspace(1e-3, 1e4, 57)  # The orders of Renyi divergences, less 1.
 _REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
@@ -99,7 +101,7 @@ class RigorousBounds:
     def upper_ends_of_delta(self, epsilon: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``delta`` at every eps; those of closed forms without the lower ones."""
         if isinstance(self.method, OneRelease):
-            beyond, delta = epsilon >= self.largest_loss, np.asarray(profile(self.method.pairs, epsilon))
+            beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self.method.pairs, epsilon))
             return np.where(beyond, self._of_infinite_losses[1], delta) if beyond.any() else delta
         is_formula, ends = isinstance(self.method, ClosedForm), np.empty(epsilon.shape)
         for index, eps in np.ndenumerate(epsilon):
@@ -123,10 +125,24 @@ class RigorousBounds:
 
     def _epsilon(self, delta: float) -> tuple[float, float]:
         low, high = self.method.epsilon(delta)
-        return min(low, self.largest_loss), min(high, self.largest_loss)
+        return min(low, self.largest_loss), min(self._finite(high, delta), self.largest_loss)
 
     def upper_epsilon(self, delta: float) -> float:
-        return min(self.method.upper_epsilon(delta), self.largest_loss)
+        return min(self._finite(self.method.upper_epsilon(delta), delta), self.largest_loss)
+
+    @proven("sums#epsilon-at-tiny-delta")
+    def _finite(self, epsilon: float, delta: float) -> float:
+        """Return eps, or that of Renyi divergences if it is infinite: they need no mass that is left out."""
+        if math.isfinite(epsilon) or self.guarantee.infinity_mass >= delta:
+            return epsilon
+        least = math.inf
+        for c in _ORDERS:
+            try:
+                parts = self.guarantee.renyi(1 + c), math.log1p(-1 / (1 + c)), -(math.log1p(c) + math.log(delta)) / c
+            except ConvergenceError:
+                continue
+            least = min(least, sum(parts) + _LEVEL * sum(map(abs, parts)))
+        return max(least, 0.0)
 
     def _errors(self, alpha: float) -> CurvePoint:
         """Return bounds of the trade-off curve at alpha in [0, 1]."""

@@ -44,6 +44,10 @@ _MIXING = 2.0**-40  # More than the relative rounding errors of a test that reje
 _MOST_RARE = 60  # The most rare losses of a sum.
 
 
+class NotRareError(TooManyPointsError):
+    """Losses outside of a window are too many for a mixture over their number."""
+
+
 @dataclass(frozen=True)
 class ComposedBounds:
     """The composed masses, tilted: p(S) = e^(log_scale - c S) g(S)."""
@@ -370,6 +374,8 @@ def _tilted(
     weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
+    if part.count * rare > _MOST_RARE:
+        raise NotRareError(f"a sum has {part.count * rare:.3g} losses outside of the window in the mean")
     group = math.isqrt(most) + 1
     sizes = [*range(1, min(group, most + 1)), *range(group, most + 1, group)]
     blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []

@@ -49,7 +49,7 @@ _TAIL = 1e-40
 # Further tail probabilities of the joints of a profile: between them a log density changes by little.
 _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 # Masses between levels of the loss are known up to this tail probability.
-_RESOLVED = 1e-300
+_RESOLVED = 1e-307
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
 _SHORT = 1.0  # The same where a mass is not the difference of two tails, which would cancel.

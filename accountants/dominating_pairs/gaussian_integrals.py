@@ -36,8 +36,9 @@ VALUES = _PANEL_NODES.size  # The values from which one integral is computed.
 _NEGLIGIBLE = 40.0
 # The difference of masses is used where it is at least this share of the first one.
 _SHARE = 0.25
-# Masses up to this, in units of the least normal float, may have lost digits; and slopes of the loss that nodes resolve.
-_LEAST, _STEEP = 1e12, 16.0
+# Masses up to this, in units of the least normal float, may have lost digits.
+_LEAST = 1e12
+_STEEP = 16.0  # The slopes of the loss that nodes resolve.
 # A bound on the relative error of a mass, in units in the last place times 1 + the square of its position.
 _UNITS = 16
 # Beyond this point no mass is left; its square is finite.

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mpmath as mp
 import numpy as np
 import pytest
+from default_audit import check
 
 import dpkernels as dpk
 from accountants import guarantee, randomised_response, shuffled, weights
 from accountants.composition.bounds import Bracket
+from accountants.composition.cells import MonotonePieces, UnknownSteepnessError
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.loss_intervals import IntervalMasses, LossIntervals
 from accountants.privacy_loss import SmoothPieces
+from dpkernels.distributions.base import Symmetric
+from dpkernels.pytrees import pytree
 
 DIGITS = 150
 
@@ -53,6 +59,7 @@ LAWS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("scale", [40.0, 36233.3, 5536652.1])
 def test_truncated_noise_much_wider_than_the_sensitivity(law, scale):
@@ -84,10 +91,10 @@ def test_ends_of_pieces_are_rounded():
     assert math.isclose(masses.q[0], truth, rel_tol=1e-8)
 
 
-@pytest.mark.parametrize("epsilon", [2.0, 7.0, 40.0])
+@pytest.mark.parametrize("epsilon", [2.0, 40.0])
 def test_probabilities_on_a_lattice_are_computed(epsilon):
     """Beyond the largest finite loss only points near the ends count, whose probabilities are exponentials."""
-    for scale in np.linspace(0.7, 9.0, 12):
+    for scale in (0.7, 2.2, 5.1, 9.0):
         noise = dpk.DiscreteLaplace(float(scale))
         made = guarantee(dpk.Additive(noise), 1.0)
         with mp.workdps(DIGITS):
@@ -140,3 +147,43 @@ def test_levels_next_to_the_lowest_one_of_a_sample():
         off = np.array([float(abs(one - mp.mpf(float(at)))) for one, at in zip(there, level, strict=True)])
     assert off.max() > 1e-7
     assert (np.maximum(off[1:], off[:-1]) <= error).all()
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("seed", [388, 518, 650, 758, 866])
+def test_guarantees_that_had_no_bracket(seed):
+    """Deltas next to the floats, sums of losses above 1e6, losses that only looked rare, and fine lattices."""
+    check(seed)
+
+
+def test_a_loss_that_turns_where_its_noise_states_no_turn_has_no_bracket():
+    """Its composed delta was 1e-5 below the truth."""
+    made = guarantee(dpk.Additive(Undeclared(2.0)), 1.0).repeat(3)
+    with pytest.raises(ValueError, match="turning_points"):
+        made.delta(0.1)
+    (pieces,) = made.numeric.terms[0].privacy_losses[0].pieces
+    every = np.arange(len(pieces.left))
+    parts = MonotonePieces(replace(pieces, intervals=None), every, pieces.left, pieces.right)
+    with pytest.raises(UnknownSteepnessError):  # Where its density has to be integrated.
+        parts.refined(parts.panels(), 0.1)
+
+
+@pytree
+@dataclass(frozen=True)
+class Undeclared(Symmetric):
+    """Student's distribution, as a user may write it: without its turning points and a steepness."""
+
+    scale: Any
+
+    @property
+    def _student(self):
+        return dpk.Student(self.scale, 5.0)
+
+    def log_prob(self, z):
+        return self._student.log_prob(z)
+
+    def tail(self, z):
+        return self._student.tail(z)
+
+    def lower_inverse(self, u):
+        return self._student.lower_inverse(u)
