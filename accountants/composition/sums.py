@@ -367,6 +367,8 @@ def _tilted(
     if not rare or not often:
         return common, None, lost
     often, rare = often / total, rare / total
+    if part.count * rare > _MOST_RARE:
+        raise NotRareError(f"a sum has {part.count * rare:.3g} losses outside of the window in the mean")
     # The number of rare losses is binomial.
     number = np.arange(part.count + 1 if part.count < 4 * _MOST_RARE else 4 * _MOST_RARE)
     # Not by differences of large gamma functions.
@@ -374,8 +376,6 @@ def _tilted(
     weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
-    if part.count * rare > _MOST_RARE:
-        raise NotRareError(f"a sum has {part.count * rare:.3g} losses outside of the window in the mean")
     group = math.isqrt(most) + 1
     sizes = [*range(1, min(group, most + 1)), *range(group, most + 1, group)]
     blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []
