@@ -91,7 +91,7 @@ def gaussian_mass(left, right, sigma):
 @pytest.mark.parametrize(("sigma", "step"), [(20.0, 0.2), (2.0, 0.5), (1.0, 0.1)])
 def test_masses_of_cells_far_out(sigma, step):
     """Differences of tails are within their stated errors, which are far below the masses, out to 37 sigma."""
-    far = -mp.mpf(float(ndtri(1e-300)))
+    far = -mp.mpf(float(ndtri(1e-307)))
     cut = cells_on_grid(split_monotone(dominating_pairs(Additive(Gaussian(sigma)), 1.0)[0].privacy_loss()), step)
     for j in np.unique(np.linspace(0, len(cut.p) - 1, 40).astype(int)):
         # l = (1/2 - x)/sigma^2
