@@ -130,7 +130,7 @@ class RigorousBounds:
     def upper_epsilon(self, delta: float) -> float:
         return min(self._finite(self.method.upper_epsilon(delta), delta), self.largest_loss)
 
-    @proven("sums#epsilon-at-tiny-delta")
+    @proven("sums#closed-forms")
     def _finite(self, epsilon: float, delta: float) -> float:
         """Return eps, or that of Renyi divergences if it is infinite: they need no mass that is left out."""
         if math.isfinite(epsilon) or self.guarantee.infinity_mass >= delta:
