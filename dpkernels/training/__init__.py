@@ -2,19 +2,26 @@
 
 from dpkernels.training.aggregate import PrivateAggregateState, private_aggregate, renew_key
 from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
+from dpkernels.training.budget import PrivateBatch, TrainingPlan, private_training
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.plan import TrainingRun, best_training_run, noise_multiplier_for
+from dpkernels.training.sums import ClippedSums, clipped_sums
 
 __all__ = [
+    "ClippedSums",
     "PoissonBatch",
     "PrivateAggregateState",
+    "PrivateBatch",
     "PrivateNoise",
+    "TrainingPlan",
     "TrainingRun",
     "best_training_run",
+    "clipped_sums",
     "noise_multiplier_for",
     "poisson_batch",
     "poisson_capacity",
     "poisson_overflow",
     "private_aggregate",
+    "private_training",
     "renew_key",
 ]

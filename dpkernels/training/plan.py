@@ -99,6 +99,26 @@ class TrainingRun:
         low, high = guarantee.bracket(epsilon=epsilon, delta=delta)
         return low, self._solved(guarantee.epsilon, delta) if self.slack else high
 
+    def to_dp_event(self, delta: float) -> Any:
+        """Return the event of dp_accounting whose epsilon at this delta is at least that of the run with its slack.
+
+        dp_accounting has no event for a distance. So the event is of less noise than the run's, by as much as the slack
+        costs at this delta. At other deltas it may cost less than the run. It needs the package dp-accounting.
+        """
+        from dp_accounting import NeighboringRelation
+
+        from accountants.interop.dp_accounting import to_dp_event
+
+        without, epsilon, less = replace(self, slack=0.0), self.epsilon(delta), _PRECISION
+        if epsilon == math.inf:
+            raise ValueError(f"delta: {delta:g}; the slack of the run takes all of it")
+        while self.slack and without.bracket(delta=delta)[0] < epsilon:
+            without, less = replace(without, noise_multiplier=self.noise_multiplier * (1 - less)), 2 * less
+        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+        if self.neighbours == "replace":
+            relation = NeighboringRelation.REPLACE_ONE
+        return to_dp_event(without.guarantee, relation)
+
     def _with_slack(self, delta_at: Callable[[float], float], epsilon: float) -> float:
         return min(1.0, float(delta_at(epsilon)) + self._slack(epsilon))
 

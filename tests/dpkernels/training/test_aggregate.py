@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,11 +22,14 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.exact.noise import FIXED_BITS, cell_masses
+from dpkernels.exact.sampler import NOISE_STREAM
+from dpkernels.random.chacha import SPLIT_STREAM, stream_words
 from dpkernels.training import (
+    PrivateAggregateState,
     PrivateNoise,
     TrainingRun,
-    aggregate,
     best_training_run,
+    clipped_sums,
     noise_multiplier_for,
     poisson_batch,
     poisson_capacity,
@@ -52,8 +57,7 @@ def flat(tree):
 
 
 def sums_of(updates, noise, mask=None):
-    counted = jnp.ones(len(updates["w"]), bool) if mask is None else mask
-    return flat(aggregate._clipped_sums(updates, counted, noise))
+    return flat(clipped_sums(updates, True if mask is None else mask, noise).sums)
 
 
 def every_row(aggregate):
@@ -63,7 +67,7 @@ def every_row(aggregate):
 
 @pytest.fixture(scope="module")
 def noise():
-    return private_aggregate(2.0, 1.5, KEY).init(PARAMS).noise
+    return PrivateNoise.certified(2.0, 1.5, SIZE)
 
 
 HARD = {
@@ -132,11 +136,11 @@ def run(aggregate, batches, params=PARAMS):
     return made, state
 
 
-def noise_of(aggregate, steps, rows=4):
+def noise_of(multiplier, steps, rows=4):
     """The noise of each step, in units, from updates without their sums."""
+    aggregate, described = private_aggregate(2.0, multiplier, KEY), PrivateNoise.certified(2.0, multiplier, SIZE)
     batches = [gradients(rows, seed) for seed in range(steps)]
-    made, state = run(aggregate, batches)
-    described = state.noise
+    made, _ = run(aggregate, batches)
     return np.array(
         [flat(out) * rows / described.unit - sums_of(b, described) for out, b in zip(made, batches, strict=True)]
     ), described
@@ -145,7 +149,7 @@ def noise_of(aggregate, steps, rows=4):
 @pytest.mark.lengthy
 def test_the_noise_is_the_one_of_the_certificate():
     """Its mean, variance and fourth moment; the false-alarm rate is below 1e-8 for each, six standard errors."""
-    drawn, described = noise_of(private_aggregate(2.0, 1.5, KEY), 40)
+    drawn, described = noise_of(1.5, 40)
     n, sigma = drawn.size, math.sqrt(float(described.certificate.worst_variance))
     assert sigma == pytest.approx(described.sensitivity * 1.5, rel=1e-6)
     scaled = drawn.ravel() / sigma
@@ -185,7 +189,7 @@ def test_integers_on_a_lattice_are_released_inside_a_program_as_outside():
 
 @pytest.mark.lengthy
 def test_steps_and_leaves_have_noise_of_their_own():
-    drawn, _ = noise_of(private_aggregate(2.0, 1.5, KEY), 12)
+    drawn, _ = noise_of(1.5, 12)
     assert not correlated(drawn)
 
 
@@ -193,7 +197,7 @@ def test_steps_and_leaves_have_noise_of_their_own():
 def test_a_planted_repeat_of_a_stream_is_caught(monkeypatch):
     split = jax.random.split
     monkeypatch.setattr(jax.random, "split", lambda key: (split(key)[0], key))  # The next step has the same key.
-    drawn, _ = noise_of(private_aggregate(2.0, 1.25, KEY), 3)
+    drawn, _ = noise_of(1.25, 3)
     assert correlated(drawn)
 
 
@@ -207,7 +211,6 @@ def test_the_state_is_a_pytree_that_can_be_restored():
     saved = pickle.dumps([np.asarray(leaf) for leaf in leaves])
     restored = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in pickle.loads(saved)])
     assert int(restored.step) == 2
-    assert restored.noise.certificate.epsilon == 1.0
     for batch in batches[2:]:
         one, state = update(batch, state)
         two, restored = update(batch, restored)
@@ -221,11 +224,9 @@ SMALL = {"w": jnp.zeros(3)}
 BATCH = {"w": jnp.eye(3)}
 
 
-def copied(state, transform=lambda leaf: leaf, **changed):
-    """A copy as checkpoints make it: arrays by way of a file, into the structure of a template."""
-    saved = pickle.dumps(jax.tree.map(np.asarray, state))
-    leaves = [transform(jnp.asarray(leaf)) for leaf in jax.tree.leaves(pickle.loads(saved))]
-    return dataclasses.replace(jax.tree.unflatten(jax.tree.structure(state), leaves), **changed)
+def copied(state):
+    """A copy as checkpoints make it: arrays by way of a file."""
+    return jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, state))))
 
 
 OTHER = dpk.key_from_bytes(bytes(32))
@@ -233,7 +234,8 @@ OTHERS = {
     "clip norm": lambda: private_aggregate(2.0, 5.0, KEY),
     "less noise": lambda: private_aggregate(1.0, 0.5, KEY),
     "key": lambda: private_aggregate(1.0, 5.0, OTHER),
-    "micro-batches": lambda: private_aggregate(1.0, 5.0, KEY, micro_batches=2),
+    "micro-batches": lambda: private_aggregate(1.0, 5.0, KEY, micro_batches=2, inner=optax.identity()),
+    "name of the run": lambda: private_aggregate(1.0, 5.0, KEY, run="second"),
 }
 
 
@@ -244,7 +246,7 @@ def test_a_state_of_another_transformation_is_refused(other):
     aggregate, other = private_aggregate(1.0, 5.0, KEY), OTHERS[other]()
     pickled = pickle.loads(pickle.dumps(other.init(SMALL)))
     template = aggregate.init(SMALL)
-    arrays = dataclasses.replace(pickled, noise=template.noise, sums=template.sums)
+    arrays = pickled._replace(sums=template.sums)
     for state in (pickled, arrays):
         with pytest.raises((ValueError, TypeError), match="state: "):
             aggregate.update(BATCH, state, mask=True)
@@ -257,11 +259,10 @@ def test_a_state_of_another_transformation_is_refused(other):
 @pytest.mark.lengthy
 def test_sums_of_another_sensitivity_are_not_released():
     """In the middle of micro-batches, where a state holds true sums in the units of its own settings."""
-    wide, narrow = (private_aggregate(1.0, z, KEY, micro_batches=2) for z in (0.5, 5.0))
+    wide, narrow = (private_aggregate(1.0, z, KEY, micro_batches=2, inner=optax.identity()) for z in (0.5, 5.0))
     _, half = every_row(wide)(BATCH, wide.init(SMALL))
     assert flat(half.sums).any()
-    restored = dataclasses.replace(half, noise=narrow.init(SMALL).noise)
-    assert np.isnan(flat(every_row(narrow)(BATCH, restored)[0])).all()
+    assert np.isnan(flat(every_row(narrow)(BATCH, half)[0])).all()
 
 
 ATTACKS = {
@@ -270,9 +271,9 @@ ATTACKS = {
     "another type": lambda state: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), state),
     "a narrow type": lambda state: jax.tree.map(lambda leaf: leaf.astype(jnp.uint16), state),
     "a stack of states": lambda state: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state),
-    "plain numbers": lambda state: dataclasses.replace(state, step=0),
-    "sums": lambda state: dataclasses.replace(state, sums=(jnp.zeros(3, jnp.int32),)),
-    "a dictionary": lambda state: dict(vars(state)),
+    "plain numbers": lambda state: state._replace(step=0),
+    "sums": lambda state: state._replace(sums=(jnp.zeros(3, jnp.int32),)),
+    "a dictionary": lambda state: state._asdict(),
     "optax's own": lambda state: optax.EmptyState(),
 }
 
@@ -286,12 +287,11 @@ def test_what_is_no_state_is_refused(attack):
 
 
 def test_a_pickle_of_another_version_is_refused():
+    """Versions before had other fields, or no named tuple."""
     state = private_aggregate(1.0, 5.0, KEY).init(SMALL)
-    kind, arguments, values = state.__reduce_ex__(2)[:3]
-    for fields in ({name: values[name] for name in ("key", "step", "sums", "noise")}, values | {"more": 1}):
-        restored = kind(*arguments)
-        with pytest.raises(ValueError, match="state: was pickled by another version"):
-            restored.__setstate__(fields)
+    for arguments in ((), tuple(state)[:-1], (*state, 1)):
+        with pytest.raises(TypeError, match="argument"):
+            PrivateAggregateState.__new__(PrivateAggregateState, *arguments)
 
 
 @pytest.mark.lengthy
@@ -329,18 +329,33 @@ def test_a_state_does_not_hold_the_keys_of_the_past():
     assert (np.asarray(after.key) != np.asarray(state.key)).any()
 
 
-@pytest.mark.thorough
-def test_micro_batches_release_what_one_batch_does():
-    whole = gradients(12)
-    parts = [jax.tree.map(lambda leaf, i=i: leaf[4 * i : 4 * i + 4], whole) for i in range(3)]
-    (one,), _ = run(private_aggregate(1.0, 1.5, KEY), [whole])
-    made, state = run(private_aggregate(1.0, 1.5, KEY, micro_batches=3), parts * 2)
-    assert not flat(made[0]).any()
-    assert not flat(made[1]).any()
-    assert (flat(made[2]) == flat(one)).all()
-    assert (flat(made[5]) != flat(one)).any()
-    assert int(state.step) == 2
-    assert not flat(state.sums).any()
+@pytest.mark.lengthy
+def test_micro_batches_are_one_step_of_the_optimiser():
+    """Of its moments and of its schedule: what one batch and a chain give, also in the optimiser's state."""
+    whole = [gradients(12, seed) for seed in range(2)]
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[4 * i : 4 * i + 4], batch) for batch in whole for i in range(3)]
+    adam = optax.adam(optax.linear_schedule(1.0, 0.1, 2))
+    moves, state = run(private_aggregate(1.0, 1.5, KEY, inner=adam), whole)
+    in_parts, after = run(private_aggregate(1.0, 1.5, KEY, micro_batches=3, inner=adam), parts)
+    assert not any(flat(in_parts[i]).any() for i in (0, 1, 3, 4))
+    for one, other in zip(moves, in_parts[2::3], strict=True):
+        assert flat(one) == pytest.approx(flat(other), abs=1e-6)
+    assert int(after.step) == int(state.step) == 2
+    assert [int(count) for count in jax.tree.leaves(after.inner) if count.ndim == 0 and count.dtype == jnp.int32] == [
+        2,
+        2,
+    ]
+    assert flat(after.inner) == pytest.approx(flat(state.inner), abs=1e-6)
+    assert not flat(after.sums).any()
+
+
+def test_accumulation_outside_of_the_optimiser_is_refused():
+    with pytest.raises(ValueError, match="inner: is missing; with 3 micro-batches"):
+        private_aggregate(1.0, 1.5, KEY, micro_batches=3)
+    aggregate = private_aggregate(1.0, 1.5, KEY)
+    for optimiser in (aggregate, optax.chain(aggregate, optax.sgd(0.1))):
+        with pytest.raises(ValueError, match=r"MultiSteps averages .* use private_aggregate\(..., micro_batches=n"):
+            optax.MultiSteps(optimiser, 4).init(SMALL)
 
 
 @pytest.mark.thorough
@@ -362,52 +377,172 @@ def test_the_mean_is_over_the_expected_size():
 
 
 DEVICES = f"""
-import sys
+import re, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-import jax, numpy as np
-from functools import partial
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from test_aggregate import KEY, PARAMS, every_row, flat, gradients, private_aggregate
+import jax, numpy as np, optax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from test_aggregate import KEY, PARAMS, flat, gradients, private_aggregate
 assert jax.device_count() == 4
-mesh, batch = Mesh(jax.devices(), ("batch",)), gradients(8)
-aggregate = private_aggregate(1.0, 1.5, KEY)
-state = aggregate.init(PARAMS)
-one, _ = every_row(aggregate)(batch, state)
-sharded = jax.device_put(batch, NamedSharding(mesh, P("batch")))
-many, _ = every_row(aggregate)(sharded, state)
-assert (flat(one) == flat(many)).all()
-along = private_aggregate(1.0, 1.5, KEY, axis_name="batch")
-split = jax.shard_map(
-    lambda g, s: along.update(g, s, mask=True)[0], mesh=mesh, in_specs=(P("batch"), P()), out_specs=P(), check_vma=False
-)
-assert (flat(one) == flat(jax.jit(split)(batch, along.init(PARAMS)))).all()
-for check in (True, False):
-    unnamed = jax.shard_map(
-        lambda g, s: aggregate.update(g, s, mask=True)[0],
-        mesh=mesh, in_specs=(P("batch"), P()), out_specs=P(), check_vma=check
-    )
-    for run in (unnamed, jax.jit(unnamed)):
-        try:
-            run(batch, state)
-        except ValueError as error:
-            assert "axis_name: None leaves out 'batch'" in str(error)
-        else:
-            raise AssertionError("every device releases sums of its own with the same noise")
+batch, mask, order = gradients(8), jnp.arange(8) != 5, np.random.default_rng(0).permutation(8)
+whole, along = (private_aggregate(1.0, 1.5, KEY, axis_name=name) for name in (None, ("batch", "model")))
+state = whole.init(PARAMS)
+
+def step(transformation):
+    return jax.jit(lambda g, s, mask: transformation.update(g, s, mask=mask)[0])
+
+one = flat(step(whole)(batch, state, mask))
+shuffled = jax.tree.map(lambda leaf: leaf[order], batch)
+assert (flat(step(whole)(shuffled, state, mask[order])) == one).all()
+for shape in ((2, 1), (2, 2), (4, 1)):
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        devices = jax.devices()[: shape[0] * shape[1]]
+        mesh = jax.make_mesh(shape, ("batch", "model"), axis_types=(kind,) * 2, devices=devices)
+        put = lambda leaf, *spec: jax.device_put(leaf, NamedSharding(mesh, P(*spec)))
+        # Parameters may be split as well.
+        parts = "model" if shape[1] > 1 else None
+        rows = {{"w": put(batch["w"], "batch", None, parts), "b": put(batch["b"], "batch")}}
+        given = rows, put(state), put(mask, "batch")
+        compiled = step(whole).lower(*given).compile()
+        assert (flat(compiled(*given)) == one).all(), (shape, kind)
+        # Rows of gradients stay on their device; integers are added over devices.
+        names = "all-gather|all-to-all|collective-permute|all-reduce"
+        sent = re.findall(rf"= (.*) ({{names}})(?:-start)?\\(", compiled.as_text())
+        assert any(name == "all-reduce" and "s32[30," in types for types, name in sent), sent
+        assert not any("f32" in types for types, name in sent), sent
+mesh = jax.make_mesh((2, 2), ("batch", "model"))
+rows = P(("batch", "model"))
+split = jax.shard_map(step(along), mesh=mesh, in_specs=(rows, P(), rows), out_specs=P())
+placed = jax.device_put((batch, mask), NamedSharding(mesh, rows))
+assert (flat(jax.jit(split)(placed[0], state, placed[1])) == one).all()
+pieces = jax.tree.map(lambda leaf: leaf.reshape(4, 2, *leaf.shape[1:]), (batch, mask))
+mapped = jax.pmap(step(private_aggregate(1.0, 1.5, KEY, axis_name="i")), axis_name="i", in_axes=(0, None, 0))
+assert (flat(jax.tree.map(lambda leaf: leaf[3], mapped(pieces[0], state, pieces[1]))) == one).all()
+# Micro-batches, with an optimiser whose state is sharded.
+put = lambda leaf, *spec: jax.device_put(leaf, NamedSharding(mesh, P(*spec)))
+micro = private_aggregate(1.0, 1.5, KEY, micro_batches=2, inner=optax.sgd(1.0, momentum=0.5), expected_batch_size=8.0)
+params = {{"w": put(PARAMS["w"], None, "model"), "b": put(PARAMS["b"])}}
+given = {{"w": put(batch["w"], "batch", None, "model"), "b": put(batch["b"], "batch")}}
+accumulated = micro.init(params)
+update = jax.jit(lambda g, s, mask: micro.update(g, s, params, mask=mask))
+for half in (mask & (jnp.arange(8) < 4), mask & (jnp.arange(8) >= 4)):
+    moves, accumulated = update(given, accumulated, put(half, "batch"))
+assert (flat(moves) == -one).all()
 """
 
 
+def test_every_init_and_every_named_run_have_keys_of_their_own():
+    """Else the difference of two runs would be the difference of their sums. Names are for other processes."""
+    named = [private_aggregate(1.0, 1.5, KEY, run=name) for name in (None, "a", "b", "run")]
+    keys = {tuple(aggregate.init(SMALL).key.tolist()) for aggregate in named for _ in range(3)}
+    assert len(keys) == 12
+    again = private_aggregate(1.0, 1.5, KEY, run="a").init(SMALL)
+    assert tuple(again.key.tolist()) in keys  # The name of a restored run is given again.
+    assert (again.owner == named[1].init(SMALL).owner).all()
+    with pytest.raises(TypeError, match="run: is a int"):
+        private_aggregate(1.0, 1.5, KEY, run=1)
+
+
+def restored_by_flax(state, template):
+    serialization = pytest.importorskip("flax.serialization")
+    return serialization.from_bytes(template, serialization.to_bytes(state))
+
+
+def restored_by_orbax(state, template):
+    checkpoint = pytest.importorskip("orbax.checkpoint")
+    with tempfile.TemporaryDirectory() as folder, checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(Path(folder) / "state", state)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(Path(folder) / "state", template)
+
+
+RESTORED = {
+    "pickle": lambda state, _: pickle.loads(pickle.dumps(state)),
+    "arrays": lambda state, template: jax.tree.unflatten(
+        jax.tree.structure(template), [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    ),
+    "numpy file": lambda state, template: jax.tree.unflatten(jax.tree.structure(template), saved_leaves(state)),
+    "flax": restored_by_flax,
+    "orbax": restored_by_orbax,
+}
+
+
+def saved_leaves(state):
+    file = io.BytesIO()
+    np.savez(file, *jax.tree.leaves(state))
+    file.seek(0)
+    return list(np.load(file).values())
+
+
+@pytest.mark.parametrize("way", RESTORED)
+def test_a_state_is_restored_from_a_checkpoint(way):
+    """With the state of the optimiser, in a chain, and into another process's template of the same named run."""
+    made, again = (
+        optax.chain(private_aggregate(1.0, 5.0, KEY, micro_batches=2, inner=optax.adam(0.1), run="a"), optax.scale(2.0))
+        for _ in range(2)
+    )
+    state = made.init(SMALL)
+    state = (state[0]._replace(step=jnp.int32(7), key=state[0].key + 1), *state[1:])
+    restored = RESTORED[way](state, again.init(SMALL))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert one.dtype == other.dtype
+        assert (np.asarray(one) == np.asarray(other)).all()
+
+
+def test_no_more_releases_than_steps():
+    aggregate = private_aggregate(1.0, 5.0, KEY, steps=3)
+    state = aggregate.init(SMALL)._replace(step=jnp.int32(3))
+    with pytest.raises(ValueError, match="state: has made 3 releases; the budget is for 3"):
+        aggregate.update(BATCH, state, mask=True)
+
+
 @pytest.mark.lengthy
-def test_every_init_begins_a_run_with_noise_of_its_own():
-    """Else the difference of two runs would be the difference of their sums."""
-    aggregate, batch = private_aggregate(1.0, 1.5, KEY), gradients(4)
-    first, second, third = (flat(aggregate.update(batch, aggregate.init(PARAMS), mask=True)[0]) for _ in range(3))
-    assert (first == flat(run(private_aggregate(1.0, 1.5, KEY), [batch])[0][0])).all()
-    for one, other in ((first, second), (first, third), (second, third)):
-        assert np.mean(one == other) < 0.05
+def test_a_compiled_update_beyond_the_last_step_is_nan():
+    aggregate = private_aggregate(1.0, 5.0, KEY, steps=2)
+    updates, _ = run(aggregate, [BATCH] * 3, SMALL)
+    assert [bool(np.isnan(flat(update)).all()) for update in updates] == [False, False, True]
 
 
-@pytest.mark.thorough
+@pytest.mark.lengthy
+def test_no_two_steps_share_a_word():
+    """All words of noise and of keys of 20 steps of 3 runs are counted; two alike have a probability of 1e-11."""
+    aggregate, steps = private_aggregate(1.0, 1.5, KEY), 20
+    update, seen = every_row(aggregate), []
+    words_of = jax.jit(lambda key, stream, turn: stream_words(key, stream, (0, 0), 64, 32, turn))
+    for _ in range(3):
+        state = aggregate.init(SMALL)
+        for _ in range(steps):
+            now, following = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(KEY)))
+            _, state = update(BATCH, state)
+            assert (state.key == jax.random.key_data(following)).all()
+            words = (
+                words_of(jax.random.key_data(now), stream, turn)
+                for stream, turn in ((NOISE_STREAM, 0), (NOISE_STREAM, 1), (NOISE_STREAM, 2), (SPLIT_STREAM, 0))
+            )
+            seen.append(np.concatenate([np.asarray(part) for part in words]).view("<u8"))
+    words = np.concatenate(seen)
+    assert len(words) == 3 * steps * 128
+    assert len(set(words.tolist())) == len(words)
+
+
+@pytest.mark.lengthy
+def test_a_killed_run_goes_on_with_the_same_bits():
+    """From the checkpoint of its second step, in a transformation that another process made."""
+    batches = [gradients(4, seed) for seed in range(4)]
+    made = private_aggregate(1.0, 1.5, KEY, run="a", inner=optax.sgd(0.1, momentum=0.9))
+    moves, _ = run(made, batches)
+    _, state = run(private_aggregate(1.0, 1.5, KEY, run="a", inner=optax.sgd(0.1, momentum=0.9)), batches[:2])
+    again = private_aggregate(1.0, 1.5, KEY, run="a", inner=optax.sgd(0.1, momentum=0.9))
+    state = RESTORED["pickle"](state, again.init(PARAMS))
+    for batch, expected in zip(batches[2:], moves[2:], strict=True):
+        move, state = every_row(again)(batch, state)
+        assert (flat(move) == flat(expected)).all()
+
+
+@pytest.mark.lengthy
 def test_several_devices_release_the_same_bits():
+    """On meshes of either kind of axes, in shard_map and pmap; and no gradient of an example leaves its device."""
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", DEVICES], capture_output=True, text=True, env=os.environ | environment, check=False
@@ -432,10 +567,11 @@ def test_bad_arguments_are_errors():
     state = aggregate.init(PARAMS)
     with pytest.raises(ValueError, match="first axis"):
         aggregate.update(PARAMS, state, mask=True)
+    other = jax.tree.map(lambda leaf: leaf[None, None], PARAMS) | {"w": jnp.zeros((1, 3))}
+    with pytest.raises(ValueError, match="state: is for parameters 1208, but this update for 11"):
+        aggregate.update(other, state, mask=True)
     with pytest.raises(ValueError, match="values an example"):
-        aggregate.update(
-            jax.tree.map(lambda leaf: leaf[None, None], PARAMS) | {"w": jnp.zeros((1, 3))}, state, mask=True
-        )
+        clipped_sums(other, True, PrivateNoise.certified(1.0, 1.5, SIZE))
     with pytest.raises(TypeError, match="floats"):
         aggregate.update(jax.tree.map(lambda leaf: leaf[None].astype(int), PARAMS), state, mask=True)
     huge = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1 << 20, *leaf.shape), jnp.float32), PARAMS)

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import norm
 
 import dpkernels as dpk
-from dpkernels.training import TrainingRun, noise_multiplier_for, private_aggregate
+from dpkernels.training import PrivateNoise, TrainingRun, noise_multiplier_for, private_aggregate
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 MULTIPLIER, CLIP, SIZE = 1.5, 2.0, 1208
@@ -22,29 +22,34 @@ def state():
     return private_aggregate(CLIP, MULTIPLIER, KEY).init(jnp.zeros(SIZE))
 
 
-def test_the_certified_table_has_the_multiplier_as_its_deviation_over_the_sensitivity(state):
+def test_the_certified_table_has_the_multiplier_as_its_deviation_over_the_sensitivity(noise):
     """In exact integers of the certificate, whose shift is the norm that one example can have."""
-    form = state.noise.certificate.to_dict()
+    form = noise.certificate.to_dict()
     table = form["noise"]
     codes = np.arange(len(table["weights"])) + table["first"]
     weights = np.array(table["weights"], float) / 2.0 ** table["bits"]
     cell = table["grains"] * 2.0 ** table["grain"]
     deviation = cell * math.sqrt(weights @ codes**2 - (weights @ codes) ** 2)
     assert deviation / form["sensitivity"] == pytest.approx(MULTIPLIER, rel=1e-4)
-    assert form["sensitivity"] == state.noise.sensitivity
+    assert form["sensitivity"] == noise.sensitivity
+
+
+@pytest.fixture(scope="module")
+def noise():
+    return PrivateNoise.certified(CLIP, MULTIPLIER, SIZE)
 
 
 @pytest.mark.lengthy
-def test_the_noise_of_a_step_has_the_multiplier_and_the_sum_is_that_of_all_devices(state):
+def test_the_noise_of_a_step_has_the_multiplier_and_the_sum_is_that_of_all_devices(state, noise):
     """Vectorised over a named axis, which needs no second device. Six standard errors of the deviation of the noise."""
     four = jnp.asarray(np.random.default_rng(1).normal(size=(4, SIZE)) / 50, jnp.float32)
     one, _ = private_aggregate(CLIP, MULTIPLIER, KEY).update(four, state, mask=True)
     along = private_aggregate(CLIP, MULTIPLIER, KEY, axis_name="batch")
     many = jax.vmap(lambda g: along.update(g, state, mask=True)[0], axis_name="batch")(four.reshape(2, 2, SIZE))
     assert (np.asarray(many) == np.asarray(one)).all()
-    noise = 4 * np.asarray(one, float) - np.asarray(four, float).sum(0)
-    expected = MULTIPLIER * CLIP * (1 + state.noise.rounding_cost)
-    assert abs(noise.std() / expected - 1) <= 6 / math.sqrt(2 * SIZE)
+    drawn = 4 * np.asarray(one, float) - np.asarray(four, float).sum(0)
+    expected = MULTIPLIER * CLIP * (1 + noise.rounding_cost)
+    assert abs(drawn.std() / expected - 1) <= 6 / math.sqrt(2 * SIZE)
 
 
 @pytest.mark.lengthy

@@ -1,0 +1,305 @@
+"""Private training in one call: from a budget to the noise, the batches, the gradients and the optimiser.
+
+    plan = private_training(epsilon=3.0, delta=1e-6, examples=60_000, batch_size=600, epochs=9, params=params, clip=1.0)
+    optimiser = plan.optimizer(optax.adam(1e-3), key)
+    state = optimiser.init(params)
+    for batch in plan.batches(key, (x, y)):
+        gradients = plan.gradients(loss, params, batch, micro_batch_size=64)
+        updates, state = optimiser.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+
+The noise multiplier pays for everything that a run does: the rigorous bound of Gaussian noise on Poisson samples, the
+distance of the noise from a Gaussian, batches that overflow, and rounding. A checkpoint is the parameters and the
+optimiser's state, whose ``step`` says where the batches go on. A step that is repeated after a crash has the same batch
+and the same noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.decimals import shortest
+from dpkernels.random.chacha import varying_like
+from dpkernels.random.keys import check_release_key, column_key
+from dpkernels.training.aggregate import private_aggregate
+from dpkernels.training.batches import poisson_batch, poisson_capacity, poisson_overflow
+from dpkernels.training.noise import PrivateNoise
+from dpkernels.training.plan import TrainingRun, noise_multiplier_for
+from dpkernels.training.sums import ClippedSums, clipped_sums
+
+# The share of delta that the overflow of batches may take.
+_OVERFLOW_SHARE = 1e-3
+
+
+class PrivateBatch(NamedTuple):
+    """A Poisson sample with a static shape: the rows of the data, padded, and a mask that says which count."""
+
+    examples: Any
+    mask: Array
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A training run that meets its budget; ``private_training`` makes it."""
+
+    budget: tuple[float, float]  #: epsilon and delta
+    examples: int  #: the number of rows of the data
+    capacity: int  #: the number of rows of a batch, padded ones included
+    parameters: int  #: the number of parameters
+    clip: float  #: the norm that gradients are clipped to
+    run: TrainingRun  #: the noise multiplier, the sampling rate, the number of steps and their slack
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.run.noise_multiplier
+
+    @property
+    def steps(self) -> int:
+        return self.run.steps
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self.run.sampling_rate * self.examples
+
+    @property
+    def noise(self) -> PrivateNoise:
+        """Return the description of the noise, with its certificate."""
+        return PrivateNoise.certified(self.clip, self.noise_multiplier, self.parameters)
+
+    @property
+    def overflow(self) -> float:
+        """Return a bound on the probability that a batch has more rows than its capacity, and is therefore empty."""
+        return poisson_overflow(self.examples, self.run.sampling_rate, self.capacity)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Return epsilon of the run at the budget's delta, with every cost: an upper bound, at most the budget's."""
+        return self.run.epsilon(self.budget[1])
+
+    def optimizer(
+        self,
+        inner: optax.GradientTransformation,
+        key: Array,
+        *,
+        axis_name: str | tuple[str, ...] | None = None,
+        run: str | None = None,
+    ) -> optax.GradientTransformationExtraArgs:
+        """Return ``private_aggregate`` around an optimiser, which refuses more steps than the plan has.
+
+        Its ``init`` refuses parameters of another number than the plan's. ``update`` takes what ``gradients`` returns,
+        or gradients of examples with their mask. The key may be that of the batches. ``axis_name`` and ``run`` are
+        those of ``private_aggregate``.
+        """
+        aggregate = private_aggregate(
+            self.clip,
+            self.noise_multiplier,
+            key,
+            expected_batch_size=self.expected_batch_size,
+            inner=inner,
+            axis_name=axis_name,
+            run=run,
+            steps=self.steps,
+        )
+
+        def init(params: optax.Params) -> Any:
+            if (size := _size(params)) != self.parameters:
+                raise ValueError(f"params: have {size} values; the plan is for {self.parameters}")
+            return aggregate.init(params)
+
+        return optax.GradientTransformationExtraArgs(init, aggregate.update)
+
+    def batches(self, key: Array, data: Any = None, *, start: int = 0) -> Iterator[PrivateBatch]:
+        """Return the Poisson samples of the steps from ``start`` on.
+
+        Args:
+            key: a ChaCha20 key for this run alone, which may be that of the optimiser.
+            data: a pytree of arrays with a row for every example. By default batches hold the indices of rows.
+            start: the number of steps that were made, the state's ``step`` of a restored run.
+
+        Raises:
+            TypeError: key is not a ChaCha20 key.
+            ValueError: the data have another number of rows, or start is out of range.
+        """
+        check_release_key(key)
+        checks.whole("start", start, 0, self.steps)
+        for leaf in jax.tree.leaves(data):
+            if not np.ndim(leaf) or len(leaf) != self.examples:
+                raise ValueError(
+                    f"data: has an array of shape {list(np.shape(leaf))}; the plan is for {self.examples} rows"
+                )
+        return self._batches(column_key(key, ("private_training batches",)), data, start)
+
+    def _batches(self, key: Array, data: Any, start: int) -> Iterator[PrivateBatch]:
+        drawn = jax.jit(
+            lambda step: poisson_batch(jax.random.fold_in(key, step), self.examples, *self._rate_and_capacity)
+        )
+        for step in range(start, self.steps):
+            indices, mask = drawn(jnp.uint32(step))
+            rows = indices if data is None else jax.tree.map(lambda leaf, at=indices: _rows(leaf, at), data)
+            yield PrivateBatch(rows, mask)
+
+    @property
+    def _rate_and_capacity(self) -> tuple[float, int]:
+        return self.run.sampling_rate, self.capacity
+
+    def gradients(
+        self,
+        loss: Callable[[Any, Any], Array],
+        params: optax.Params,
+        batch: PrivateBatch,
+        *,
+        micro_batch_size: int | None = None,
+    ) -> ClippedSums:
+        """Return the sum of the clipped gradients of the examples of a batch, for ``update`` of the plan's optimiser.
+
+        Args:
+            loss: the function (params, example) -> loss, where an example is a row of the batch's examples.
+            params: the parameters.
+            batch: one of ``batches``.
+            micro_batch_size: the number of examples whose gradients are in memory together, by default all.
+
+        Raises:
+            TypeError: the batch is not a ``PrivateBatch``.
+            ValueError: the parameters are not as many as the plan's, or a number is out of range.
+        """
+        if not isinstance(batch, PrivateBatch):
+            raise TypeError(f"batch: is a {type(batch).__name__}; it must be one of plan.batches, with its mask")
+        if (size := _size(params)) != self.parameters:
+            raise ValueError(f"params: have {size} values; the plan is for {self.parameters}")
+        count = len(batch.mask)
+        together = count if micro_batch_size is None else micro_batch_size
+        checks.whole("micro_batch_size", together, 1, 1 << 31)
+        together = min(together, count)
+        gradient, noise = jax.vmap(jax.grad(loss), (None, 0)), self.noise
+
+        def clipped(batch: PrivateBatch) -> ClippedSums:
+            return clipped_sums(gradient(params, batch.examples), batch.mask, noise)
+
+        if together == count:
+            return clipped(batch)
+
+        def add(sums: Any, part: PrivateBatch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, clipped(part).sums), None
+
+        zeros = jax.tree.map(lambda leaf: varying_like(jnp.zeros_like(leaf, jnp.int32), batch.mask), params)
+        sums, _ = jax.lax.scan(add, zeros, _micro_batches(batch, together))
+        types = tuple(str(jnp.asarray(leaf).dtype) for leaf in jax.tree.leaves(params))
+        return ClippedSums(sums, count, types, noise)
+
+    def report(self) -> str:
+        """Return a text: what the run does, and what every part of it costs."""
+        epsilon, delta = self.budget
+        run, noise = self.run, self.noise
+        factor = run.steps * (1 + math.exp(epsilon))
+        lines = {
+            "budget": f"epsilon {shortest(epsilon)}, delta {shortest(delta)}, neighbours {run.neighbours}",
+            "epsilon": f"{self.epsilon:.9g}, an upper bound that has every cost below",
+            "noise multiplier": f"{self.noise_multiplier:.6g}",
+            "steps": f"{run.steps}, each on a Poisson sample of rate {run.sampling_rate:.6g} of {self.examples} rows",
+            "batches": f"{self.expected_batch_size:.6g} rows expected, {self.capacity} at most",
+            "overflow": f"adds at most {self.overflow * factor:.3g} to delta",
+            "noise's distance": f"adds at most {noise.total_variation * factor:.3g} to delta",
+            "rounding": f"makes the noise wider by {100 * noise.rounding_cost:.3g} %",
+            "clipping norm": shortest(self.clip),
+            "noise of a sum": f"standard deviation {noise.standard_deviation:.6g}",
+        }
+        return "\n".join(f"{label:<20}{text}" for label, text in lines.items())
+
+    def to_dp_event(self) -> Any:
+        """Return the event of dp_accounting, whose epsilon at the budget's delta has every cost of the plan.
+
+        At other deltas it may cost less than the plan. It needs the package dp-accounting.
+        """
+        return self.run.to_dp_event(self.budget[1])
+
+
+def private_training(
+    *,
+    epsilon: float,
+    delta: float,
+    examples: int,
+    batch_size: float,
+    clip: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    params: optax.Params | None = None,
+    parameters: int | None = None,
+    neighbours: str = "add_remove",
+) -> TrainingPlan:
+    """Return the plan of a training run with the least noise that meets a budget, with every cost included.
+
+    Args:
+        epsilon: epsilon of the whole run, positive.
+        delta: delta of the whole run, in (0, 1).
+        examples: the number of rows of the data.
+        batch_size: the expected number of rows of a batch. Every row is in it with probability batch_size / examples.
+        clip: the norm that gradients of examples are clipped to.
+        epochs: the number of times that a row is used on average; or give ``steps``.
+        steps: the number of steps; or give ``epochs``.
+        params: the parameters, of which only the number matters; or give ``parameters``.
+        parameters: the number of parameters.
+        neighbours: "add_remove" for data sets with one row more or less, "replace" for another row.
+
+    Raises:
+        ValueError: an argument is out of range, or both or none of two are given, or the budget cannot carry so many
+            parameters and steps.
+
+    Example:
+        >>> from dpkernels.training import private_training
+        >>> plan = private_training(
+        ...     epsilon=3.0, delta=1e-5, examples=1000, batch_size=100, steps=20, parameters=50, clip=1.0
+        ... )
+        >>> plan.epsilon <= 3.0
+        True
+    """
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    checks.whole("examples", examples, 1, 1 << 31)
+    checks.within("batch_size", batch_size, examples * 2.0**-32, float(examples))
+    checks.within("clip", clip, 1e-20, 1e20)
+    for first, second, names in ((epochs, steps, "epochs, steps"), (params, parameters, "params, parameters")):
+        if (first is None) == (second is None):
+            raise ValueError(f"{names}: give one of the two")
+    size = _size(params) if parameters is None else parameters
+    checks.whole("parameters", size, 1, 1 << 31)
+    if steps is None:
+        steps = max(1, math.ceil(checks.number("epochs", epochs) * examples / batch_size))
+    checks.whole("steps", steps, 1, (1 << 31) - 1)
+    rate = batch_size / examples
+    factor = steps * (1 + math.exp(min(epsilon, 700.0)))
+    capacity = poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta / factor, 1e-290))
+    run = TrainingRun(1.0, rate, steps, neighbours, poisson_overflow(examples, rate, capacity))
+    run = noise_multiplier_for(run, epsilon=epsilon, delta=delta, dimensions=size)
+    return TrainingPlan((float(epsilon), float(delta)), examples, capacity, size, float(clip), run)
+
+
+def _size(params: optax.Params) -> int:
+    return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def _rows(leaf: Any, indices: Array) -> Any:
+    """Return rows of an array; those of NumPy's stay there, which may be a file."""
+    return leaf[indices] if isinstance(leaf, jax.Array) else np.asarray(leaf[np.asarray(indices)])
+
+
+def _micro_batches(batch: PrivateBatch, together: int) -> PrivateBatch:
+    """Return the rows as micro-batches, padded with rows that do not count; each has rows of all devices."""
+    number = -(-len(batch.mask) // together)
+
+    def split(leaf: Any, mode: str = "edge") -> Array:
+        padding = [(0, number * together - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
+        padded = jnp.pad(leaf, padding, mode=mode) if padding[0][1] else jnp.asarray(leaf)
+        return padded.reshape(together, number, *padded.shape[1:]).swapaxes(0, 1)
+
+    return PrivateBatch(jax.tree.map(split, batch.examples), split(batch.mask, "constant"))

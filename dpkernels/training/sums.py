@@ -1,0 +1,180 @@
+r"""Sums over examples of clipped and rounded gradients: integers, whose order of summation does not matter.
+
+**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let
+``u = C / (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where
+``s = min(1/u, (1 - 2^-20) (K - sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and
+rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at
+most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
+float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
+that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
+B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of
+sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
+are at most K apart.
+
+**Devices.** Examples that are split over devices are added up on their own device, and the sums of the devices are then
+added. Their gradients do not leave the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from dpkernels.random.chacha import varying_like
+from dpkernels.release.traced import device_axes
+from dpkernels.training.noise import PrivateNoise
+
+# The factor by which norms stay below the sensitivity, for rounding errors.
+_MARGIN = 1 - 2.0**-20
+# An example with a larger norm contributes 0.
+_LARGEST_NORM = 1e30
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["sums"], meta_fields=["rows", "types", "noise"])
+@dataclass(frozen=True)
+class ClippedSums:
+    """The sum over examples of clipped gradients, as integers, which ``private_aggregate`` takes for gradients."""
+
+    sums: Any  #: integers in units, in the structure of the parameters; as secret as the data
+    rows: int  #: the largest number of examples that are in the sums
+    types: tuple[str, ...]  #: of the gradients
+    noise: PrivateNoise  #: the noise for these sums, which has their unit
+
+
+def clipped_sums(
+    gradients: optax.Updates, mask: Array | bool | None, noise: PrivateNoise, norms: Array | None = None
+) -> ClippedSums:
+    """Return the sums over examples of clipped and rounded gradients.
+
+    Args:
+        gradients: of every example, with the examples along the first axis.
+        mask: says of every row whether it counts, or True.
+        noise: the noise that will be added.
+        norms: the norm of every row's gradient, or a larger number, where the caller knows it. The guarantee depends on
+            it. By default norms are computed.
+
+    Raises:
+        ValueError: the mask is missing, or a shape is wrong, or so many examples may overflow 32-bit integers.
+        TypeError: gradients are not floats.
+    """
+    leaves, tree = jax.tree.flatten(gradients)
+    count = _count(leaves, noise)
+    counted, own_norms = _mask(mask, count), None if norms is None else jnp.asarray(norms)
+    if own_norms is not None and (own_norms.shape != (count,) or not jnp.issubdtype(own_norms.dtype, jnp.floating)):
+        raise ValueError(f"norms: are {form(own_norms)}; they must be floats of shape [{count}], one an example")
+    check_overflow(count, noise)
+    add = explicitly_sharded(partial(_added, noise), leaves, 1)
+    types = tuple(str(leaf.dtype) for leaf in leaves)
+    return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, own_norms)), count, types, noise)
+
+
+def check_overflow(rows: int, noise: PrivateNoise) -> None:
+    """Refuse so many examples that their sum may not be a 32-bit integer."""
+    if rows * noise.sensitivity >= 1 << 31:
+        raise ValueError(f"updates: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
+
+
+def explicitly_sharded(function: Any, leaves: list[Any], first: int = 0) -> Any:
+    """Return the function for leaves on a mesh with explicit axes; its results have the leaves' axes from the first on.
+
+    Inside, XLA chooses how arrays are sharded, as on a mesh without explicit axes.
+    """
+    shardings = [jax.typeof(leaf).sharding for leaf in leaves]
+    mesh = next((each.mesh for each in shardings if AxisType.Explicit in each.mesh.axis_types), None)
+    if mesh is None:
+        return function
+    results = [NamedSharding(mesh, PartitionSpec(*each.spec[first:])) for each in shardings]
+    return jax.sharding.auto_axes(function, axes=mesh.explicit_axes, out_sharding=results)
+
+
+def form(leaf: Any) -> str:
+    """Return the type and shape of an array."""
+    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
+
+
+def _count(leaves: list[Any], noise: PrivateNoise) -> int:
+    """Return the number of examples, whose gradients must have as many values as the noise."""
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes) or not shapes[0][0]:
+        raise ValueError(f"updates: have shapes {shapes}; the first axis of every leaf must hold the same examples")
+    if (size := values_of(leaves)) != noise.dimensions:
+        raise ValueError(
+            f"updates: have {size} values an example; the noise is for {noise.dimensions}. Gradients of every example "
+            "are needed, with the examples along the first axis"
+        )
+    if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise TypeError(f"updates: have types {[str(leaf.dtype) for leaf in leaves]}; all must be floats")
+    return int(shapes[0][0])
+
+
+def values_of(leaves: list[Any]) -> int:
+    """Return the number of values of an example."""
+    return sum(math.prod(jnp.shape(leaf)[1:]) for leaf in leaves)
+
+
+def _mask(mask: Any, count: int) -> Array:
+    """Return which rows count; the user has to say so, because padded rows repeat an example."""
+    if mask is None:
+        raise ValueError(
+            "mask: is missing; give the mask of poisson_batch, whose padded rows repeat an example, or True if every "
+            "row is an example of its own"
+        )
+    if mask is True:
+        return jnp.ones(count, bool)
+    counted = jnp.asarray(mask)
+    if counted.dtype != jnp.bool_ or counted.shape != (count,):
+        raise ValueError(f"mask: is {form(counted)}; it must be bool[{count}], one entry an example, or True")
+    return counted
+
+
+def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Array | None) -> list[Array]:
+    """Return the sums of the leaves, in units; see the module for the proof."""
+    count = leaves[0].shape[0]
+    # As many parts as devices may have, each the examples of one device: XLA splits the first axis over them. Inside
+    # shard_map the examples are those of one device already.
+    parts = 1 if device_axes() else math.gcd(count, jax.device_count())
+    split = partial(_split, parts=parts)
+    pieces, is_counted, given = (
+        [split(leaf) for leaf in leaves],
+        split(counted),
+        None if norms is None else split(norms),
+    )
+    most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
+    with jax.enable_x64(True):
+        # One example at a time stays in the cache: XLA's sums over all of them at once take ten times as long on a CPU.
+        def add(i: Array, sums: list[Array]) -> list[Array]:
+            rows, is_used = [piece[:, i] for piece in pieces], is_counted[:, i]
+            norm = _norms(rows) if given is None else given[:, i].astype(jnp.float64)
+            scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2)).astype(jnp.float32)
+            is_used &= norm < _LARGEST_NORM
+            return [total + _rounded(row, scale, is_used) for total, row in zip(sums, rows, strict=True)]
+
+        zeros = [varying_like(jnp.zeros_like(piece[:, 0], jnp.int32), counted, *leaves) for piece in pieces]
+        sums = jax.lax.fori_loop(0, count // parts, add, zeros)
+        return [total.sum(0, dtype=jnp.int32) for total in sums]
+
+
+def _split(array: Array, parts: int) -> Array:
+    return array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
+
+
+def _norms(rows: list[Array]) -> Array:
+    # Without a change of the shape, which would gather rows that are split over devices.
+    squares = [jnp.square(row.astype(jnp.float64)).sum(tuple(range(1, row.ndim))) for row in rows]
+    return jnp.sqrt(sum(squares[1:], squares[0]))
+
+
+def _rounded(rows: Array, scale: Array, is_used: Array) -> Array:
+    """Return the rows in units; those that are not used are 0."""
+    columns = (len(rows), *[1] * (rows.ndim - 1))
+    scaled = jnp.round(rows.astype(jnp.float32) * scale.reshape(columns))
+    return jnp.where(is_used.reshape(columns), scaled, 0.0).astype(jnp.int32)
