@@ -361,11 +361,14 @@ class BoundedCertificate(Certificate):
 # Verification
 
 
-def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
-    """Return a rational at most e^epsilon, within 2^-120 of it relatively; a float stands for its printed decimal."""
-    eps, unit = rational(epsilon) if isinstance(epsilon, float) else Fraction(epsilon), 1 << 160
+def exp_lower_bound(epsilon: float | Fraction, bits: int = 160) -> Fraction:
+    """Return a rational at most e^epsilon, within 2^-120 of it relatively; a float stands for its printed decimal.
+
+    With more ``bits``, for an epsilon of at most 2^-10, it is within 2^(8 - bits).
+    """
+    eps, unit = rational(epsilon) if isinstance(epsilon, float) else Fraction(epsilon), 1 << bits
     value = unit
-    # Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
+    # Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-bits.
     for n in range(int(4 * eps) + 80, 0, -1):
         value = unit + value * eps.numerator // (eps.denominator * n)
     return Fraction(value, unit)

@@ -17,6 +17,9 @@ coordinate i by s_i bins (docs/proofs/vectors.md).
 * l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's bin masses, the
   vector has the delta of Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), plus d tau (1 + e^eps).
 
+The distance tau of a table of 64-bit weights is about 2^-64 times the number of codes. A table with a remainder
+(remainder.py) has weights of 128 bits, of which all but one in 2^47 draws need the first 64.
+
 A table is built of the masses of a density on bins, or of points on a lattice, rounded up to integers. A bin's weight
 is the density's mass in it, so sampling the table is a rounding of the density's noise and inherits its guarantee.
 Rounding weights up costs at most one unit of 2^-bits per code.
@@ -29,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -53,6 +56,7 @@ from dpkernels.exact.certificate import (
     integers,
     moments,
 )
+from dpkernels.exact.remainder import Remainder
 from dpkernels.exact.sampler import (
     NOISE_STREAM,
     ROUNDING_STREAM,
@@ -78,6 +82,7 @@ class NoiseTable:
     grid_log2: int  # log2 of g, to which inputs are rounded first.
     points_per_bin: int  # M, the grid points in a bin.
     tail: Tail | None = None  # Codes beyond the first and the last one, which are otherwise impossible.
+    remainder: Remainder | None = None  # What the weights lack, on these and further codes.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", frozen_weights(self.weights))
@@ -94,16 +99,32 @@ class NoiseTable:
     def last(self) -> int:
         return self.first + self.codes - 1
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Return the first and the last code that are possible, but for a tail."""
+        if self.remainder is None:
+            return self.first, self.last
+        return min(self.first, self.remainder.first), max(self.last, self.remainder.last)
+
     @cached_property
     def total(self) -> int:
-        return arithmetic.total(self.weights) + (2 * self.tail.rest if self.tail else 0)
+        return arithmetic.total(self.weights) + self.rest
+
+    @property
+    def rest(self) -> int:
+        """Return the weight of draws that need the words of later turns."""
+        if self.remainder:
+            return self.remainder.rest
+        return 2 * self.tail.rest if self.tail else 0
 
     @cached_property
     def finite(self) -> NoiseTable:
-        """Return this table, or one without a tail that is as near as 64 bits allow, and whose ends weigh more.
+        """Return this table, or one without a tail or remainder, near it in 64 bits, and whose ends weigh more.
 
         For estimates: either side of a code has at least the true probability, as long as that is below a half.
         """
+        if self.remainder:
+            return self._without_remainder(self.remainder)
         if self.tail is None:
             return self
         block, blocks, scale = self.tail.block / 2.0**self.bits, list[np.ndarray](), float(self.tail.rest)
@@ -115,6 +136,15 @@ class NoiseTable:
         side[-1] = self.tail.rest - arithmetic.total(side)
         weights = np.concatenate([side[::-1], self.weights, side])
         return replace(self, weights=weights, first=self.first - len(side), tail=None)
+
+    def _without_remainder(self, remainder: Remainder) -> NoiseTable:
+        """Return the table with the remainder's weight at either end, and as much less at the code 0."""
+        weights = np.zeros(len(remainder.weights), np.uint64)
+        start = self.first - remainder.first
+        weights[start : start + self.codes] = self.weights
+        weights[[0, -1]] += np.uint64(remainder.rest)
+        weights[-remainder.first] -= np.uint64(remainder.rest)
+        return replace(self, weights=weights, first=remainder.first, remainder=None)
 
     @property
     def bin_width(self) -> Fraction:
@@ -134,6 +164,10 @@ class NoiseTable:
             mean, square = self.tail.moments
             start = self.last + 1
             second += Fraction(2 * self.tail.rest, self.total) * (start**2 + 2 * start * mean + square)
+        if self.remainder:
+            mean, square = self.remainder.moments
+            first += Fraction(self.rest, self.total) * mean
+            second += Fraction(self.rest, self.total) * square
         return self.bin_width * first, self.bin_width**2 * second
 
     @property
@@ -153,10 +187,10 @@ class NoiseTable:
         return not (falls.any() and rises[int(falls.argmax()) :].any())
 
     def kernel(self) -> Callable[[RealArray], RealArray]:
-        """Return the sampler, random word of ``bits`` bits -> code, int32; the code before the first one is a tail."""
+        """Return the sampler, random word of ``bits`` bits -> code, int32; the one before the first draws the rest."""
         weights, first = self.weights, np.int32(self.first)
-        if self.tail:
-            weights, first = np.append(np.uint64(2 * self.tail.rest), weights), np.int32(self.first - 1)
+        if self.rest:
+            weights, first = np.append(np.uint64(self.rest), weights), np.int32(self.first - 1)
         outcomes = alias_kernel(alias_columns(weights, self.bits))
         return lambda r: outcomes(r) + first
 
@@ -164,7 +198,8 @@ class NoiseTable:
         # A copy of the list that is sampled, because the caller may change it.
         weights, grid = self.weights.tolist(), {"grain": self.grid_log2, "grains": self.points_per_bin}
         tail = {} if self.tail is None else {"tail": self.tail.to_dict()}
-        return {"weights": weights, "first": self.first, "bits": self.bits, **grid, **tail}
+        remainder = {} if self.remainder is None else {"remainder": self.remainder.to_dict()}
+        return {"weights": weights, "first": self.first, "bits": self.bits, **grid, **tail, **remainder}
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
@@ -173,8 +208,9 @@ class NoiseTable:
             integer(name, payload[name]) for name in ("first", "bits", "grain", "grains")
         )
         tail = Tail.from_dict(payload["tail"], bits) if "tail" in payload else None
+        remainder = Remainder.from_dict(payload["remainder"], bits) if "remainder" in payload else None
         weights = frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS))
-        return cls(weights, first, bits, grid_log2, points_per_bin, tail)
+        return cls(weights, first, bits, grid_log2, points_per_bin, tail, remainder)
 
 
 def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
@@ -261,21 +297,25 @@ class AdditiveCertificate(Certificate):
     @property
     def lowest(self) -> Fraction | None:
         """Return the least noise, or None if there is none."""
-        return None if self.table.tail else self.table.bin_width * self.table.first
+        return None if self.table.tail else self.table.bin_width * self.table.ends[0]
 
     @property
     def highest(self) -> Fraction | None:
         """Return the largest noise, or None if there is none."""
-        return None if self.table.tail else self.table.bin_width * self.table.last
+        return None if self.table.tail else self.table.bin_width * self.table.ends[1]
 
     def lines(self) -> list[tuple[str, str]]:
         table = self.table
-        ends = " to ".join(f"{float(table.bin_width * code):.9g}" for code in (table.first, table.last))
+        ends = " to ".join(f"{float(table.bin_width * code):.9g}" for code in table.ends)
         beyond = f", and beyond in blocks of {table.tail.codes} without end" if table.tail else ""
         return [
             ("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
-            ("noise", f"{self.table.codes} values from {ends}{beyond}"),
-            ("total weight", f"2^{self.table.bits}"),
+            ("noise", f"{table.ends[1] - table.ends[0] + 1} values from {ends}{beyond}"),
+            (
+                "total weight",
+                f"2^{self.table.bits}"
+                + (f", and 2^{2 * self.table.bits} with the remainder" if table.remainder else ""),
+            ),
             ("mean of the noise", f"{float(self.table.mean):.9g}"),
             ("variance", f"at most {shortest(float_at_least(self.worst_variance))} a value"),
         ]
@@ -348,6 +388,8 @@ def certify_noise(
         shift = rounding_share(table, Fraction(sensitivity))
         if shift >= 1:
             raise CertificateError(f"shift: is {shift}; cells are not wider than the sensitivity")
+    if table.remainder:
+        raise CertificateError("table: has a remainder, which only Gaussian noise of vectors may have")
     if table.tail:
         limit = 1 + (ratio - 1) / shift if is_mixed else ratio
         check_pure(table.weights, table.first, table.tail, math.ceil(shift), limit)
@@ -381,6 +423,10 @@ def check_lattice(table: NoiseTable) -> None:
             f"grid_log2: 2^{table.grid_log2} is not in 2^{GRID_LOG2_RANGE[0]}..2^{GRID_LOG2_RANGE[1]}; "
             "rescale the data to a sensitivity near 1"
         )
+    if table.remainder:
+        table.remainder.check(table.first, table.last)
+    if table.remainder and table.tail:
+        raise CertificateError("table: has both a tail and a remainder")
     if not table.first <= 0 <= table.last:
         raise CertificateError(f"table: has codes {table.first} to {table.last}; 0 is not one")
 
@@ -493,6 +539,8 @@ def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
     """Return tau (e^eps - 1)/(rho - 1), or Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps)."""
     eps, exp_lower = rational(claim.epsilon), exp_lower_bound(claim.epsilon)
     exp_upper = exp_lower * (1 + Fraction(1, 1 << 100))
+    if claim.sigma is None and table.remainder:
+        raise CertificateError("table: has a remainder, which only Gaussian noise may have")
     if claim.sigma is None:
         rho = exp_lower_bound(eps / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
         if table.tail:  # A code and its neighbour differ by rho at most, and rho to the power of all cells is e^eps.
@@ -503,21 +551,30 @@ def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
     sigma = Fraction(claim.sigma)
     mu = shift / sigma
     first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
-    return first - exp_lower * max(Fraction(0), second) + claim.dimensions * _distance(table, sigma) * (1 + exp_upper)
+    return (
+        first
+        - exp_lower * max(Fraction(0), second)
+        + claim.dimensions * gaussian_distance(table, sigma) * (1 + exp_upper)
+    )
 
 
-def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
+@lru_cache(maxsize=8)
+def gaussian_distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian."""
-    far = max(-table.first, table.last) + 1
+    first, last = table.ends
+    far = max(-first, last) + 1
     if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):
         raise CertificateError(
             f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
             f"of at least {_FEWEST_CELLS} cells a sigma that reach at most {FAR} can be judged"
         )
-    masses, error = cell_masses(sigma, far)
-    unit = FIXED_BITS - table.bits
+    is_fine = table.remainder is not None
+    masses, error = cell_masses(sigma, far, is_fine=is_fine)
+    weights, unit = table.outcomes, FIXED_BITS - table.bits
+    if table.remainder:
+        weights, unit = table.remainder.added_to(table.first, weights), unit - table.bits
     # The sum of the positive differences; cells beyond the table only have negative ones.
-    over = sum(max(0, (w << unit) - masses[abs(table.first + j)]) for j, w in enumerate(table.outcomes))
+    over = sum(max(0, (w << unit) - masses[abs(first + j)]) for j, w in enumerate(weights))
     return Fraction(over, 1 << FIXED_BITS) + 2 * error
 
 
@@ -552,17 +609,20 @@ def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
     return value - slack, value + slack
 
 
-def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
+@lru_cache(maxsize=2)
+def cell_masses(sigma: Fraction, count: int, *, is_fine: bool = False) -> tuple[list[int], Fraction]:
     """Return the Gaussian masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, and a bound on their total error.
 
     With h = 1/sigma, m = j h and Hermite polynomials He,
 
         mass = phi(m) h (1 + He_2(m) h^2/24 + He_4(m) h^4/1920 + He_6(m) h^6/322560) + R,   |R| <= 42 h^9 / 92897280
 
-    and phi(m) follows from bin to bin: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
+    and phi(m) follows from bin to bin: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119. Where ``is_fine``
+    the exponentials have all digits of the fixed point, and phi(m) is known to count^2 2^-253 + 2^-150.
     """
     h, unit = 1 / sigma, 1 << FIXED_BITS
-    decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))
+    bits = FIXED_BITS + 64 if is_fine else 160
+    decay, factor = _fixed(1 / exp_lower_bound(h**2, bits)), _fixed(1 / exp_lower_bound(h**2 / 2, bits))
     step, phi, masses = _fixed(h), unit * _ROOT.denominator // _ROOT.numerator, []
     a, b, c = (_fixed(h ** (2 * k) / n) for k, n in ((1, 24), (2, 1920), (3, 322560)))
     for j in range(count):
@@ -573,7 +633,8 @@ def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
         bracket = unit + (he2 * a + he4 * b + he6 * c >> FIXED_BITS)
         masses.append((phi * step >> FIXED_BITS) * bracket >> FIXED_BITS)
         phi, factor = phi * factor >> FIXED_BITS, factor * decay >> FIXED_BITS
-    return masses, count * 42 * h**9 / 92897280 + Fraction(2 * count**2, 1 << 119)
+    roundings = Fraction(count**2, 1 << 252) + Fraction(1, 1 << 149) if is_fine else Fraction(2 * count**2, 1 << 119)
+    return masses, count * 42 * h**9 / 92897280 + roundings
 
 
 def _fixed(x: Fraction) -> int:
@@ -609,37 +670,37 @@ class ExactNoise(ExactSampler):
         return self._values(self.positions(x, rounding) + self.kernel(noise), x.dtype)
 
     def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
-        """Return the indices of words that draw a tail.
+        """Return the indices of words that draw a tail or the remainder.
 
         In the first column of the alias table they are the smallest words, unless they fill it.
         """
-        if not self.table.tail:
+        if not self.table.rest:
             return np.zeros(0, np.int64)
         weight = self._smallest_words
         if weight is None:
-            return np.flatnonzero(self._is_in_tail(self.kernel(noise)))
+            return np.flatnonzero(self._goes_on(self.kernel(noise)))
         return np.flatnonzero(noise < weight) if np.minimum.reduce(noise) < weight else np.zeros(0, np.int64)
 
     @cached_property
     def _smallest_words(self) -> np.uint64 | None:
-        """Return the word below which words draw a tail, or None if they fill the first column of the alias table."""
-        weight = 2 * self.table.tail.rest if self.table.tail else 0
+        """Return the word below which words draw the rest, or None if they fill the first column of the alias table."""
+        weight = self.table.rest
         return None if weight << self.table.codes.bit_length() >= 1 << self.table.bits else np.uint64(weight)
 
     def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
-        """Return the reports, those of the tail by the words of later turns.
+        """Return the reports, those of the tail or the remainder by the words of later turns.
 
         A report beyond the edge is the edge. A code that stops at the largest one is there at any input.
         """
-        if not self.table.tail:
+        if not self.table.rest:
             return self.reports(x, *words)
         noise, rounding = words
         if namespace(noise) is np:
             return self._completed(x, noise, rounding, later)
-        # Seldom any of these is in the tail; if none is, the words of later turns are not drawn.
+        # Seldom any of these goes on; if none does, the words of later turns are not drawn.
         weight = self._smallest_words
-        in_tail = self._is_in_tail(self.kernel(noise)) if weight is None else noise < weight
-        state = in_tail.any(), self.reports(x, *words)
+        goes_on = self._goes_on(self.kernel(noise)) if weight is None else noise < weight
+        state = goes_on.any(), self.reports(x, *words)
 
         def complete(state: tuple[Any, Any]) -> tuple[Any, Any]:
             # Turn 0 draws the noise words again, so that they need not be kept for this.
@@ -650,13 +711,16 @@ class ExactNoise(ExactSampler):
 
     def _completed(self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later) -> RealArray:
         code = self.kernel(noise)
-        xp, in_tail = namespace(code), self._is_in_tail(code)
+        xp, goes_on, position = namespace(code), self._goes_on(code), self.positions(x, rounding)
+        if self.table.remainder:
+            further = self._further_kernel(later(xp.uint32(1))) + np.int32(self.table.remainder.first)
+            return self._values(position + xp.where(goes_on, further, code), x.dtype)
         # The first turn draws the side, and the others the blocks.
         side = (later(xp.uint32(1)) & noise.dtype.type(1)).astype(np.int64) * 2 - 1
-        far = side * self._distance(in_tail, later)
-        return self._values(xp.clip(self.positions(x, rounding) + xp.where(in_tail, far, code), -EDGE, EDGE), x.dtype)
+        far = side * self._distance(goes_on, later)
+        return self._values(xp.clip(position + xp.where(goes_on, far, code), -EDGE, EDGE), x.dtype)
 
-    def _is_in_tail(self, code: RealArray) -> RealArray:
+    def _goes_on(self, code: RealArray) -> RealArray:
         return code < np.int32(self.table.first)
 
     def _values(self, position: RealArray, dtype: Any) -> RealArray:
@@ -664,7 +728,7 @@ class ExactNoise(ExactSampler):
 
     def _distance(self, in_tail: RealArray, later: Later) -> RealArray:
         """Return the distance from 0 of codes in the tail, int64, drawn with the words of as many turns as it takes."""
-        tail, xp, kernel = self.table.tail, namespace(in_tail), self._tail_kernel
+        tail, xp, kernel = self.table.tail, namespace(in_tail), self._further_kernel
         if tail is None:
             raise ValueError("table: has no tail")
 
@@ -686,8 +750,8 @@ class ExactNoise(ExactSampler):
         return state[1]
 
     @cached_property
-    def _tail_kernel(self) -> Any:
-        return self.table.tail.kernel()
+    def _further_kernel(self) -> Any:
+        return (self.table.remainder or self.table.tail).kernel()
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
@@ -707,6 +771,7 @@ class ExactNoise(ExactSampler):
 # Construction
 
 BITS = 64  # log2 of a total: one random word a value.
+_REACH = 12  # Standard deviations up to which a remainder has codes; beyond is a mass of 2^-108.
 # The numbers of codes that are tried. Tables of the first size stay in the processor's cache. The second size has a
 # smaller rounding error, for a tiny delta.
 _SIZES = 1 << 16, 1 << 12
@@ -812,6 +877,26 @@ def endless_table(
     distance = cells_apart(sensitivity, *lattice)
     bin_width = D / (distance if parts_log2 >= 0 else 2.0**parts_log2)
     return tailed_table(noise, distance, *lattice, bits, stretch, bin_width)
+
+
+@lru_cache(maxsize=4)
+def fine_gaussian_table(sigma: int) -> NoiseTable:
+    """Return the table of Gaussian noise on whole numbers with a remainder, at a distance of about 2^-97 at 2^12 cells.
+
+    The weights are the cells' masses, cut to 64 bits. The remainder has what was cut off, in relation to all that was,
+    and the mass beyond ``_REACH`` at the code 0.
+    """
+    masses, _ = cell_masses(Fraction(sigma), _REACH * sigma + 1, is_fine=True)
+    below = FIXED_BITS - BITS
+    weights = np.array([mass >> below for mass in masses], np.uint64)
+    last = int(np.count_nonzero(weights)) - 1
+    weights = np.concatenate([weights[last:0:-1], weights[: last + 1]])
+    rest = (1 << BITS) - arithmetic.total(weights)
+    cut = [(mass & ((1 << below) - 1)) // (rest << (below - BITS)) for mass in masses]
+    cut[0] += (1 << BITS) - 2 * sum(cut) + cut[0]
+    further = np.array(cut, np.uint64)
+    remainder = Remainder(rest, np.concatenate([further[:0:-1], further]), -_REACH * sigma, BITS)
+    return NoiseTable(weights, -last, BITS, *lattice_grid(1.0, Fraction(sigma)), remainder=remainder)
 
 
 def tailed_table(

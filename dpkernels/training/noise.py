@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,8 @@ from scipy.special import ndtr
 
 import dpkernels as dpk
 from dpkernels import checks
+from dpkernels.decimals import float_at_least
+from dpkernels.exact.noise import ExactNoise, VectorClaim, certify_vector, fine_gaussian_table, gaussian_distance
 
 # The noise multipliers that tables can have.
 MULTIPLIERS = (0.25, 1000.0)
@@ -20,8 +23,6 @@ _SIGMAS = (2.0**12, 2.0**13, 2.0**14, 2.0**15)
 _CHEAP = 2.0**-4
 # The share of the sensitivity that rounding may take.
 _DEAREST = 0.25
-# Above the rounding error of the Gaussian profile in floats.
-_PROFILE_ERROR = 1e-15
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,8 @@ class PrivateNoise:
         For a run of T steps, add T (1 + e^eps) times this distance to the delta of Gaussian noise of the noise
         multiplier. The certificate's delta is that of Gaussian noise plus (1 + e^eps) times this distance.
         """
-        certificate = self.certificate
-        # Those of the table, which may be wider than the noise that was asked for.
-        epsilon, sigma = certificate.epsilon, certificate.claim.sigma
-        beyond = float(certificate.realised_delta) - _gaussian_delta(float(certificate.shift) / sigma, epsilon)
-        return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
+        claim, table = self.certificate.claim, self.certificate.table
+        return float_at_least(claim.dimensions * gaussian_distance(table, Fraction(claim.sigma)))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
@@ -89,7 +87,11 @@ def exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
     if half > _DEAREST * sensitivity:
         largest = int((2 * _DEAREST * _SIGMAS[-1] / multiplier) ** 2)
         raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {largest}")
+    # Below the quotient, so that the noise multiplier is not above that of the integers.
+    sensitivity = math.nextafter(sigma / multiplier, 0)
     delta = _gaussian_delta(1 / multiplier, 1.0)
     claimed = delta + min(1e-3, (1 - delta) / 2)
     noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=1.0, delta=claimed)
-    return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
+    vector = dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)
+    claim = VectorClaim(1.0, claimed, sensitivity, "l2", size, 1.0, sigma)
+    return ExactNoise(vector, certify_vector(fine_gaussian_table(int(sigma)), claim)), sensitivity

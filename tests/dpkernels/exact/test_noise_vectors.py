@@ -22,10 +22,10 @@ from dpkernels.exact.noise import (
     NoiseTable,
     VectorClaim,
     VectorNoiseCertificate,
-    _distance,
     cell_masses,
     certify_vector,
     density_table,
+    gaussian_distance,
     ndtr_bounds,
     noise_table,
     root_up,
@@ -315,7 +315,7 @@ def test_the_distance_from_the_normal_law_is_bounded_from_above():
         half = [int(m * 2**64) + (c > t) for m, t, c in zip(true, true, computed, strict=True)]
         law, weights = true[:0:-1] + true, half[:0:-1] + half
         exact = mpmath.fsum(max(mpmath.mpf(w) / 2**64 - t, 0) for w, t in zip(weights, law, strict=True))
-        found = _distance(NoiseTable(np.array(weights, np.uint64), -far, 64, 0, 1), sigma)
+        found = gaussian_distance(NoiseTable(np.array(weights, np.uint64), -far, 64, 0, 1), sigma)
         assert exact <= mpmath.mpf(found.numerator) / found.denominator <= exact + mpmath.mpf(2) ** -54
 
 
