@@ -1,15 +1,16 @@
-"""Seconds of a private training step with certified noise and with optax's own, as a markdown table.
+"""Processor time of private aggregation with certified noise and with optax's own, and what the noise costs.
 
-Run ``python -m benchmarks.private_training [--batch 64] [--width 992] [--times 7]``. The model has one hidden layer and
-about 10^6 parameters. Both steps compute the gradient of every example, aggregate privately and apply the update. They
-take turns in one process, and the least time of each counts.
+Run ``python -m benchmarks.private_training [--batch 64] [--sizes 2000 100000 1000000] [--times 9]``. Both aggregations
+clip gradients of examples, add them up, add noise and divide. They take turns in one process, and the least time of each
+counts. The second table has the noise by itself. The third one has the distance of the noise from a Gaussian.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -17,74 +18,86 @@ import jax.numpy as jnp
 import optax
 
 import dpkernels as dpk
-from benchmarks.shown import machine
-from dpkernels.training import private_aggregate
+from benchmarks.shown import machine, markdown
+from dpkernels.release.traced import release_replicated
+from dpkernels.training import PrivateNoise, private_aggregate
+from dpkernels.training.noise import exact_noise
 
 
-def model(width: int) -> dict[str, jax.Array]:
-    """Return the parameters of a network with ``width`` inputs, ``width`` hidden units and 10 outputs."""
-    first, second = jax.random.split(jax.random.key(0))
-    scale = width**-0.5
-    return {
-        "hidden": scale * jax.random.normal(first, (width, width)),
-        "output": scale * jax.random.normal(second, (width, 10)),
-    }
-
-
-def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the cross-entropy of one example."""
-    logits = jnp.tanh(x @ params["hidden"]) @ params["output"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
-
-
-def step(aggregate: Any, params: Any, x: jax.Array, y: jax.Array, **arguments: Any) -> Callable[[], Any]:
-    """Return a compiled training step, which starts from the same state every time."""
-    optimiser = optax.chain(aggregate, optax.sgd(0.1))
-    state = optimiser.init(params)
-
-    @jax.jit
-    def run(params: Any, state: Any) -> Any:
-        gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y)
-        updates, following = optimiser.update(gradients, state, params, **arguments)
-        return optax.apply_updates(params, updates), following
-
-    return lambda: jax.block_until_ready(run(params, state))
-
-
-def least_seconds(steps: dict[str, Callable[[], Any]], times: int) -> dict[str, float]:
-    """Return the least time of every step, after one that compiles; the steps take turns."""
-    for run in steps.values():
-        run()
-    least = dict.fromkeys(steps, float("inf"))
+def least_seconds(runs: dict[str, Callable[[], Any]], times: int) -> dict[str, float]:
+    """Return the least processor time of every run, after one that compiles; the runs take turns."""
+    for run in runs.values():
+        jax.block_until_ready(run())
+    least = dict.fromkeys(runs, float("inf"))
     for _ in range(times):
-        for name, run in steps.items():
-            start = time.perf_counter()
-            run()
-            least[name] = min(least[name], time.perf_counter() - start)
+        for name, run in runs.items():
+            start = time.process_time()
+            jax.block_until_ready(run())
+            least[name] = min(least[name], time.process_time() - start)
     return least
 
 
+def aggregations(size: int, batch: int) -> dict[str, Callable[[], Any]]:
+    """Return compiled updates of so many parameters, which start from the same state every time."""
+    gradients = {"w": jax.random.normal(jax.random.key(1), (batch, size))}
+    params = {"w": jnp.zeros(size)}
+    ours = private_aggregate(1.0, 1.0, dpk.os_key())
+    theirs = optax.contrib.differentially_private_aggregate(1.0, 1.0, jax.random.key(2))
+    updates = {
+        "private_aggregate": (ours.init(params), jax.jit(lambda g, s: ours.update(g, s, mask=True))),
+        "optax.contrib": (theirs.init(params), jax.jit(theirs.update)),
+    }
+    return {name: lambda s=state, u=update: u(gradients, s) for name, (state, update) in updates.items()}
+
+
+def noises(size: int) -> dict[str, Callable[[], Any]]:
+    """Return compiled functions that draw noise alone."""
+    sampler, _ = exact_noise(1.0, size)
+    key, other, zeros = dpk.os_key(), jax.random.key(0), jnp.zeros(size, jnp.int32)
+
+    @jax.jit
+    def ours(key: jax.Array) -> jax.Array:
+        with jax.enable_x64(True):
+            return release_replicated(key, sampler, zeros)
+
+    theirs = jax.jit(lambda key: jax.random.normal(key, (size,)))
+    return {"certified noise": lambda: ours(key), "jax.random.normal": lambda: theirs(other)}
+
+
+def timed(runs_of: Callable[[int], dict[str, Callable[[], Any]]], sizes: Iterable[int], times: int) -> str:
+    """Return a table of processor times, in relation to the last one."""
+    rows, names = [], []
+    for size in sizes:
+        least = least_seconds(runs_of(size), times)
+        names = list(least)
+        first, last = (least[name] for name in names)
+        rows.append([str(size), f"{1e3 * first:.2f}", f"{1e3 * last:.2f}", f"{first / last:.2f}"])
+    return markdown(["parameters", *(f"{name}, ms" for name in names), "ratio"], rows)
+
+
+def distances(sizes: Iterable[int]) -> str:
+    """Return a table of the distance of noise, and of what 10^4 steps at epsilon 8 add to delta."""
+    rows = []
+    for size in sizes:
+        noise = PrivateNoise.certified(1.0, 1.0, size)
+        added = 1e4 * (1 + math.exp(8)) * noise.total_variation
+        rows.append(
+            [str(size), f"{noise.total_variation / size:.2g}", f"{added:.2g}", f"{100 * noise.rounding_cost:.2g} %"]
+        )
+    return markdown(["parameters", "distance a parameter", "added to delta", "wider by rounding"], rows)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--width", type=int, default=992)
-    parser.add_argument("--times", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 100_000, 1_000_000])
+    parser.add_argument("--times", type=int, default=9)
     given = parser.parse_args(arguments)
-    params = model(given.width)
-    x = jax.random.normal(jax.random.key(1), (given.batch, given.width))
-    y = jnp.arange(given.batch) % 10
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    theirs = optax.contrib.differentially_private_aggregate(1.0, 1.0, jax.random.key(2))
-    steps = {
-        "private_aggregate": step(private_aggregate(1.0, 1.0, dpk.os_key()), params, x, y, mask=True),
-        "optax.contrib": step(theirs, params, x, y),
-    }
-    least = least_seconds(steps, given.times)
-    print(f"{size} parameters, {given.batch} examples. {machine('optax')}\n")
-    print("| aggregation | ms a step | relative |\n|---|---|---|")
-    for name, seconds in least.items():
-        print(f"| {name} | {1e3 * seconds:.1f} | {seconds / least['optax.contrib']:.2f} |")
+    print(f"{given.batch} examples. {machine('optax')}\n")
+    print(timed(lambda size: aggregations(size, given.batch), given.sizes, given.times), end="\n\n")
+    print(timed(noises, given.sizes, given.times), end="\n\n")
+    print(distances([*given.sizes, 10**8]))
 
 
 if __name__ == "__main__":

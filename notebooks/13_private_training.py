@@ -15,7 +15,7 @@
 #
 # Can a network be trained with certified noise, and what does the training cost in privacy? A small network learns to
 # read scikit-learn's digits, by gradients of single examples that are clipped, added up and made noisy.
-# `private_aggregate` takes the place of `optax.contrib.differentially_private_aggregate`. Its noise is drawn from
+# `private_training` takes the place of `optax.contrib.differentially_private_aggregate`. Its noise is drawn from
 # certified integers. Neighbouring data sets differ by one digit more or less. The privacy of the run is computed by
 # this package and by dp_accounting.
 
@@ -35,15 +35,7 @@ from sklearn.datasets import load_digits
 import accountants
 import dpkernels as dpk
 from accountants.interop.dp_accounting import Accountant
-from dpkernels.training import (
-    PrivateNoise,
-    TrainingRun,
-    noise_multiplier_for,
-    poisson_batch,
-    poisson_capacity,
-    poisson_overflow,
-    private_aggregate,
-)
+from dpkernels.training import TrainingRun, private_training
 
 digits = load_digits()
 order = jax.random.permutation(jax.random.key(0), len(digits.target))
@@ -52,24 +44,11 @@ train, test = slice(0, 1500), slice(1500, None)
 examples = 1500
 
 # %% [markdown]
-# ## The noise for a budget
+# ## The plan for a budget
 #
-# 150 steps, each on a Poisson sample in which every digit is with probability 0.1, for epsilon 4 at delta 1e-5. A batch
-# has a static shape: more rows than its capacity are so improbable that the probability goes into the accounting. So
-# does the distance of the table of noise from a Gaussian, which depends on the number of parameters.
-
-# %%
-rate, steps, delta, clip = 0.1, 150, 1e-5, 1.0
-capacity = poisson_capacity(examples, rate)
-overflow = poisson_overflow(examples, rate, capacity)
-parameters = 64 * 32 + 32 * 10
-run = noise_multiplier_for(
-    TrainingRun(1.0, rate, steps, slack=overflow), epsilon=4.0, delta=delta, dimensions=parameters
-)
-print(f"noise multiplier {run.noise_multiplier:.4f}, epsilon {run.bracket(delta=delta)}, capacity {capacity}")
-
-# %% [markdown]
-# ## The steps
+# 150 steps, each on a Poisson sample in which every digit is with probability 0.1, for epsilon 4 at delta 1e-5.
+# `private_training` finds the noise. A batch has a static shape: more rows than its capacity are so improbable that
+# the probability goes into the accounting. So does the distance of the noise from a Gaussian.
 
 
 # %%
@@ -85,45 +64,61 @@ def logits(params, x):
     return jnp.tanh(x @ params["hidden"]) @ params["output"]
 
 
-def loss(params, x, y):
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y)
+def loss(params, example):
+    return optax.softmax_cross_entropy_with_integer_labels(logits(params, example["x"]), example["y"])
 
 
-def trained(aggregate, mask_is_argument):
+rate, steps, delta, clip = 0.1, 150, 1e-5, 1.0
+plan = private_training(
+    epsilon=4.0, delta=delta, examples=examples, batch_size=rate * examples, steps=steps, params=initial(), clip=clip
+)
+run, z, noise = plan.run, plan.noise_multiplier, plan.noise
+print(plan.report())
+
+# %% [markdown]
+# ## The steps
+
+
+# %%
+def inner():
+    return optax.sgd(2.0, momentum=0.9)
+
+
+def trained(optimiser, gradients_of):
     """Return the accuracy and the least seconds of a step."""
-    optimiser = optax.chain(aggregate, optax.sgd(2.0, momentum=0.9))
     params = initial()
     state = optimiser.init(params)
 
     @jax.jit
-    def step(params, state, key):
-        batch = poisson_batch(key, examples, rate, capacity)
-        gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x[batch.indices], y[batch.indices])
-        if mask_is_argument:
-            updates, state = optimiser.update(gradients, state, params, mask=batch.mask)
-        else:  # A padded row has no gradient; the mean is over the capacity, so that it is scaled.
-            masked = jax.tree.map(lambda leaf: leaf * batch.mask.reshape(-1, 1, 1), gradients)
-            updates, state = optimiser.update(masked, state, params)
-            updates = jax.tree.map(lambda leaf: leaf * capacity / (rate * examples), updates)
+    def step(params, state, batch):
+        updates, state = optimiser.update(gradients_of(params, batch), state, params)
         return optax.apply_updates(params, updates), state
 
-    keys, seconds = jax.random.split(dpk.os_key(), steps), []
-    for key in keys:
+    seconds = []
+    for batch in plan.batches(dpk.os_key(), {"x": x[train], "y": y[train]}):
         start = time.perf_counter()
-        params, state = jax.block_until_ready(step(params, state, key))
+        params, state = jax.block_until_ready(step(params, state, batch))
         seconds.append(time.perf_counter() - start)
     accuracy = float((logits(params, x[test]).argmax(1) == y[test]).mean())
     return accuracy, min(seconds)
 
 
-z = run.noise_multiplier
-ours = private_aggregate(clip, z, dpk.os_key(), expected_batch_size=rate * examples)
+def sums(params, batch):
+    return plan.gradients(loss, params, batch)
+
+
+def masked(params, batch):
+    """Gradients for optax.contrib: a padded row has none, and the mean is over the expected size, not over the rows."""
+    gradients = jax.vmap(jax.grad(loss), (None, 0))(params, batch.examples)
+    return jax.tree.map(lambda leaf: leaf * batch.mask.reshape(-1, 1, 1), gradients)
+
+
 theirs = optax.contrib.differentially_private_aggregate(clip, z, jax.random.key(2))
-none = private_aggregate(clip, 0.25, dpk.os_key(), expected_batch_size=rate * examples)
 results = {
-    "private_aggregate": trained(ours, True),
-    "optax.contrib": trained(theirs, False),
-    "private_aggregate, hardly any noise": trained(none, True),
+    "private_training": trained(plan.optimizer(inner(), dpk.os_key()), sums),
+    "optax.contrib": trained(
+        optax.chain(theirs, optax.scale(plan.capacity / plan.expected_batch_size), inner()), masked
+    ),
 }
 pd.DataFrame(
     {name: (f"{accuracy:.3f}", f"{1e3 * seconds:.2f}") for name, (accuracy, seconds) in results.items()},
@@ -134,7 +129,6 @@ pd.DataFrame(
 # The noise has a description, with the certificate of its table of integers.
 
 # %%
-noise = PrivateNoise.certified(clip, z, parameters)
 print(noise)
 print(f"standard deviation {noise.standard_deviation:.5f}, rounding costs {100 * noise.rounding_cost:.2f} %")
 print(f"total variation distance of a step to Gaussian noise: at most {noise.total_variation:.2g}")
@@ -146,7 +140,7 @@ print(f"total variation distance of a step to Gaussian noise: at most {noise.tot
 # dp_accounting's own accountants know neither.
 
 # %%
-assert run.slack >= overflow + noise.total_variation
+assert run.slack >= plan.overflow + noise.total_variation
 event = dp_accounting.SelfComposedDpEvent(
     dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z)), steps
 )

@@ -51,9 +51,7 @@ def probabilities(table):
     return {table.remainder.first + j: Fraction(n, 1 << 2 * table.bits) for j, n in enumerate(numbers)}
 
 
-@pytest.mark.lengthy
-@pytest.mark.quick("False")
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.lengthy)])
 def test_every_pair_of_words_counts(compiled):
     """All first words that decide, and all second words of one that does not, by NumPy and by JAX."""
     table = small_table()
@@ -94,9 +92,7 @@ def test_moments_and_ends_have_the_remainder():
             assert Fraction(found, 1 << 16) >= side
 
 
-@pytest.mark.lengthy
-@pytest.mark.quick("64")
-@pytest.mark.parametrize("sigma", [64, 4096])
+@pytest.mark.parametrize("sigma", [64, pytest.param(4096, marks=pytest.mark.lengthy)])
 def test_the_table_is_the_normal_law_to_112_bits(sigma):
     """At codes in the table, in the remainder alone, and at their ends."""
     table = fine_gaussian_table(sigma)

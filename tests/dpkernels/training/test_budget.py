@@ -80,9 +80,7 @@ def test_batches_have_their_rate():
     assert abs(sizes.var() / 7.5 - 1) <= 6 * math.sqrt(2 / 200)
 
 
-@pytest.mark.lengthy
-@pytest.mark.quick("3")
-@pytest.mark.parametrize("size", [None, 1, 2, 3, 4, 7, 100])
+@pytest.mark.parametrize("size", [3, *(pytest.param(n, marks=pytest.mark.lengthy) for n in (None, 1, 2, 4, 7, 100))])
 def test_micro_batches_have_the_sums_of_the_whole_batch(size):
     """Also where they do not divide it, and where the last row counts, which padding repeats."""
     plan = planned(capacity=7)
