@@ -24,8 +24,10 @@ from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import MOST_WEIGHTS, CertificateError, check_totals, frozen_weights, integers, moments
 from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
+from dpkernels.proven import proven
 
 
+@proven("vectors#proof")
 @dataclass(frozen=True, eq=False)
 class Remainder:
     """The weights of a table's remainder; the module states their meaning."""

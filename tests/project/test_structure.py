@@ -113,8 +113,10 @@ def test_a_circle_is_seen():
 # Imported where it is used: what is optional, what takes long to load, and what only some systems
 # or versions have.
 LAZY = (
+    "accountants.interop.dp_accounting",  # which is about dp_accounting
     "click",
     "cryptography",
+    "dp_accounting",
     "dpkernels.release.arrow",  # which is about pyarrow
     "fcntl",
     "jax._src",
