@@ -11,6 +11,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def aggregations(size: int, batch: int) -> dict[str, Callable[[], Any]]:
         "private_aggregate": (ours.init(params), jax.jit(lambda g, s: ours.update(g, s, mask=True))),
         "optax.contrib": (theirs.init(params), jax.jit(theirs.update)),
     }
-    return {name: lambda s=state, u=update: u(gradients, s) for name, (state, update) in updates.items()}
+    return {name: partial(update, gradients, state) for name, (state, update) in updates.items()}
 
 
 def noises(size: int) -> dict[str, Callable[[], Any]]:

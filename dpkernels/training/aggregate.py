@@ -40,6 +40,7 @@ import hashlib
 import itertools
 import math
 import sys
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
@@ -230,7 +231,7 @@ def renew_key(state: PrivateAggregateState, key: Array, *, run: str | None = Non
 
 def _refuse_multi_steps() -> None:
     """Refuse to be the optimiser of ``optax.MultiSteps``, which gives it means of examples of several batches."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), optax.MultiSteps):
             raise ValueError(

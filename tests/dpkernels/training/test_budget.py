@@ -244,6 +244,15 @@ def test_a_plan_has_every_cost_and_no_more_than_its_budget(neighbours):
         assert word in report
 
 
+@pytest.mark.lengthy
+def test_a_budget_that_cannot_carry_the_parameters_is_refused():
+    """In words, and not by an infinite epsilon."""
+    budget = {"delta": 1e-8, "examples": 1000, "batch_size": 1000, "steps": 10, "clip": 1.0}
+    with pytest.raises(ValueError, match=r"params: have 100000000 values; with noise multiplier .* they may have"):
+        private_training(epsilon=0.5, parameters=10**8, **budget)
+    assert 7.9 < private_training(epsilon=8.0, parameters=10**7, **budget).epsilon <= 8.0
+
+
 def random_plans(count):
     """Whole batches, whose delta is known in closed form (Balle and Wang 2018)."""
     random = np.random.default_rng(3)
