@@ -60,7 +60,7 @@ def clipped_sums(
         mask: says of every row whether it counts, or True.
         noise: the noise that will be added.
         norms: the norm of every row's gradient, or a larger number, where the caller knows it. The guarantee depends on
-            it. By default norms are computed.
+            it. Values above it, and NaN, count as 0. By default norms are computed.
 
     Raises:
         ValueError: the mask is missing, or a shape is wrong, or so many examples may overflow 32-bit integers.
@@ -153,7 +153,11 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         # One example at a time stays in the cache: XLA's sums over all of them at once take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
             rows, is_used = [piece[:, i] for piece in pieces], is_counted[:, i]
-            norm = _norms(rows) if given is None else given[:, i].astype(jnp.float64)
+            if given is None:
+                norm = _norms(rows)
+            else:
+                norm = given[:, i].astype(jnp.float64)
+                rows = [_within(row, norm) for row in rows]
             scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2)).astype(jnp.float32)
             is_used &= norm < _LARGEST_NORM
             return [total + _rounded(row, scale, is_used) for total, row in zip(sums, rows, strict=True)]
@@ -171,6 +175,11 @@ def _norms(rows: list[Array]) -> Array:
     # Without a change of the shape, which would gather rows that are split over devices.
     squares = [jnp.square(row.astype(jnp.float64)).sum(tuple(range(1, row.ndim))) for row in rows]
     return jnp.sqrt(sum(squares[1:], squares[0]))
+
+
+def _within(rows: Array, norm: Array) -> Array:
+    """Return the rows without values above the norm that the caller stated, NaN among them."""
+    return jnp.where(jnp.abs(rows) <= norm.reshape(len(rows), *[1] * (rows.ndim - 1)), rows, 0.0).astype(rows.dtype)
 
 
 def _rounded(rows: Array, scale: Array, is_used: Array) -> Array:

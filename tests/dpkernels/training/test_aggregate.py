@@ -121,6 +121,24 @@ def test_what_is_not_finite_contributes_nothing(bad, noise):
     assert (sums_of(spoilt, noise) == sums_of(updates, noise, jnp.array([True, False, True]))).all()
 
 
+def test_norms_that_the_caller_knows_are_used(noise):
+    """Larger ones clip more, and values that a norm rules out count as 0."""
+    updates = gradients(2, scale=3.0)
+    norms = jnp.asarray([np.linalg.norm(flat(jax.tree.map(lambda leaf, i=i: leaf[i], updates))) for i in range(2)])
+    known = flat(clipped_sums(updates, True, noise, norms * (1 + 1e-6)).sums)
+    assert np.abs(known - sums_of(updates, noise)).max() <= 1
+    halved = flat(clipped_sums(updates, True, noise, 2 * norms).sums)
+    assert np.linalg.norm(halved) == pytest.approx(np.linalg.norm(known) / 2, rel=0.02)
+    spoilt = {"w": updates["w"].at[0, 0, :3].set(jnp.array([jnp.nan, jnp.inf, 1e9])), "b": updates["b"]}
+    zeroed = {"w": updates["w"].at[0, 0, :3].set(0.0), "b": updates["b"]}
+    assert (
+        flat(clipped_sums(spoilt, True, noise, norms).sums) == flat(clipped_sums(zeroed, True, noise, norms).sums)
+    ).all()
+    for bad in (norms[:1], norms.astype(int), norms[:, None]):
+        with pytest.raises(ValueError, match="norms: are"):
+            clipped_sums(updates, True, noise, bad)
+
+
 def test_a_mask_leaves_rows_out(noise):
     updates = gradients(5)
     mask = jnp.array([True, False, True, True, False])
