@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +96,37 @@ def test_micro_batches_have_the_sums_of_the_whole_batch(size):
     assert (flat(sums.sums) == flat(clipped_sums(expected, mask, plan.noise).sums)).all()
     assert np.linalg.norm(flat(sums.sums)) > 0
     assert sums.rows == 7
+
+
+DEVICES = f"""
+import re, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from test_budget import PARAMS, X, PrivateBatch, flat, loss, planned
+plan, mask = planned(), jnp.arange(16) != 3
+one = flat(plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:16]), mask)).sums)
+for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    put = lambda leaf, *spec: jax.device_put(leaf, NamedSharding(mesh, P(*spec)))
+    given = jax.tree.map(put, PARAMS), PrivateBatch(put(X[:16], "batch"), put(mask, "batch"))
+    for size in (None, 8):
+        compiled = jax.jit(lambda p, b: plan.gradients(loss, p, b, micro_batch_size=size).sums).lower(*given).compile()
+        assert (flat(compiled(*given)) == one).all()
+        names = "all-gather|all-to-all|collective-permute|all-reduce"
+        sent = re.findall(rf"= (.*) ({{names}})(?:-start)?\\(", compiled.as_text())
+        assert sent and all(name == "all-reduce" and "f32" not in types for types, name in sent), sent
+"""
+
+
+@pytest.mark.lengthy
+def test_micro_batches_on_several_devices_have_the_same_sums():
+    """And only integers, sums of parameters, are sent."""
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES], capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_one_example_moves_the_sums_by_the_sensitivity_at_most():
