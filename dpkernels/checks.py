@@ -40,6 +40,15 @@ def number(name: str, value: Any) -> Any:
     return float(array)
 
 
+def real(name: str, value: Any) -> Any:
+    """Return a number as a float, NumPy's arrays as float64, and JAX's arrays and tracers as they are."""
+    if isinstance(value, jax.core.Tracer) or (isinstance(value, jax.Array) and value.ndim):
+        return value
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "iuf":
+        return value.astype(np.float64)
+    return number(name, value)
+
+
 def not_traced(name: str, reason: str, *values: Any) -> None:
     """Refuse values that JAX traces, for a reason that says what to do instead."""
     if any(isinstance(value, jax.core.Tracer) for value in values):
@@ -81,7 +90,16 @@ def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = Fa
     if not np.all(inside):
         left, right = "()" if open_ends else "[]"
         span = span or f"{left}{shortest(low)}, {shortest(high)}{right}"
-        raise ValueError(f"{name}: {_shown(value)} is not in {span}")
+        raise ValueError(f"{name}: {refused(~inside, value)}{',' if array.ndim else ' is'} not in {span}")
+
+
+def refused(is_refused: Any, *values: Any) -> str:
+    """Return the text of refused numbers, or of the first refused entry of arrays."""
+    if not (shape := np.shape(is_refused)):
+        return ", ".join(map(_shown, values))
+    place = tuple(int(i) for i in np.argwhere(is_refused)[0])
+    entries = (shortest(np.broadcast_to(np.asarray(value), shape)[place]) for value in values)
+    return f"entry {place[0] if len(place) == 1 else place} is {', '.join(entries)}"
 
 
 def positive(name: str, value: Real) -> None:
@@ -99,13 +117,30 @@ def below_one(name: str, value: Real) -> None:
     within(name, value, 0.0, float(np.nextafter(1.0, 0.0)), span="[0, 1)")
 
 
+def no_list(name: str, value: Any) -> None:
+    """Refuse a list or a tuple where an array makes a batch."""
+    if isinstance(value, list | tuple):
+        raise TypeError(f"{name}: {value!r} is a {type(value).__name__}; a number or an array is needed")
+
+
+def one_batch(**values: Any) -> None:
+    """Refuse arrays that do not broadcast to one batch."""
+    try:
+        np.broadcast_shapes(*map(np.shape, values.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in values.items())
+        raise ValueError(f"{', '.join(values)}: shapes {shapes} do not broadcast to one batch") from None
+
+
 def sensitivity(value: Real) -> None:
     """Refuse a sensitivity that is not positive, or whose noise floats cannot hold."""
+    no_list("sensitivity", value)
     within("sensitivity", value, *_SENSITIVITY_RANGE)
 
 
 def epsilon(value: Real) -> None:
     """Refuse a budget outside [0.01, 20]."""
+    no_list("epsilon", value)
     within("epsilon", value, *EPSILON_RANGE)
 
 
@@ -119,20 +154,22 @@ def interval(lower: Real, upper: Real) -> None:
     limit = 1e150  # Squares of the width, hence variances, stay finite.
     within("lower", lower, -limit, limit)
     within("upper", upper, -limit, limit)
+    one_batch(lower=lower, upper=upper)
     low, high = concrete(lower), concrete(upper)
     if low is None or high is None:
         return
-    if not np.all(low < high):
-        raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)}; lower must be below upper")
-    if np.any(high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / limit)):
-        raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)} are too close to be told apart")
+    if not np.all(rises := low < high):
+        raise ValueError(f"lower, upper: {refused(~rises, lower, upper)}; lower must be below upper")
+    if np.any(is_narrow := high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / limit)):
+        raise ValueError(f"lower, upper: {refused(is_narrow, lower, upper)} are too close to be told apart")
 
 
 def budget(value: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
-    """Return an epsilon and the ends of an input interval as single numbers, or refuse them."""
+    """Return an epsilon and the ends of an input interval, numbers or arrays of a batch, or refuse them."""
     epsilon(value)
     interval(lower, upper)
-    return number("epsilon", value), number("lower", lower), number("upper", upper)
+    one_batch(epsilon=value, lower=lower, upper=upper)
+    return real("epsilon", value), real("lower", lower), real("upper", upper)
 
 
 def unbiased_for_any_two(name: str, mechanism: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -46,9 +46,23 @@ def choose(condition: Any, value: Any, other: Any) -> Any:
 _HOST_TYPES = frozenset({bool, int, float, type(None), np.ndarray, np.float64, np.float32, np.int64, np.bool_})
 
 
-def elementary(*values: object) -> ModuleType:
-    """Return jax.numpy if any value is a JAX array or tracer, else math: for formulas of single numbers."""
-    return math if namespace(*values) is np else jnp
+def elementary(*values: object) -> Any:
+    """Return jax.numpy if any value is a JAX array or tracer, else the functions of math, for NumPy's arrays too."""
+    if namespace(*values) is jnp:
+        return jnp
+    return _MATH_OF_ARRAYS if any(isinstance(value, np.ndarray) for value in values) else math
+
+
+# An entry of an array has the bits that the same number by itself has.
+_MATH_OF_ARRAYS = SimpleNamespace(**{name: np.vectorize(getattr(math, name), [float]) for name in ("exp", "expm1")})
+
+
+def squared(value: Any) -> Any:
+    """Return value^2; of an array's entry with the bits of Python's power, which is not always the nearest float."""
+    return _POWER(value, 2.0) if isinstance(value, np.ndarray) else value**2
+
+
+_POWER = np.vectorize(math.pow, [float])
 
 
 def floating(value: Real) -> Any:

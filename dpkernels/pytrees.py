@@ -32,5 +32,6 @@ def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
             object.__setattr__(item, name, value)
         return item
 
+    cls.leaf_names = staticmethod(names)  # type: ignore[attr-defined]
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls

@@ -19,6 +19,8 @@ from numbers import Rational
 from operator import add, sub
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from dpkernels.decimals import rational
 from dpkernels.proven import proven
 
@@ -82,9 +84,24 @@ def parse_charge(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
         return EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     if delta:
         raise TypeError(f"delta: {delta!r} is given beside that of a {type(epsilon).__name__}")
+    if shape := getattr(epsilon, "batch_shape", ()):
+        claims = (epsilon.epsilon, getattr(epsilon, "delta", 0.0))
+        if any(claim is None for claim in claims):
+            raise TypeError(f"epsilon: the {type(epsilon).__name__} claims no epsilon and delta")
+        return composed_claims(*(np.broadcast_to(np.asarray(claim, np.float64), shape) for claim in claims))
     # A mechanism that reports several coordinates of a vector costs their sum, of which its own epsilon is a rounding.
     reports, claim = getattr(epsilon, "sampled", 1), epsilon.coordinate if hasattr(epsilon, "sampled") else epsilon
     return EpsilonDelta(reports * _claimed("epsilon", claim.epsilon), _claimed("delta", getattr(claim, "delta", 0)))
+
+
+def composed_claims(epsilons: np.ndarray, deltas: np.ndarray) -> EpsilonDelta:
+    """Return the sums of the claims of a batch's entries, exactly: basic composition; equal claims are counted."""
+    totals = []
+    for name, values in (("epsilon", epsilons), ("delta", deltas)):
+        numbers, counts = np.unique(np.ravel(values), return_counts=True)
+        pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
+        totals.append(sum((count * amount(name, number) for number, count in pairs), Fraction(0)))
+    return EpsilonDelta(*totals)
 
 
 def _claimed(name: str, value: Any) -> Fraction:

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
+from dpkernels.batches import Batchable, each_entry
 from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, as_of, floating, like, namespace, vanishing
 
 # The probabilities beyond the ends of the intervals over which a general density is integrated.
 _TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
 
 
-class Noise(abc.ABC):
+class Noise(Batchable, abc.ABC):
     """A distribution on the real line, unimodal about 0: a frozen dataclass and a pytree of its parameters.
 
     Methods take NumPy arrays (evaluated in float64) or JAX arrays (in their type) of any shape, and broadcast.
@@ -166,6 +167,7 @@ class Distribution(Noise):
         """Return the integral of z^power f(z) over [a, b], power 0, 1 or 2; precise also for close ends."""
         return self._quadrature(power, a, b)
 
+    @each_entry
     def _quadrature(self, power: int, a: Real, b: Real) -> Any:
         points = self.quantiles
         xp = namespace(points, a, b)

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from dpkernels import checks
+from dpkernels.batches import each_entry
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Noise
 from dpkernels.numerics import Real, RealArray, floating, namespace
@@ -39,8 +41,9 @@ class Lattice(Noise):
             raise too_fine(self.step)
 
     def _farthest(self) -> int:
+        """Return the default reach; a batch has the one of the entry that needs the largest."""
         farthest = self._width * (math.sqrt(2 * _TAIL_NATS) if self.power == 2 else _TAIL_NATS) / self.step
-        return math.ceil(min(MOST_POINTS, farthest)) + 1
+        return math.ceil(min(MOST_POINTS, np.max(farthest))) + 1
 
     @property
     def _width(self) -> Any:
@@ -56,6 +59,7 @@ class Lattice(Noise):
         return self.step * xp.arange(-self.reach, self.reach + 1)
 
     @property
+    @each_entry
     def probabilities(self) -> Any:
         logs = self.log_weight(self.points)
         weights = namespace(logs).exp(logs)
@@ -65,6 +69,7 @@ class Lattice(Noise):
         """Return 0: there is no density."""
         return namespace(z, self.step).zeros_like(floating(z))
 
+    @each_entry
     def log_prob(self, z: Real) -> Real:
         """Return log_weight(z) minus the log of the total weight at a lattice point, and -inf elsewhere."""
         xp, logs = namespace(z, self.step, self._width), self.log_weight(self.points)
@@ -73,34 +78,41 @@ class Lattice(Noise):
         possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
         return xp.where(possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
 
+    @each_entry
     def nearest_possible(self, z: Real, tolerance: Any) -> Any:
         xp = namespace(z, self.step)
         point = self.step * xp.round(xp.clip(z / self.step, -self.reach - 1, self.reach + 1))
         return xp.where(xp.abs(z - point) <= xp.minimum(tolerance, self.step / 4), point, z)
 
+    @each_entry
     def cdf(self, z: Real) -> Real:
         xp = namespace(z, self.probabilities)
         below = xp.concatenate([xp.zeros(1), xp.cumsum(self.probabilities)])
         return xp.minimum(below[xp.searchsorted(self.points, floating(z), side="right")], 1.0)
 
+    @each_entry
     def icdf(self, u: Real) -> Real:
         xp = namespace(u, self.probabilities)
         index = xp.searchsorted(xp.cumsum(self.probabilities), u)
         return self.points[xp.minimum(index, 2 * self.reach)]
 
     @property
+    @each_entry
     def mean(self) -> Real:
         return 0.0 * self.step
 
     @property
+    @each_entry
     def variance(self) -> Real:
         return (self.probabilities * self.points**2).sum()
 
     @property
+    @each_entry
     def absolute_moment(self) -> Real:
         return (self.probabilities * namespace(self.points).abs(self.points)).sum()
 
     @property
+    @each_entry
     def atoms(self) -> tuple[RealArray, RealArray]:
         return self.points, self.probabilities
 

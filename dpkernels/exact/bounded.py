@@ -15,14 +15,14 @@ inputs. The tables that are built here are proposals; ``BoundedCertificate.of`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
 from operator import attrgetter, mul
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +43,19 @@ from dpkernels.exact.certificate import (
     moments,
     sliding_extremes,
 )
-from dpkernels.exact.sampler import AliasColumns, BoundedSampler, alias_columns, alias_kernel, fraction_bits, take
+from dpkernels.exact.sampler import (
+    AliasColumns,
+    BoundedSampler,
+    Stacked,
+    alias_columns,
+    alias_kernel,
+    fraction_bits,
+    report_constants,
+    rounded_rows,
+    stacked_alias_kernel,
+    step_factor,
+    take,
+)
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 from dpkernels.mechanisms.two_point import TwoPoint
@@ -221,16 +233,24 @@ def _from_runs(name: str, runs: Any) -> np.ndarray:
     return np.repeat(frozen_weights(values), counts)
 
 
-class WindowCertificate(BoundedCertificate, kind="window"):
+class _OfWindow(BoundedCertificate):
+    """The part of the certificates of window tables that serves the entries of a batch."""
+
+    table_type = WindowTable
+
+    @proven("window_tables#proof-for-the-entries-of-a-batch")
+    def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return which entries have another budget; ratios and means do not depend on the interval."""
+        return claims["epsilon"] != self.epsilon
+
+
+class WindowCertificate(_OfWindow, kind="window"):
     """Verified facts about one window table whose means are the inputs; see ``BoundedCertificate``."""
 
-    table_type = WindowTable
 
-
-class SquareWaveCertificate(BoundedCertificate, kind="placed window"):
+class SquareWaveCertificate(_OfWindow, kind="placed window"):
     """Verified facts about a window table placed at the input: the mean lies between the input and the middle."""
 
-    table_type = WindowTable
     is_unbiased = False
     facts = tuple("slope" if name == "mean_error" else name for name in BoundedCertificate.facts)
 
@@ -259,11 +279,101 @@ class ExactWindow(BoundedSampler):
             return self._values[np.dtype(dtype)].take(outcomes)
         return self.reports_at(2 * outcomes - (self.table.codes - 1), dtype)
 
+    def entry_places(self, claims: Mapping[str, np.ndarray]) -> WindowPlace:
+        """Return the places of the table on the intervals of entries, by the arithmetic of one interval."""
+        lower, upper = claims["lower"], claims["upper"]
+        table, scale = self.table, self.table.slope * self.table.total / self.table.rise
+        pairs, inverse = np.unique(np.stack([lower, upper], -1), axis=0, return_inverse=True)
+        constants = [report_constants((low + high) / 2, (high - low) * scale) for low, high in _decimals(pairs)]
+        columns = np.array(constants).reshape(-1, 3)[inverse.ravel()].T
+        return WindowPlace(lower, step_factor(table.shifts, lower, upper), *columns)
+
+    def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
+        narrowest = float((claims["upper"] - claims["lower"]).min())
+        return math.ldexp(narrowest / self.table.shifts, -self.fraction_bits - 10)
+
+    @classmethod
+    def stacked(cls, samplers: Sequence[ExactWindow]) -> Stacked:
+        """Return the reports of several tables; the numbers of an entry are its place, and its table's columns."""
+        tables = [sampler.table for sampler in samplers]
+        if len(tables) == 1:
+            return Stacked(samplers[0]._placed_reports, ())
+        numbers, codes = _stacked_kernel(tables)
+        bits = np.array([fraction_bits(table.shifts) for table in tables])
+        steps = np.array([table.shifts for table in tables]) << bits
+        far = np.array([table.codes - 1 for table in tables], np.int32)
+        is_masked = (samplers[0].words[1].bits > bits).any()
+
+        def reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+            (noise, rounding), (steps, bits, far, *columns), xp = words, table, namespace(x)
+            place = WindowPlace(*place)
+            doubled = (x.astype(np.float64, copy=False) - place.first) * place.factor
+            position = (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(np.int64) + 1) >> 1
+            low_bits = rounding.astype(np.int64)
+            if is_masked:
+                low_bits = low_bits & ((1 << bits) - 1)
+            row = ((position + low_bits) >> bits).astype(np.int32)
+            doubled_code = 2 * codes(noise, row, *columns) - far
+            return place.reports(doubled_code, x.dtype)
+
+        return Stacked(reports, (steps, bits, far, *numbers))
+
+    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: Any) -> RealArray:
+        (noise, rounding), place = words, WindowPlace(*place)
+        rows = rounded_rows(x, rounding, self.table.shifts, place.first, place.factor)
+        return place.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
+
+    @property
+    def stack(self) -> tuple[Any, ...]:
+        return (*super().stack, self.table.is_flat)
+
     @cached_property
     def _values(self) -> dict[np.dtype, np.ndarray]:
         """Return the values of all codes: one look-up costs less than the formula."""
         doubled = np.array(self.table.doubled_places, np.int32)
         return {np.dtype(dtype): self.reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
+
+
+class WindowPlace(NamedTuple):
+    """Where a window table is: arrays with a number for every value."""
+
+    first: Any
+    factor: Any  # Of the distance from the first input to doubled steps.
+    centre: Any
+    coarse: Any
+    fine: Any
+
+    def reports(self, doubled: RealArray, dtype: Any) -> RealArray:
+        """Return the reports of doubled places, as ``report_kernel`` does."""
+        codes = doubled.astype(np.float64)
+        return ((codes * self.coarse + self.centre) + codes * self.fine).astype(dtype, copy=False)
+
+
+def _decimals(pairs: np.ndarray) -> Iterator[tuple[Fraction, Fraction]]:
+    return ((rational(low), rational(high)) for low, high in pairs.tolist())
+
+
+def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ...], Callable[..., RealArray]]:
+    """Return the numbers of every table, and the sampler (word, row, numbers of each value's table) -> code."""
+    if not tables[0].is_flat:
+        columns = [alias_columns(table.outcomes, table.bits) for table in tables]
+        outcomes, *numbers = stacked_alias_kernel(columns)
+        lengths = np.array([table.codes for table in tables], np.int32)
+
+        def codes(r: RealArray, row: RealArray, start: Any, log_columns: Any, n: Any) -> RealArray:
+            outcome = outcomes(r, start, log_columns)
+            return namespace(r).where(outcome < n, outcome, row + outcome - n)
+
+        return (*numbers, lengths), codes
+    word = np.dtype(f"uint{tables[0].bits}").type
+    heights = [np.array([getattr(table, name)[0] for table in tables], word) for name in ("base", "window")]
+    base_totals = np.array([table.codes * int(table.base[0]) for table in tables], word)
+
+    def divided(r: RealArray, row: RealArray, a: Any, kappa: Any, base_total: Any) -> RealArray:
+        in_base, in_window = (r // a).astype(np.int32), row + ((r - base_total) // kappa).astype(np.int32)
+        return namespace(r).where(r < base_total, in_base, in_window)
+
+    return (*heights, base_totals), divided
 
 
 @proven("row_mixtures#proof")
@@ -453,6 +563,8 @@ def windowed_table(
     With ``codes``, any deviation is accepted, of a table with at most this many codes and the total 2^bits. A
     CertificateError says that the mechanism's height is not private at its epsilon, or that no table is near enough.
     """
+    interval = {"lower": float(mechanism.lower), "upper": float(mechanism.upper)}
+    mechanism = mechanism.on_unit()  # So that the weights do not depend on the interval.
     relative, best_deviation = _permitted_height(mechanism), math.inf
     best: Any = None
     is_flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
@@ -470,16 +582,16 @@ def windowed_table(
             if off < best_deviation:
                 best, best_deviation = table, off
             if not divides and best_deviation <= _ACCEPTED_DEVIATION:
-                return best
+                return replace(best, **interval)
         if best_deviation <= _ACCEPTED_DEVIATION:
-            return best
+            return replace(best, **interval)
     if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
         raise CertificateError(
             f"lattice: no table of at most {_MOST_CODES} codes and at least {_FEWEST_ROWS} rows has the variance of a "
             f"window of width {shortest(mechanism.width)} at epsilon {shortest(mechanism.epsilon)} to within "
             f"{PROMISED_DEVIATION}"
         )
-    return best
+    return replace(best, **interval)
 
 
 def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:

@@ -209,6 +209,19 @@ class Certificate(abc.ABC):
     def lines(self) -> list[tuple[str, str]]:
         """Return labels and texts of the printed certificate, without its coverage and its parts' certificates."""
 
+    @property
+    def entry_claims(self) -> tuple[str, ...]:
+        """Return the names of the numbers that a batch's entry claims by this certificate: attributes of both."""
+        return ("epsilon",)
+
+    def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return which entries of a batch may not claim these numbers by this certificate: all that are not its own.
+
+        A class whose integers serve other intervals or sensitivities, too, decides by itself.
+        """
+        own = {name: float(attrgetter(name)(self)) for name in self.entry_claims}
+        return np.any([values != own[name] for name, values in claims.items()], axis=0)
+
     @classmethod
     @abc.abstractmethod
     def certified(cls, payload: dict[str, Any]) -> Self:
@@ -328,6 +341,12 @@ class BoundedCertificate(Certificate):
         return max(abs(self.table.row_mean(s) - self.table.row_input(s)) for s in (0, self.table.shifts))
 
     worst_variance = property(attrgetter("table.worst_variance"))
+    lower = property(attrgetter("table.lower"))
+    upper = property(attrgetter("table.upper"))
+
+    @property
+    def entry_claims(self) -> tuple[str, ...]:
+        return ("epsilon", "lower", "upper", *(() if self.sensitivity is None else ("sensitivity",)))
 
     @property
     def covers(self) -> str:

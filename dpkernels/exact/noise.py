@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +62,11 @@ from dpkernels.exact.sampler import (
     ROUNDING_STREAM,
     ExactSampler,
     Later,
+    Stacked,
     Words,
     alias_columns,
     alias_kernel,
+    stacked_alias_kernel,
 )
 from dpkernels.exact.tail import EDGE, FARTHEST, Tail, check_pure
 from dpkernels.mechanisms.additive import NORMS, Additive, AdditiveVector
@@ -188,11 +190,18 @@ class NoiseTable:
 
     def kernel(self) -> Callable[[RealArray], RealArray]:
         """Return the sampler, random word of ``bits`` bits -> code, int32; the one before the first draws the rest."""
-        weights, first = self.weights, np.int32(self.first)
-        if self.rest:
-            weights, first = np.append(np.uint64(self.rest), weights), np.int32(self.first - 1)
-        outcomes = alias_kernel(alias_columns(weights, self.bits))
+        outcomes, first = alias_kernel(alias_columns(self.kernel_weights, self.bits)), np.int32(self.kernel_first)
         return lambda r: outcomes(r) + first
+
+    @property
+    def kernel_weights(self) -> np.ndarray:
+        """Return the weights of the sampler's outcomes: that of the rest comes first, if there is one."""
+        return np.append(np.uint64(self.rest), self.weights) if self.rest else self.weights
+
+    @property
+    def kernel_first(self) -> int:
+        """Return the code of the first outcome."""
+        return self.first - 1 if self.rest else self.first
 
     def to_dict(self) -> dict[str, Any]:
         # A copy of the list that is sampled, because the caller may change it.
@@ -343,6 +352,34 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     )
 
     bias = property(attrgetter("table.mean"))
+    entry_claims = ("epsilon", "delta", "sensitivity")
+
+    @cached_property
+    def bins_log2(self) -> int | None:
+        """Return log2 of the bins into which ``grid`` cuts the sensitivity; None for another grid, as of a lattice."""
+        place = self.table.grid_log2, self.table.points_per_bin
+        try:
+            own = (
+                p for p in range(-_WIDEST, _FINEST + 1) if grid(Fraction(self.sensitivity), Fraction(2) ** p) == place
+            )
+            return next(own, None)
+        except CertificateError:
+            return None
+
+    @proven("noise_tables#proof-for-the-entries-of-a-batch")
+    def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return which entries have another budget, or are other cells apart on their grid than this certificate's."""
+        is_other = (claims["epsilon"] != self.epsilon) | (claims["delta"] != self.delta)
+        D = claims["sensitivity"]
+        if self.bins_log2 is None:
+            return is_other | (self.sensitivity != D)
+        exponents, points, M = grids(D, self.bins_log2)
+        is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
+        if self.shift < 1:
+            shift, apart = int(self.shift * (1 << 32)), -((-points << 32) // M)
+        else:
+            shift, apart = int(self.shift), -(-points // M)
+        return is_other | is_far | (apart != shift)
 
     @property
     def covers(self) -> str:
@@ -667,7 +704,12 @@ class ExactNoise(ExactSampler):
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         """Return the reports; those of ``are_incomplete`` are of no use."""
         noise, rounding = words
-        return self._values(self.positions(x, rounding) + self.kernel(noise), x.dtype)
+        place = self.place
+        return _values(positions(x, rounding, place) + self.kernel(noise), place, x.dtype)
+
+    @cached_property
+    def place(self) -> NoisePlace:
+        return NoisePlace.of(self.table.grid_log2, self.table.points_per_bin)
 
     def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
         """Return the indices of words that draw a tail or the remainder.
@@ -687,6 +729,49 @@ class ExactNoise(ExactSampler):
         weight = self.table.rest
         return None if weight << self.table.codes.bit_length() >= 1 << self.table.bits else np.uint64(weight)
 
+    def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
+        """Return the positions of inputs, in cells."""
+        return positions(x, rounding, self.place)
+
+    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+        """Return the places of the table for the sensitivities of entries."""
+        D, bins_log2 = claims["sensitivity"], self.certificate.bins_log2
+        if bins_log2 is None:
+            table = self.table
+            return NoisePlace.of(np.full(len(D), table.grid_log2), np.full(len(D), table.points_per_bin))
+        exponents, _, M = grids(D, bins_log2)
+        return NoisePlace.of(exponents, M)
+
+    def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
+        return 1 / float(self.entry_places(claims).finer.max())
+
+    def completed_at(
+        self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later, place: tuple[Any, ...]
+    ) -> RealArray:
+        """Return ``all_reports`` of values with places of their own."""
+        return self.completed(x, noise, rounding, later, NoisePlace(*place))
+
+    @classmethod
+    def stacked(cls, samplers: Sequence[ExactNoise]) -> Stacked:
+        """Return the noise of several tables; the numbers of an entry are its place, and its table's columns."""
+        if len(samplers) == 1:
+            return Stacked(samplers[0]._placed_reports, ())
+        columns = [alias_columns(sampler.table.kernel_weights, sampler.table.bits) for sampler in samplers]
+        outcomes, *numbers = stacked_alias_kernel(columns)
+        firsts = np.array([sampler.table.kernel_first for sampler in samplers], np.int32)
+
+        def reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+            (noise, rounding), (*columns_of_table, first) = words, table
+            place = NoisePlace(*place)
+            code = outcomes(noise, *columns_of_table) + first
+            return _values(positions(x, rounding, place) + code, place, x.dtype)
+
+        return Stacked(reports, (*numbers, firsts))
+
+    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: Any) -> RealArray:
+        (noise, rounding), place = words, NoisePlace(*place)
+        return _values(positions(x, rounding, place) + self.kernel(noise), place, x.dtype)
+
     def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
         """Return the reports, those of the tail or the remainder by the words of later turns.
 
@@ -696,7 +781,7 @@ class ExactNoise(ExactSampler):
             return self.reports(x, *words)
         noise, rounding = words
         if namespace(noise) is np:
-            return self._completed(x, noise, rounding, later)
+            return self.completed(x, noise, rounding, later, self.place)
         # Seldom any of these goes on; if none does, the words of later turns are not drawn.
         weight = self._smallest_words
         goes_on = self._goes_on(self.kernel(noise)) if weight is None else noise < weight
@@ -704,27 +789,27 @@ class ExactNoise(ExactSampler):
 
         def complete(state: tuple[Any, Any]) -> tuple[Any, Any]:
             # Turn 0 draws the noise words again, so that they need not be kept for this.
-            return state[0] & False, self._completed(x, later(jnp.uint32(0)), rounding, later)
+            return state[0] & False, self.completed(x, later(jnp.uint32(0)), rounding, later, self.place)
 
         # A loop of at most one turn: under vmap, lax.cond would compute both branches.
         return jax.lax.while_loop(lambda state: state[0], complete, state)[1]
 
-    def _completed(self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later) -> RealArray:
+    def completed(
+        self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later, place: NoisePlace
+    ) -> RealArray:
+        """Return ``all_reports`` of a table with a rest, for inputs at a place, or at one place each."""
         code = self.kernel(noise)
-        xp, goes_on, position = namespace(code), self._goes_on(code), self.positions(x, rounding)
+        xp, goes_on, position = namespace(code), self._goes_on(code), positions(x, rounding, place)
         if self.table.remainder:
             further = self._further_kernel(later(xp.uint32(1))) + np.int32(self.table.remainder.first)
-            return self._values(position + xp.where(goes_on, further, code), x.dtype)
+            return _values(position + xp.where(goes_on, further, code), place, x.dtype)
         # The first turn draws the side, and the others the blocks.
         side = (later(xp.uint32(1)) & noise.dtype.type(1)).astype(np.int64) * 2 - 1
         far = side * self._distance(goes_on, later)
-        return self._values(xp.clip(position + xp.where(goes_on, far, code), -EDGE, EDGE), x.dtype)
+        return _values(xp.clip(position + xp.where(goes_on, far, code), -EDGE, EDGE), place, x.dtype)
 
     def _goes_on(self, code: RealArray) -> RealArray:
         return code < np.int32(self.table.first)
-
-    def _values(self, position: RealArray, dtype: Any) -> RealArray:
-        return (position.astype(np.float64) * float(self.table.bin_width)).astype(dtype, copy=False)
 
     def _distance(self, in_tail: RealArray, later: Later) -> RealArray:
         """Return the distance from 0 of codes in the tail, int64, drawn with the words of as many turns as it takes."""
@@ -753,19 +838,44 @@ class ExactNoise(ExactSampler):
     def _further_kernel(self) -> Any:
         return (self.table.remainder or self.table.tail).kernel()
 
-    def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
-        """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
-        table, offset = self.table, 1 << 62
-        xp = namespace(x)
-        # x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers.
-        doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grid_log2))
-        # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
-        doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
-        r = rounding.astype(np.uint64) * np.uint64(table.points_per_bin) >> np.uint64(32)
-        # Division is faster without signs, so a multiple of M is added and taken off again.
-        ahead = offset // table.points_per_bin
-        shifted = (((doubled + 1) >> 1) + ahead * table.points_per_bin).astype(np.uint64) + r
-        return (shifted // np.uint64(table.points_per_bin)).astype(np.int64) - ahead
+
+class NoisePlace(NamedTuple):
+    """Where a table is: plain numbers, or arrays with a number for every value."""
+
+    finer: Any  # 2/g
+    points_per_bin: Any  # M
+    ahead: Any  # floor(2^62/M)
+    bin_width: Any  # h = M g
+
+    @classmethod
+    def of(cls, grid_log2: Any, points_per_bin: Any) -> NoisePlace:
+        """Return the place of a grid."""
+        if isinstance(grid_log2, int):
+            width = float(points_per_bin * Fraction(2) ** grid_log2)
+            return cls(2.0 ** (1 - grid_log2), points_per_bin, _AHEAD // points_per_bin, width)
+        M = np.asarray(points_per_bin, np.int64)
+        return cls(np.ldexp(1.0, 1 - grid_log2), M, _AHEAD // M, np.ldexp(M.astype(np.float64), grid_log2))
+
+
+_AHEAD = 1 << 62
+
+
+def positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
+    """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
+    xp, M, one = namespace(x), place.points_per_bin, np.uint64
+    # x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers.
+    doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
+    # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
+    doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
+    unsigned = one(M) if isinstance(M, int) else M.astype(np.uint64)
+    r = rounding.astype(np.uint64) * unsigned >> one(32)
+    # Division is faster without signs, so a multiple of M is added and taken off again.
+    shifted = (((doubled + 1) >> 1) + place.ahead * M).astype(np.uint64) + r
+    return (shifted // unsigned).astype(np.int64) - place.ahead
+
+
+def _values(position: RealArray, place: NoisePlace, dtype: Any) -> RealArray:
+    return (position.astype(np.float64) * place.bin_width).astype(dtype, copy=False)
 
 
 # Construction
@@ -850,7 +960,7 @@ def noise_table(
     if isinstance(noise, Lattice):
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
         return _table(weights / weights.sum(), -noise.reach, bits, *lattice_grid(noise.step, sensitivity))
-    D = float(sensitivity)
+    noise, D = in_units(noise, float(sensitivity))
     low, high = _ends(noise, D, bits)
     parts_log2 = min(_FINEST, _parts_log2(codes, D, high - low))
     if high - low > _MOST_CODES * D:
@@ -865,9 +975,9 @@ def endless_table(
     noise: Noise, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0], stretch: float = PURE_STRETCHES[0]
 ) -> NoiseTable:
     """Return a table with a tail for neighbours up to ``sensitivity`` apart, with the bins of ``noise_table``."""
-    D = float(sensitivity)
     if isinstance(noise, Lattice):
         return tailed_table(noise, 1, *lattice_grid(noise.step, sensitivity), bits, stretch)
+    noise, D = in_units(noise, float(sensitivity))
     low, high = _ends(noise, D, bits)
     parts_log2 = min(_FINEST, _parts_log2(codes, D, high - low))
     reach = 2 * float(cast(Distribution, noise).isf(np.float64(_TAIL_MASS)))
@@ -954,6 +1064,17 @@ def tailed_table(
     return replace(table, weights=table.weights[1:-1], first=-last, tail=Tail(int(table.weights[0]), weights, bits))
 
 
+def in_units(noise: Noise, sensitivity: float) -> tuple[Noise, float]:
+    """Return the noise in units of the sensitivity, and 1, so that tables depend on ratios alone.
+
+    Noise that cannot be rescaled is left as it is, with its sensitivity.
+    """
+    try:
+        return noise.rescale(1.0, sensitivity), 1.0
+    except TypeError:
+        return noise, sensitivity
+
+
 def _parts_log2(codes: int, sensitivity: float, width: float) -> int:
     """Return log2 of the largest power of two of cells per sensitivity that keeps within the number of codes."""
     return max(0, math.floor(math.log2(codes * sensitivity / width)))
@@ -1031,6 +1152,14 @@ def grid(sensitivity: Fraction, bins: int | Fraction) -> tuple[int, int]:
             f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
         )
     return grid_log2, math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), bins))
+
+
+def grids(sensitivities: np.ndarray, bins_log2: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for every sensitivity D, (grid_log2, ceil(D/g), M) of ``grid`` with 2^bins_log2 bins; exact."""
+    exponents = np.frexp(sensitivities)[1].astype(np.int64) - 1 - _GRID_BITS
+    points = np.ceil(np.ldexp(sensitivities, -exponents)).astype(np.int64)  # At most 2^23: exact in floats.
+    M = -(-points >> bins_log2) if bins_log2 >= 0 else points << -bins_log2
+    return exponents, points, M
 
 
 def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:

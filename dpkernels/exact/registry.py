@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, singledispatch
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import jax
@@ -15,6 +18,8 @@ from dpkernels import checks
 from dpkernels.bounded_json import integer
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import float_at_least, rational, shortest
+from dpkernels.distributions.discrete import Lattice
+from dpkernels.exact.batches import ExactBatch, exact_batch
 from dpkernels.exact.bounded import (
     ExactRows,
     ExactWindow,
@@ -29,7 +34,7 @@ from dpkernels.exact.bounded import (
 )
 from dpkernels.exact.categories import CategorySampler, category_sampler
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
-from dpkernels.exact.noise import ExactNoise, noise_certificate, vector_certificate
+from dpkernels.exact.noise import ExactNoise, in_units, noise_certificate, vector_certificate
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
@@ -67,6 +72,10 @@ class MixtureCertificate(Certificate, kind="mixture"):
     @property
     def weight(self) -> Fraction:
         return Fraction(self.threshold, 1 << 32)
+
+    entry_claims = ("epsilon", "lower", "upper")
+    lower = property(attrgetter("first.table.lower"))
+    upper = property(attrgetter("first.table.upper"))
 
     @property
     def epsilon(self) -> float:
@@ -210,15 +219,49 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
-    if (sampler := _cached.get(mechanism)) is not None:  # First, so that a release of few values is fast.
+    if (sampler := _batches.get(id(mechanism)) or _cached.get(mechanism)) is not None:  # First, for few values.
         return sampler
-    if isinstance(mechanism, ExactSampler | ExactMultivariate | CategorySampler):
+    if isinstance(mechanism, ExactSampler | ExactMultivariate | CategorySampler | ExactBatch):
         return mechanism
+    if getattr(mechanism, "batch_shape", ()):
+        return _of_batch(mechanism)
     if _has_hash(mechanism):
         return _cached(mechanism)
     if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter is an array.
         return _cached(_of_numbers(mechanism))
     return _sampler(mechanism)
+
+
+# Of batches that are in use: arrays have no fast hash, but they are read-only.
+_batches: dict[int, ExactBatch] = {}
+
+
+def _of_batch(batch: Any) -> ExactBatch:
+    sampler = exact_batch(batch, _in_units(batch), exact_sampler)
+    _batches[id(batch)] = sampler
+    weakref.finalize(batch, _batches.pop, id(batch), None)
+    return sampler
+
+
+@singledispatch
+def _in_units(mechanism: Any) -> Any:
+    """Return what decides the table of every entry of a batch: parameters in units of its interval or sensitivity."""
+    return mechanism
+
+
+@_in_units.register(Windowed)
+@_in_units.register(SquareWave)
+@_in_units.register(TwoPoint)
+def _(mechanism: Any) -> Any:
+    return mechanism.on_unit()
+
+
+@_in_units.register
+def _(mechanism: Additive) -> Additive:
+    if mechanism.sensitivity is None or isinstance(mechanism.noise, Lattice):
+        return mechanism
+    noise, unit = in_units(mechanism.noise, mechanism.sensitivity)
+    return dataclasses.replace(mechanism, noise=noise, sensitivity=unit)
 
 
 def _has_hash(item: Any) -> bool:

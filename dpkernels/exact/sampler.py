@@ -10,12 +10,12 @@ from __future__ import annotations
 import abc
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, reduce
 from operator import and_, attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +75,11 @@ class ExactSampler(abc.ABC):
         return Derived(self)
 
     @property
+    def stack(self) -> tuple[Any, ...] | None:
+        """Return what samplers have in common that ``stacked`` joins; None if the class joins none."""
+        return (type(self), self.words) if hasattr(self, "stacked") else None
+
+    @property
     @abc.abstractmethod
     def words(self) -> tuple[Words, ...]:
         """Return the types of the random words that ``reports`` takes, in order."""
@@ -83,6 +88,10 @@ class ExactSampler(abc.ABC):
     @abc.abstractmethod
     def subnormal_safe_radius(self) -> float:
         """Return the distance from 0 within which inputs may be read as 0, as processors read subnormal numbers."""
+
+    def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
+        """Return the least ``subnormal_safe_radius`` of the entries of a batch that have this table."""
+        return self.subnormal_safe_radius
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: cached values are made again from them, and compiled programs cannot be pickled."""
@@ -267,6 +276,33 @@ def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
     return outcomes
 
 
+class Stacked(NamedTuple):
+    """The reports of several tables of one kind, with the numbers of every table."""
+
+    reports: Callable[..., Any]  # (x, words, numbers of each value's place, numbers of each value's table) -> reports
+    tables: tuple[np.ndarray, ...]  # The numbers, one a table, in arrays.
+
+
+def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[..., RealArray], np.ndarray, np.ndarray]:
+    """Return ``alias_kernel`` of several tables, of words of one length, and the two numbers that it takes of each.
+
+    The numbers are where the table begins among all columns, and log2 of its number of columns.
+    """
+    packed = np.concatenate([each.packed for each in columns])
+    starts = np.cumsum([0, *(len(each.packed) for each in columns[:-1])])
+    bits, word = columns[0].bits, packed.dtype.type
+    logs = np.array([each.log_columns for each in columns], packed.dtype)
+
+    def outcomes(r: RealArray, start: RealArray, log_columns: RealArray) -> RealArray:
+        column = (r >> (word(bits) - log_columns)).astype(np.int64)
+        ones = (word(1) << log_columns) - word(1)
+        entry = take(packed, start + column)
+        below = (r << log_columns | ones) < entry
+        return namespace(r).where(below, column, (entry & ones).astype(np.int64)).astype(np.int32)
+
+    return outcomes, starts.astype(np.int64), logs
+
+
 def fraction_bits(shifts: int) -> int:
     """Return bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
     return 16 if shifts >= 256 else 30 - shifts.bit_length()
@@ -280,8 +316,18 @@ def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, l
     steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
     docs/proofs/row_mixtures.md.
     """
+    return rounded_rows(x, rounding, shifts, first, step_factor(shifts, first, last))
+
+
+def step_factor(shifts: int, first: Any, last: Any) -> Any:
+    """Return the factor from a distance from the first row to doubled steps of ``positions``."""
+    return 2 * (shifts << fraction_bits(shifts)) / (last - first)
+
+
+def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Any, factor: Any) -> RealArray:
+    """Return ``nearest_rows`` from the first row and the ``step_factor``: numbers, or one for every value."""
     bits = fraction_bits(shifts)
-    position = positions(x, shifts, first, last)
+    position = _positions(x, shifts, first, factor)
     low_bits = rounding.astype(position.dtype)
     if 8 * rounding.dtype.itemsize > bits:
         low_bits = low_bits & ((1 << bits) - 1)
@@ -296,26 +342,33 @@ def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray
     o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round
     otherwise than one that does not, and reports must be the same bits on both.
     """
+    return _positions(x, shifts, first, step_factor(shifts, first, last))
+
+
+def _positions(x: RealArray, shifts: int, first: Any, factor: Any) -> RealArray:
     steps = shifts << fraction_bits(shifts)
     xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
-    doubled = (x.astype(np.float64, copy=False) - first) * (2 * steps / (last - first))
+    doubled = (x.astype(np.float64, copy=False) - first) * factor
     return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
 
 
 def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]:
     """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
-
-    def short(number: Fraction) -> float:
-        mantissa, exponent = math.frexp(float(number))
-        return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
-
-    # Half the step is a sum of two numbers of 29 bits, so products are exact, fused with the sums or not.
-    half, centre = step / 2, float(middle)
-    coarse = short(half)
-    fine = short(half - Fraction(coarse))
+    centre, coarse, fine = report_constants(middle, step / 2)
 
     def reports(doubled: RealArray, dtype: Any) -> Any:
         codes = doubled.astype(np.float64)
         return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
 
     return reports
+
+
+def report_constants(middle: Fraction, half: Fraction) -> tuple[float, float, float]:
+    """Return the middle, and half a step as a sum of two numbers of 29 bits: products are exact, fused or not."""
+
+    def short(number: Fraction) -> float:
+        mantissa, exponent = math.frexp(float(number))
+        return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
+
+    coarse = short(half)
+    return float(middle), coarse, short(half - Fraction(coarse))

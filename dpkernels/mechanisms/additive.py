@@ -119,7 +119,8 @@ class Additive(Mechanism):
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         noise_atoms, probability = self.noise.atoms
-        column = (-1, *[1] * np.ndim(x))
+        batch = noise_atoms.shape[1:]
+        column = (-1, *[1] * (np.ndim(x) - len(batch)), *batch)
         return x + noise_atoms.reshape(column), probability.reshape(column) + 0.0 * floating(x)
 
 
@@ -222,6 +223,8 @@ def on_vectors(
     """
     checks.one_of("norm", norm, NORMS)
     checks.whole("dimensions", dimensions, 1, 1 << 31)
+    if mechanism.batch_shape:
+        raise ValueError(f"mechanism: is a batch of shape {mechanism.batch_shape}; the noise of a vector is one")
     if mechanism.sensitivity is None or mechanism.epsilon is None or mechanism.delta is None:
         raise ValueError("mechanism: claims nothing; it needs a sensitivity, epsilon and delta")
     if lattice is not None:

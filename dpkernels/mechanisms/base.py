@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.batches import Batchable, check_fits
 from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
@@ -26,7 +27,7 @@ _LATTICE = 1e-8
 METHODS = ("mixture", "inverse")
 
 
-class Mechanism(abc.ABC):
+class Mechanism(Batchable, abc.ABC):
     """A randomised map from a number to a report.
 
     Methods take NumPy arrays (evaluated by NumPy, in float64) or JAX arrays and tracers (evaluated by JAX, in
@@ -140,13 +141,16 @@ class Mechanism(abc.ABC):
 
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
-            x: inputs. Float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
+            x: inputs, for a batch of shape (..., *batch_shape). Float32 and float64 are kept, others become float32. Flat
+                index i uses uniform i of the key.
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
         """
         check_key(key)
         checks.one_of("method", method, METHODS)
-        return sample_from(self, key, 0, jnp.asarray(x), method)
+        x = jnp.asarray(x)
+        check_fits(x.shape, self.batch_shape)
+        return sample_from(self, key, 0, x, method)
 
 
 class Local(Mechanism):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.batches import each_entry, entrywise, has_axes
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import Real, elementary, floating, namespace
@@ -86,6 +87,7 @@ class CentralPiecewise(Parabolic):
         return 1 + self.half_widths[-1]
 
     @property
+    @each_entry
     def output_interval(self) -> tuple[Real, Real]:
         far = self.reach * self.scale
         return self.middle - far, self.middle + far
@@ -95,6 +97,7 @@ class CentralPiecewise(Parabolic):
         middle, half = self.middle, (self.upper - self.lower) / 2
         return (floating(y) - middle) / self.scale, (floating(x) - middle) / half
 
+    @each_entry
     def pdf(self, y: Real, x: Any) -> Any:
         (v, t), (windows, base) = self._scaled(y, x), self.masses
         xp = namespace(v, t, base)
@@ -103,6 +106,7 @@ class CentralPiecewise(Parabolic):
             density = density + xp.where(xp.abs(v - t) <= r, w / (2 * r), 0.0)
         return density / self.scale
 
+    @each_entry
     def cdf(self, y: Real, x: Real) -> Real:
         (v, t), (windows, base) = self._scaled(y, x), self.masses
         xp = namespace(v, t, base)
@@ -111,6 +115,7 @@ class CentralPiecewise(Parabolic):
             total = total + w * xp.clip(((v - t) / r + 1) / 2, 0.0, 1.0)
         return total
 
+    @each_entry
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the point of the step that holds u; a report above the input mirrors one below it."""
         (_, t), (windows, base), V = self._scaled(x, x), self.masses, self.reach
@@ -126,6 +131,7 @@ class CentralPiecewise(Parabolic):
         v = xp.clip(v, -V, t)
         return self.middle + self.scale * xp.where(mirrored, -v, v)
 
+    @each_entry
     def variance(self, x: Real) -> Real:
         """Return (R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
         (windows, base), half = self.masses, (self.upper - self.lower) / 2
@@ -133,6 +139,7 @@ class CentralPiecewise(Parabolic):
         spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
         return half**2 * (X**2 * spread + (X - 1) * self._scaled(x, x)[1] ** 2)
 
+    @each_entry
     def absolute_error(self, x: Real) -> Real:
         """Return 2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
         (v, t), (windows, base) = self._scaled(x, x), self.masses
@@ -166,8 +173,16 @@ def central_piecewise(
         >>> round(float(m.worst_variance), 4)
         0.459
     """
-    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     checks.sensitivity(sensitivity)
+    if has_axes(epsilon, lower, upper, sensitivity, core):
+
+        def entry(epsilon: float, lower: float, upper: float, sensitivity: float, own_core: float = 0.0) -> Any:
+            height = core if isinstance(core, str) else own_core
+            interval: Any = {"lower": lower, "upper": upper}
+            return central_piecewise(epsilon=epsilon, sensitivity=sensitivity, steps=steps, core=height, **interval)
+
+        return entrywise(entry, epsilon, lower, upper, sensitivity, *(() if isinstance(core, str) else (core,)))
+    epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     D = checks.number("sensitivity", sensitivity)
     if isinstance(core, str) and core not in ("best", "published"):
         raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.batches import entrywise, has_axes
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import MOST_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
@@ -93,7 +94,7 @@ def composite(
         width = best if width is None else width
     checks.within("width", width, 0.0, 2.0, open_ends=True)
     checks.within("width", width, NARROWEST, 2.0)
-    m = checks.number("width", width)
+    m = checks.real("width", width)
     relative = windowed.relative_height(h, g, m, epsilon, condition)
     return Windowed(h, g, m, relative, lower, upper, epsilon)
 
@@ -150,10 +151,10 @@ def hybrid(*, epsilon: Real, lower: Real, upper: Real, share: Real | None = None
     spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
     if share is not None:
         checks.within("share", share, 0.0, 1.0, open_ends=True)
-        return Mixture(spread, points, checks.number("share", share))
+        return Mixture(spread, points, checks.real("share", share))
     weight = -elementary(epsilon).expm1(-epsilon / 2)
-    if checks.concrete(epsilon) is None:
-        return Mixture(spread, points, jnp.where(epsilon <= HYBRID_EPSILON, 0.0, weight))
+    if checks.concrete(epsilon) is None or np.ndim(epsilon):
+        return Mixture(spread, points, namespace(epsilon).where(epsilon <= HYBRID_EPSILON, 0.0, weight))
     return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)
 
 
@@ -162,7 +163,7 @@ def _width(eta: Real | None) -> Real | None:
         return None
     checks.within("eta", eta, 1.0, math.inf, open_ends=True)
     checks.within("eta", eta, 1.0, 2 / NARROWEST)
-    return 2 / checks.number("eta", eta)
+    return 2 / checks.real("eta", eta)
 
 
 def window_of(window: Any) -> Window:
@@ -329,7 +330,7 @@ def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Rea
     beyond = xp.exp(-upper / scale)
     further = upper <= highest
     inner = xp.where(further, 2 - odds * beyond, (2 - beyond) / odds)
-    if checks.concrete(inner) is not None and not (upper > 0 and 0 < inner < 1):
+    if checks.concrete(inner) is not None and not np.all((upper > 0) & (inner > 0) & (inner < 1)):
         lowest = max(0.0, scale * math.log(odds / 2))
         furthest = -scale * math.log(2 - odds) if odds < 2 else math.inf
         span = f"({shortest(lowest)}, {shortest(furthest)})"
@@ -367,6 +368,8 @@ def truncated_gaussian(
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     if bound is not None:
         checks.positive("bound", bound)
+    if bound is None and has_axes(sigma, delta, sensitivity):
+        bound = entrywise(truncation_bound, sigma, delta, sensitivity)
     T = truncation_bound(sigma, delta, sensitivity) if bound is None else bound
     return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
 
@@ -449,6 +452,8 @@ def truncated_discrete_laplace(
     n = _cells(sensitivity, step)
     if reach is None:
         checks.not_traced("reach", "It is a discrete choice; give it.", epsilon, delta, sensitivity, step)
+        if has_axes(epsilon, delta, sensitivity, step):
+            raise ValueError("reach: is one number for all entries of a batch; give it")
         q = math.exp(-epsilon / n)
         tail_weight = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
         reach = max(1, math.ceil(-math.log(tail_weight) * n / epsilon))
@@ -477,6 +482,8 @@ def _cells(sensitivity: Any, step: Any) -> Any:
     checks.positive("step", step)
     if checks.concrete(sensitivity) is None or checks.concrete(step) is None:
         return jnp.ceil(jax.lax.stop_gradient(sensitivity / step))
+    if has_axes(sensitivity, step):
+        return entrywise(_cells, sensitivity, step)
     steps = math.ceil(Fraction(float(sensitivity)) / Fraction(float(step)))
     if steps > MOST_POINTS:
         raise too_fine(step)
@@ -486,3 +493,4 @@ def _cells(sensitivity: Any, step: Any) -> Any:
 def _check(epsilon: Real, sensitivity: Real) -> None:
     checks.epsilon(epsilon)
     checks.sensitivity(sensitivity)
+    checks.one_batch(epsilon=epsilon, sensitivity=sensitivity)

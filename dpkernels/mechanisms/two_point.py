@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dpkernels import checks
 from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
@@ -84,7 +86,7 @@ class Mixture(Parabolic):
     hence so is the mixture, even if the choice is published.
 
     The variance of either part is affine in (x - middle)^2, as of all but ``Optimal``. The weight is in (0, 1). A
-    traced weight may be 0; the mixture is then ``second``.
+    traced weight, or one of a batch, may be 0; the mixture is then ``second``.
     """
 
     first: Parabolic
@@ -92,7 +94,10 @@ class Mixture(Parabolic):
     weight: Any
 
     def __post_init__(self) -> None:
-        checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
+        if self.batch_shape:
+            checks.below_one("weight", self.weight)
+        else:
+            checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
         for name in ("first", "second"):
             component = getattr(self, name)
             checks.unbiased_for_any_two(name, component)
@@ -100,8 +105,13 @@ class Mixture(Parabolic):
                 kind, requirement = type(component).__name__, "a mechanism whose variance is affine in (x - middle)^2"
                 raise ValueError(f"{name}: {kind} is not Parabolic; {requirement} is needed")
         ends = [checks.concrete(end) for component in (self.first, self.second) for end in component.input_interval]
-        if all(end is not None for end in ends) and not (ends[0] == ends[2] and ends[1] == ends[3]):
+        if all(end is not None for end in ends) and not np.all((ends[0] == ends[2]) & (ends[1] == ends[3])):
             raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")
+
+    def __getitem__(self, index: Any) -> Any:
+        entry = super().__getitem__(index)
+        is_second = not entry.batch_shape and checks.concrete(entry.weight) is not None and entry.weight == 0
+        return entry.second if is_second else entry
 
     @property
     def lower(self) -> Any:  # type: ignore[override]

@@ -9,8 +9,10 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from dpkernels import checks
-from dpkernels.budgets.filters import ConcentratedFilter
+from dpkernels.batches import check_fits
+from dpkernels.budgets.filters import ConcentratedFilter, EpsilonDelta, composed_claims
 from dpkernels.decimals import rational, shortest
+from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.noise import AdditiveCertificate
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -47,10 +49,40 @@ def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
     for name, values, sampler in columns:
         certificate = sampler.certificate
         with nullcontext() if name is None else containers.naming_column(name):
+            if isinstance(sampler, ExactBatch):
+                claims = _cost_of_batch(containers.shape(values), sampler, rows)
+                epsilon, delta = epsilon + claims.epsilon, delta + claims.delta
+                continue
             reports = _reports_of_a_person(values, sampler.mechanism, rows, is_statistic(certificate))
         epsilon += reports * rational(certificate.epsilon)
         delta += reports * rational(getattr(certificate, "delta", 0))
     return epsilon, delta
+
+
+def _cost_of_batch(shape: tuple[int, ...], sampler: ExactBatch, rows: str | None) -> EpsilonDelta:
+    """Return the cost for one person of values of a shape (..., *batch shape).
+
+    All entries of a row are about the same person. Where the batch has one mechanism a row, one person costs the most
+    that any row costs, for rows about different people.
+    """
+    check_fits(shape, sampler.shape)
+    if 0 in shape:
+        raise ValueError("x: is empty; at least one value is needed")
+    is_local = not is_statistic(sampler.certificate.tables[0])
+    outer, claims = shape[: len(shape) - len(sampler.shape)], (sampler.certificate.epsilon, sampler.certificate.delta)
+    if rows is None and shape[0] > 1 and not (outer and is_local):
+        raise ValueError(
+            f"rows: None; x has {shape[0]} rows with a mechanism each, and a charge must know whom they are about: "
+            f"{SAME_PEOPLE!r} (all are charged) or {DIFFERENT_PEOPLE!r} (the largest charge of a row)"
+        )
+    if outer or rows == SAME_PEOPLE or shape[0] == 1:
+        entries = composed_claims(*claims)
+        copies = math.prod(outer if rows == SAME_PEOPLE else outer[1:])
+        return EpsilonDelta(copies * entries.epsilon, copies * entries.delta)
+    if len(shape) == 1:
+        return EpsilonDelta(*(rational(float(claim.max())) for claim in claims))
+    costs = [composed_claims(epsilons, deltas) for epsilons, deltas in zip(*claims, strict=True)]
+    return EpsilonDelta(max(cost.epsilon for cost in costs), max(cost.delta for cost in costs))
 
 
 def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic: bool) -> int:

@@ -20,7 +20,7 @@ from dpkernels.release.process import calling_thread_device, own_settings
 # Every stream's 64-byte blocks begin at values whose index is a multiple of this: 512 bits of 16-bit words.
 BLOCK_VALUES = 32
 
-_WORD = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
+WORD_TYPES = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 
 # The number of values of the smallest compiled program.
 _SMALLEST_CHUNK = 1 << 10
@@ -52,7 +52,7 @@ class HostRelease:
         is_short = x.size <= _ALWAYS_NUMPY or (
             x.size <= _FIRST_NUMPY and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
         )
-        if is_short and self.sampler.derived[_is_far_from_subnormal, out.dtype]:
+        if is_short and self.sampler.derived[is_far_from_subnormal, out.dtype]:
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)
             return x.size
@@ -79,7 +79,7 @@ class HostRelease:
         source, needs = host.Keystream(self.key), self.sampler.words
 
         def words(need: Words, turn: int) -> np.ndarray:
-            kind = _WORD[need.bits]
+            kind = WORD_TYPES[need.bits]
             drawn, block = np.empty(indices.size, kind), np.empty(64 // kind.itemsize, kind)
             for i, index in enumerate((indices + start).tolist()):
                 source.fill(block, need.stream, index // len(block), turn)
@@ -130,7 +130,7 @@ def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.cou
     return itertools.count()
 
 
-def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
+def is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     """Return whether all nonzero numbers of a computation are too large for XLA to flush them to 0.
 
     Distinct inputs, and reports, differ by more than ``subnormal_safe_radius``. Their sums and products with numbers of
@@ -151,7 +151,7 @@ def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..
 
 
 def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
-    return tuple(_WORD[need.bits] for need in sampler.words)
+    return tuple(WORD_TYPES[need.bits] for need in sampler.words)
 
 
 _KEYS = 16  # The two ends and padding: 64 bytes or more, which JAX takes over without a copy.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -66,6 +66,8 @@ class Bounds:
     def of(cls, sampler: Any, clip: bool) -> Bounds:
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
+        if shape := getattr(mechanism, "batch_shape", ()):
+            lower, upper = (np.broadcast_to(np.asarray(end, float), shape) for end in (lower, upper))
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
         largest = max(float(np.max(end, where=np.isfinite(end), initial=0.0)) for end in ends)
         near = getattr(mechanism, "sensitivity", None) is not None
@@ -79,6 +81,27 @@ class Bounds:
         if low <= np.minimum.reduce(typed) and np.maximum.reduce(typed) <= high:
             return typed
         return self._repaired(typed, values.dtype, first)
+
+    def check_entries(self, values: np.ndarray, entries: Any, first: int) -> np.ndarray:
+        """Return values that may be perturbed, each in the interval of its own entry of a batch."""
+        typed = values.astype(report_type(values.dtype), copy=False)
+        low, high = (end if end.ndim == 0 else end[entries] for end in self._entry_ends(values.dtype, typed.dtype))
+        inside = (low <= typed) & (typed <= high)
+        if inside.all():
+            return typed
+        lower, upper = (end if end.ndim == 0 else end.reshape(-1)[entries] for end in (self.lower, self.upper))
+        return replace(self, lower=lower, upper=upper, _ranges={})._repaired(typed, values.dtype, first)
+
+    def _entry_ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        key = source, dtype
+        if key not in self._ranges:
+            low, high = self._ends(source, dtype)
+            if (largest := self._most(source, dtype)) is not None:
+                low, high = np.clip(low, -largest, largest), np.clip(high, -largest, largest)
+            self._ranges[key] = ValidRange(
+                low.reshape(-1) if low.ndim else low, high.reshape(-1) if high.ndim else high, high
+            )
+        return self._ranges[key][:2]
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
         """Return vectors that may be perturbed, with coordinates on the last axis."""

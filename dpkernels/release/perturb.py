@@ -14,7 +14,9 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.batches import check_fits
 from dpkernels.decimals import shortest
+from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.registry import ExactMultivariate, exact_sampler
 from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
 from dpkernels.mechanisms.additive import AdditiveVector, check_shape
@@ -24,6 +26,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host, keys
 from dpkernels.release import containers
+from dpkernels.release.batch_engine import BatchRelease
 from dpkernels.release.categories import is_categorical, perturb_categories
 from dpkernels.release.charges import Chargeable, charge
 from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
@@ -76,8 +79,9 @@ def perturb(
             these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors. Of a
             table, the other columns and the index are copied unprotected. What may hold raw values besides is left out:
             ``attrs`` of pandas, metadata of Arrow, categories that no row has.
-        mechanism: a mechanism or its exact sampler; for a table a dict from column name to one. Names are strings,
-            integers, or tuples of these.
+        mechanism: a mechanism or its exact sampler; or a batch of mechanisms, whose parameters are arrays, for x of the
+            shape (..., *batch_shape), each value with the mechanism of its own place; for a table a dict from column
+            name to one of these. Names are strings, integers, or tuples of these.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
             key for other data, nor for another mechanism. The key of a table's column is derived from the column's
             name, so its noise does not depend on the other columns or on their order.
@@ -150,6 +154,8 @@ def perturb(
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if is_categorical(mechanism):
         return perturb_categories(x, mechanism, missing=missing, secret=_secret(options.pop("key"), exact), **options)
+    if missing != "refuse" and getattr(mechanism, "batch_shape", getattr(mechanism, "shape", ())):
+        raise _no_missing(missing)
     if missing != "refuse" and (missing_rows := _check_missing(x, mechanism)).any():
         present = np.flatnonzero(~missing_rows)
         try:
@@ -184,12 +190,33 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
     # What is certified and charged here is released below, whatever happens to a caller's dict meanwhile.
     is_table = isinstance(mechanism, Mapping)
     samplers = {name: exact_sampler(each) for name, each in mechanism.items()} if is_table else exact_sampler(mechanism)
+    _check_batches(x, samplers, **options)
     amounts = charge(ledger, x, samplers, rows, label)
     try:
         return perturb(x, samplers, **options)
     except BaseException as error:
         error.add_note(f"The ledger was charged {amounts} for this release. The charge stays.")
         raise
+
+
+def _no_missing(missing: str) -> ValueError:
+    return ValueError(f"missing: {missing!r}; a batch has a mechanism for every value, so none may be missing")
+
+
+def _check_batches(x: Any, samplers: Any, *, clip: bool, missing: str, **_: Any) -> None:
+    """Refuse, before a charge, values that do not fit a batch or its intervals."""
+    columns = [(x[name], each) for name, each in samplers.items()] if isinstance(samplers, dict) else [(x, samplers)]
+    for values, sampler in columns:
+        if isinstance(sampler, ExactBatch):
+            if missing != "refuse":
+                raise _no_missing(missing)
+            array = np.asarray(containers.unwrap(values)[0])
+            check_fits(array.shape, sampler.shape)
+            entries = np.arange(array.size) % sampler.size
+            try:
+                sampler.derived[Bounds.of, clip].check_entries(array.reshape(-1), entries, 0)
+            except InputError as error:
+                raise _at_index(error, array.shape) from None
 
 
 def _perturb_column(
@@ -202,6 +229,7 @@ def _perturb_column(
     inner = getattr(sampler, "mechanism", sampler)
     if isinstance(inner, AdditiveVector):
         _check_vectors(inner, array, clip)
+    check_fits(array.shape, getattr(inner, "batch_shape", ()))
     secret = _secret(key, exact)
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
@@ -213,10 +241,14 @@ def _perturb_column(
         with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
             return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start, devices))
     except InputError as error:
-        if array.ndim < 2 or error.coordinate is not None:
-            raise
-        index = tuple(int(i) for i in np.unravel_index(error.row, array.shape))
-        raise error.named(f"value {index}") from None
+        raise _at_index(error, array.shape) from None
+
+
+def _at_index(error: InputError, shape: tuple[int, ...]) -> InputError:
+    """Return an error about a value of a flat array that names its place in an array of several axes."""
+    if len(shape) < 2 or error.coordinate is not None:
+        return error
+    return error.named(f"value {tuple(int(i) for i in np.unravel_index(error.row, shape))}")
 
 
 def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
@@ -264,6 +296,15 @@ def _(sampler: ExactSampler, secret: bytes, x: Any, clip: bool, advance: Advance
 
 
 @_reports.register
+def _(sampler: ExactBatch, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+    if devices is not None:
+        raise ValueError("devices: are for one mechanism; the CPU releases batches")
+    bounds = sampler.derived[Bounds.of, clip]
+    reports = in_chunks(BatchRelease(sampler, secret), bounds, np.asarray(x), start=first, row=0, advance=advance)
+    return jax.device_put(reports, x.sharding) if isinstance(x, jax.Array) else reports
+
+
+@_reports.register
 def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
@@ -300,6 +341,12 @@ def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray
 @_reports.register(AdditiveVector)
 def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
+    if getattr(mechanism, "batch_shape", ()):
+        values = bounds.check_entries(np.asarray(x).reshape(-1), np.arange(x.size) % mechanism.batch_size, 0)
+        with own_settings(x64=values.dtype == np.float64):
+            reports = mechanism.sample(secret, jnp.asarray(values.reshape(x.shape)))
+        advance(x.size)
+        return reports if isinstance(x, jax.Array) else np.asarray(reports)
     if isinstance(x, jax.Array):
         return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
 

@@ -12,6 +12,7 @@ fallback.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -56,9 +57,17 @@ def check_process() -> None:
         )
 
 
-@cache
 def calling_thread_device() -> Any:
     """Return a CPU device that runs a program in the thread that calls it, or JAX's own where there is none."""
+    with _making_client:  # Several threads may ask for it at once.
+        return _calling_thread_device()
+
+
+_making_client = threading.Lock()
+
+
+@cache
+def _calling_thread_device() -> Any:
     try:
         from jax._src.lib import xla_client
 

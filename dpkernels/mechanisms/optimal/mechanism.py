@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from dpkernels import checks
+from dpkernels.batches import each_entry
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
@@ -30,7 +32,7 @@ def digest(probabilities: Any) -> bytes:
 
 
 @partial(pytree, static=("places",))
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Optimal(Bounded):
     """A mechanism given by a table of probabilities: row i of n for the input x_i, column j for the report y_j.
 
@@ -59,6 +61,8 @@ class Optimal(Bounded):
         sensitivity: D, or None.
     """
 
+    leaf_axes: ClassVar[Mapping[str, int]] = {"probabilities": 2}
+
     probabilities: Any
     places: tuple[int, ...]
     reach: Any
@@ -75,28 +79,11 @@ class Optimal(Bounded):
         if self.sensitivity is not None:
             checks.sensitivity(self.sensitivity)
         shape = np.shape(self.probabilities)
-        if len(shape) != 2 or shape[0] < 3 or shape[0] % 2 == 0 or shape[1] != len(self.places):
+        if len(shape) < 2 or shape[-2] < 3 or shape[-2] % 2 == 0 or shape[-1] != len(self.places):
             raise ValueError(f"probabilities: have shape {shape}; an odd number of rows, {len(self.places)} columns")
         probabilities = checks.concrete(self.probabilities)
         if probabilities is not None and not np.all(probabilities > 0):
             raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
-        if isinstance(self.probabilities, np.ndarray):
-            frozen = self.probabilities.copy()
-            # The sampled probabilities stay those that were checked.
-            frozen.setflags(write=False)
-            object.__setattr__(self, "probabilities", frozen)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Optimal) and self._content == other._content
-
-    def __hash__(self) -> int:
-        return hash(self._content)
-
-    @property
-    def _content(self) -> tuple[Any, ...]:
-        numbers = self.reach, self.spacing, self.sensitivity, self.lower, self.upper, self.epsilon
-        table = np.asarray(self.probabilities, np.float64)
-        return table.tobytes(), self.places, *(None if number is None else float(number) for number in numbers)
 
     def on_unit(self) -> Optimal:
         half, D = (self.upper - self.lower) / 2, self.sensitivity
@@ -157,6 +144,7 @@ class Optimal(Bounded):
         """Return 0: every report has positive probability."""
         return namespace(y, x).zeros_like(floating(y) + floating(x))
 
+    @each_entry
     def cdf(self, y: Real, x: Real) -> Real:
         """Return the sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
@@ -169,6 +157,7 @@ class Optimal(Bounded):
         rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
         return xp.clip(rounded, _LATTICE * self.spacing, self.spacing / 4)
 
+    @each_entry
     def mass(self, y: Real, x: Any) -> Any:
         """Return (1 - f) p_ij + f p_(i+1)j at the report y_j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
@@ -179,6 +168,7 @@ class Optimal(Bounded):
         p = self._between(self.probabilities, x, xp.maximum(column, 0))
         return unless_nan(xp.where(abs(y - self.middle - report) <= allowance, p, 0.0), y, x)
 
+    @each_entry
     def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
@@ -198,17 +188,20 @@ class Optimal(Bounded):
         return np.array(threshold), np.array(other)
 
     def sampler(self) -> Any:
-        return self if checks.concrete(self.probabilities) is None else _Tabulated(self, *self.alias_columns)
+        is_single = checks.concrete(self.probabilities) is not None and not self.batch_shape
+        return _Tabulated(self, *self.alias_columns) if is_single else self
 
     @property
     def _second_moments(self) -> RealArray:
         """Return sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
         return (self.probabilities * self.outputs**2).sum(1)[:, None]
 
+    @each_entry
     def variance(self, x: Real) -> Real:
         """Return sum_j p_j(x) (y_j - x)^2, with the rounding between rows."""
         return self._between(self._second_moments, x, 0) - (floating(x) - self.middle) ** 2
 
+    @each_entry
     def worst_excess(self, rate: Real) -> Real:
         """Return the maximum over the cells between rows, in each of which the function is a parabola."""
         xp, half = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
@@ -217,6 +210,7 @@ class Optimal(Bounded):
         peak = xp.clip(xp.clip(slope / 2, inputs[:-1], inputs[1:]), -half, half)
         return (second[:-1] + slope * (peak - inputs[:-1]) - peak**2).max()
 
+    @each_entry
     def absolute_error(self, x: Real) -> Real:
         """Return 2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
         offset = floating(x) - self.middle
@@ -224,6 +218,7 @@ class Optimal(Bounded):
         below, moment = (self._between(self._sums(values), x, column) for values in (1.0, self.outputs))
         return 2 * (offset * below - moment)
 
+    @each_entry
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         row, share = self._row(x)
         xp = namespace(row, self.probabilities)

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.batches import Batchable
 from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import invert_increasing
 
 
-class Shape(abc.ABC):
+class Shape(Batchable, abc.ABC):
     """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1].
 
     A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, except those named in
@@ -52,7 +53,7 @@ class Shape(abc.ABC):
         # the ends of the input interval are the worst pair of inputs.
         return False
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Refuse a shape, read from a file, that no constructor makes."""
 
     @property

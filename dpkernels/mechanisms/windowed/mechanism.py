@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks, solve
+from dpkernels.batches import entrywise, flat_leaves, has_axes
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import Uniform, Window
-from dpkernels.numerics import Real, elementary, floating, namespace, plain, root_or_zero
+from dpkernels.numerics import Real, elementary, floating, namespace, plain, root_or_zero, squared
 from dpkernels.pytrees import pytree
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
@@ -234,18 +236,21 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
         height = xp.expm1(epsilon) / (1.0 if flat else _steepest(window, base, width, epsilon))
     if xp is not np:
         return xp.where(height > 0, height, xp.nan)
-    if not height > 0:
+    if not np.all(is_private := height > 0):
+        at, lowest = (np.broadcast_to(value, np.shape(height))[~is_private] for value in (epsilon, base.lowest))
         raise ValueError(
-            f"epsilon: at {shortest(epsilon)} no positive window height is private; the base falls to "
-            f"{shortest(base.lowest)} of its peak, {condition} needs more than {shortest(np.exp(-epsilon))}"
+            f"epsilon: at {shortest(at.flat[0])} no positive window height is private; the base falls to "
+            f"{shortest(lowest.flat[0])} of its peak, {condition} needs more than {shortest(np.exp(-at.flat[0]))}"
         )
-    return float(height)
+    return plain(height)
 
 
 def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
     xp = namespace(*jax.tree.leaves(parameters))
+    if has_axes(*jax.tree.leaves(parameters)):
+        return _of_entries(lambda base, width, epsilon: _steepest(window, base, width, epsilon), base, width, epsilon)
     if xp is np:
         return solve.maximum_on(lambda v: _steepness(v, parameters), critical_points(window, base, width))
     ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
@@ -267,7 +272,7 @@ def variance_at(window: Window, base: Base, width: Any, height: Any, objective: 
     """Return the central or worst-case variance in units of the squared width of the input interval."""
     S1 = window.area * height * width
     reach = S1 * (1 - width / 2)  # c_max
-    central = ((1 - S1) * base.spread + S1 * window.spread * width**2) / (4 * reach**2)
+    central = ((1 - S1) * base.spread + S1 * window.spread * squared(width)) / (4 * squared(reach))
     return central if objective == "central" else central + (1 / S1 - 1) / 4
 
 
@@ -276,6 +281,8 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     checks.one_of("condition", condition, CONDITIONS)
     checks.one_of("objective", objective, OBJECTIVES)
     parameters = window, base, epsilon
+    if has_axes(*jax.tree.leaves(parameters)):
+        return _best_shapes(window, base, epsilon, condition, objective)
     if namespace(*jax.tree.leaves(parameters)) is np:
         base = _best_quartic(window, epsilon, condition, objective) if base is None else base
         return base, _best_width(window, base, epsilon, condition, objective)[0]
@@ -293,6 +300,33 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     variance = _variance_of_shape(condition, objective)
     x = solve.smooth_minimum(variance, parameters, starts, starts.min(0), starts.max(0), logits)
     return _shape(x, base, epsilon, condition)
+
+
+def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Any) -> Any:
+    """Return a function of a base and of numbers at each entry of a batch of them."""
+    leaves, structure = jax.tree.flatten(base)
+
+    def at_entry(*values: float) -> Any:
+        return function(jax.tree.unflatten(structure, values[: len(leaves)]), *values[len(leaves) :])
+
+    return entrywise(at_entry, *leaves, *numbers)
+
+
+def _best_shapes(
+    window: Window, base: Base | None, epsilon: np.ndarray, condition: str, objective: str
+) -> tuple[Base, Any]:
+    """Return ``best_shape`` of a batch of budgets or bases: all at once where the height has a closed form."""
+    if base is None or not (condition == "sup_inf" or (window.is_flat and base.is_flat)):
+        return _of_entries(lambda base, eps: best_shape(window, base, eps, condition, objective), base, epsilon)
+    shape = np.broadcast_shapes(base.batch_shape, np.shape(epsilon))
+    budgets = np.broadcast_to(epsilon, shape).ravel()
+    bases = flat_leaves(jax.tree.map(lambda leaf: np.broadcast_to(leaf, shape), base))
+
+    def variances(logits: np.ndarray, entries: np.ndarray) -> np.ndarray:
+        some = bases[entries] if bases.batch_shape else base
+        return _best_height_variance(window, some, _width_of(logits), budgets[entries], condition, objective)
+
+    return base, _width_of(minima_near_grid(variances, len(budgets), _LOGITS, _XATOL)).reshape(shape)
 
 
 def _shape(x: Any, base: Base | None, epsilon: Any, condition: str) -> tuple[Base, Any]:
@@ -486,4 +520,4 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | N
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     b = published_half_width(epsilon) if half_width is None else half_width
     checks.within("half_width", b, *_HALF_WIDTHS)
-    return SquareWave(checks.number("half_width", b), lower, upper, epsilon)
+    return SquareWave(checks.real("half_width", b), lower, upper, epsilon)

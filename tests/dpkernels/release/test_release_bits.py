@@ -116,7 +116,7 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
     for lower, upper in ((-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (-(2.0**-30), 1.0), (-1 / 3, 1.0)):
         scale = 2.0**exponent
         form = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
-        if not host_engine._is_far_from_subnormal(form, tiny.dtype):
+        if not host_engine.is_far_from_subnormal(form, tiny.dtype):
             assert exponent < -20
             continue
         engine, x = HostRelease(form, SECRET), np.clip(np.tile(tiny, 64), lower * scale, upper * scale)

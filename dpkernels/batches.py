@@ -1,0 +1,302 @@
+"""Batches: the same class with arrays for parameters is several mechanisms, distributions or shapes.
+
+Arrays of parameters broadcast to one ``batch_shape``, and a single object has the shape (). Values x have the shape
+(..., *batch_shape). Formulas broadcast, so that none knows the difference; ``each_entry`` evaluates the others. Under
+``jax.vmap`` over a batch, a function sees single objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from itertools import chain
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.numerics import namespace, plain
+
+
+class Batchable:
+    """A frozen dataclass and pytree whose numbers may be arrays that broadcast to one ``batch_shape``."""
+
+    # The number of axes that a leaf has by itself; 0 for those that are not named.
+    leaf_axes: ClassVar[Mapping[str, int]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A dataclass would write methods of its own, which cannot compare arrays.
+        for name in ("__eq__", "__hash__", "__repr__"):
+            if cls.__dict__.get(name) is None:
+                setattr(cls, name, getattr(Batchable, name))
+        if "__post_init__" in cls.__dict__:
+            setattr(cls, "__post_init__", _after_freezing(cls.__dict__["__post_init__"]))  # noqa: B010
+
+    def __post_init__(self) -> None:
+        _freeze(self)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Return the shape to which the parameters broadcast; () for a single one."""
+        return _broadcast(dict(_shapes(self)))
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of entries; 1 for a single one."""
+        return math.prod(self.batch_shape)
+
+    def __len__(self) -> int:
+        if not (shape := self.batch_shape):
+            raise TypeError(f"{type(self).__name__} is a single one; it has no length")
+        return shape[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Self:
+        """Return an entry, or the batch of some entries, as NumPy indexes an array of the batch's shape."""
+        if not (shape := self.batch_shape):
+            raise TypeError(f"{type(self).__name__} is a single one; it has no entries")
+
+        def chosen(leaf: Any, axes: int) -> Any:
+            if np.ndim(leaf) == axes:
+                return leaf
+            own = np.shape(leaf)[np.ndim(leaf) - axes :]
+            return plain(namespace(leaf).broadcast_to(leaf, shape + own)[index])
+
+        return map_leaves(chosen, self)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not type(self):
+            return NotImplemented
+        fields = (field.name for field in dataclasses.fields(self) if field.compare)  # type: ignore[arg-type]
+        return all(_are_equal(getattr(self, name), getattr(other, name)) for name in fields)
+
+    def __hash__(self) -> int:
+        fields = (field.name for field in dataclasses.fields(self) if field.compare)  # type: ignore[arg-type]
+        return hash((type(self).__qualname__, *(_hashable(getattr(self, name)) for name in fields)))
+
+    def __repr__(self) -> str:
+        fields = (field.name for field in dataclasses.fields(self) if field.repr)  # type: ignore[arg-type]
+        return f"{type(self).__qualname__}({', '.join(f'{name}={_described(getattr(self, name))}' for name in fields)})"
+
+
+def map_leaves(function: Callable[[Any, int], Any], item: Any, axes: int = 0) -> Any:
+    """Return a batch with ``function(leaf, its own axes)`` for every leaf, without the constructors' checks."""
+    if isinstance(item, Batchable):
+        copy = object.__new__(type(item))
+        for field in dataclasses.fields(item):  # type: ignore[arg-type]
+            value = getattr(item, field.name)
+            if field.name in _leaf_names(item):
+                value = map_leaves(function, value, item.leaf_axes.get(field.name, 0))
+            object.__setattr__(copy, field.name, value)
+        return copy
+    if isinstance(item, tuple):
+        return tuple(map_leaves(function, value, axes) for value in item)
+    return function(item, axes) if _is_number(item) else item
+
+
+def leaves(item: Any, axes: int = 0) -> Iterator[tuple[Any, int]]:
+    """Yield the numbers of a batch, each with its own axes."""
+    if isinstance(item, Batchable):
+        for name in _leaf_names(item):
+            yield from leaves(getattr(item, name), item.leaf_axes.get(name, 0))
+    elif isinstance(item, tuple):
+        yield from chain.from_iterable(leaves(value, axes) for value in item)
+    elif _is_number(item):
+        yield item, axes
+
+
+def flat_leaves(batch: Any) -> Any:
+    """Return the batch with one axis, every leaf with an entry for each mechanism, in the order of a flat array."""
+    shape, size = batch.batch_shape, batch.batch_size
+
+    def flat(leaf: Any, axes: int) -> Any:
+        xp, own = namespace(leaf), np.shape(leaf)[np.ndim(leaf) - axes :]
+        return xp.broadcast_to(xp.asarray(leaf), shape + own).reshape(size, *own)
+
+    return map_leaves(flat, batch)
+
+
+def distinct_entries(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the flat index of the first entry of every kind, and the kind of every entry."""
+    kinds = np.zeros(batch.batch_size, np.int64)
+    for leaf, axes in leaves(flat_leaves(batch)):
+        column = np.asarray(leaf, np.float64)
+        if axes:
+            column = np.unique(column.reshape(len(column), -1), axis=0, return_inverse=True)[1].ravel()
+        if len(column) and (column == column[0]).all():
+            continue
+        values, inverse = np.unique(column, return_inverse=True)
+        kinds = np.unique(kinds * len(values) + inverse.ravel(), return_inverse=True)[1].ravel()
+    _, firsts = np.unique(kinds, return_index=True)
+    # In the order of first appearance.
+    order = np.argsort(firsts)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order))
+    return firsts[order], ranks[kinds]
+
+
+def each_entry(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of single objects that also evaluates batches: JAX's by vmap, NumPy's one after the other.
+
+    Arrays among the arguments have the shape (..., *batch_shape) or broadcast to it, and so have the results.
+    """
+
+    @wraps(method)
+    def evaluated(self: Any, *values: Any) -> Any:
+        if not (shape := self.batch_shape):
+            return method(self, *values)
+        is_array = [np.ndim(value) > 0 for value in values]
+        full = np.broadcast_shapes(shape, *(np.shape(value) for value in values))
+        outer = full[: len(full) - len(shape)]
+        batch, size = flat_leaves(self), self.batch_size
+        xp = namespace(*values, *jax.tree.leaves(self))
+        arguments = [
+            xp.broadcast_to(value, full).reshape(*outer, size) if flag else value
+            for value, flag in zip(values, is_array, strict=True)
+        ]
+        if xp is jnp:
+            places = [-1 if flag else None for flag in is_array]
+            results = jax.vmap(method, in_axes=(0, *places), out_axes=-1)(batch, *arguments)
+        else:
+            rows = [
+                method(batch[i], *(a[..., i] if flag else a for a, flag in zip(arguments, is_array, strict=True)))
+                for i in range(size)
+            ]
+            results = jax.tree.map(lambda *entries: np.stack(np.broadcast_arrays(*entries), -1), *rows)
+        return jax.tree.map(lambda result: result.reshape(*result.shape[:-1], *shape), results)
+
+    return evaluated
+
+
+def has_axes(*values: Any) -> bool:
+    """Return whether a value is an array with axes, of NumPy: of several plain numbers."""
+    return namespace(*values) is np and any(isinstance(value, np.ndarray) and value.ndim > 0 for value in values)
+
+
+def entrywise(function: Callable[..., Any], *values: Any) -> Any:
+    """Return a function of plain numbers at each entry of arrays, evaluated once for equal entries; stacked."""
+    arrays = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
+    rows, inverse = np.unique(np.stack([array.ravel() for array in arrays], -1), axis=0, return_inverse=True)
+    results = [function(*row) for row in rows.tolist()]
+    return stacked([results[i] for i in inverse.ravel().tolist()], arrays[0].shape)
+
+
+def stacked(entries: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Return the batch of some entries of one structure, such as mechanisms or tuples of numbers."""
+    leaves, structures = zip(*map(jax.tree.flatten, entries), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError(f"entries: are not of one structure, {structures[0]}; make a batch of each kind")
+    columns = [
+        np.array(column, np.float64).reshape(*shape, *np.shape(column[0])) for column in zip(*leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structures[0], columns)
+
+
+def check_fits(shape: tuple[int, ...], batch_shape: tuple[int, ...], name: str = "x") -> None:
+    """Refuse values whose last axes are not those of a batch: no value is broadcast, since it would be used twice."""
+    if batch_shape and tuple(shape[max(0, len(shape) - len(batch_shape)) :]) != batch_shape:
+        raise ValueError(
+            f"{name}: has shape {tuple(shape)}; its last axes must be {batch_shape}, one value for each mechanism of "
+            "the batch"
+        )
+
+
+def _leaf_names(item: Any) -> list[str]:
+    return type(item).leaf_names()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.ndarray | np.generic | jax.Array) and not isinstance(value, bool)
+
+
+def _shapes(item: Any, name: str = "", axes: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if isinstance(item, Batchable):
+        for field in _leaf_names(item):
+            yield from _shapes(getattr(item, field), f"{name}.{field}" if name else field, item.leaf_axes.get(field, 0))
+    elif isinstance(item, tuple):
+        for i, value in enumerate(item):
+            yield from _shapes(value, f"{name}[{i}]", axes)
+    elif _is_number(item):
+        yield name, np.shape(item)[: max(0, np.ndim(item) - axes)]
+
+
+def _broadcast(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        some = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
+        raise ValueError(f"parameters: have shapes {some}, which do not broadcast to one batch") from None
+
+
+def _after_freezing(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(check)
+    def checked(self: Any) -> None:
+        _freeze(self)
+        check(self)
+
+    return checked
+
+
+def _freeze(item: Any) -> None:
+    """Replace NumPy arrays of numbers by read-only copies: what was checked and certified stays what is used."""
+    for name in _leaf_names(item):
+        object.__setattr__(item, name, _frozen(name, getattr(item, name)))
+    if 0 in (shape := item.batch_shape):
+        raise ValueError(f"parameters: broadcast to shape {shape}; a batch has one entry or more")
+
+
+def _frozen(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        checks.no_list(name, value)
+    if isinstance(value, tuple):
+        return tuple(_frozen(name, each) for each in value)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
+        return value
+    if not value.ndim:
+        return value[()]
+    if value.dtype == np.float64 and not value.flags.writeable and value.base is None:
+        return value
+    copy = np.array(value, np.float64)
+    copy.setflags(write=False)
+    return copy
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_are_equal, value, other))
+    if np.ndim(value) if _is_number(value) else False:
+        return _is_number(other) and np.shape(value) == np.shape(other) and bool((value == other).all())
+    return value is other or (not _has_axes(other) and bool(value == other))
+
+
+def _has_axes(value: Any) -> bool:
+    return _is_number(value) and np.ndim(value) > 0
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_hashable, value))
+    if _has_axes(value):
+        array = np.asarray(value, np.float64)
+        return array.shape, array.tobytes()
+    return value
+
+
+def _described(value: Any) -> str:
+    if not _has_axes(value) or isinstance(value, jax.core.Tracer):
+        return repr(value)
+    low, high = float(np.min(value)), float(np.max(value))
+    spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    return f"<{'x'.join(map(str, np.shape(value)))} from {spread}>"

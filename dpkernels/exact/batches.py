@@ -1,0 +1,276 @@
+"""Exact samplers of batches: integer tables that entries share, the map from entry to table, and its certificate.
+
+Entries share a table if they differ in what is affine: the interval of a local mechanism, or the unit of additive
+noise. The table is then that of each of them by itself, on a grid of its own, so that an entry reports the bits that
+the mechanism reports alone under the same key and index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves
+from dpkernels.bounded_json import brief
+from dpkernels.decimals import shortest
+from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.sampler import Derived, ExactSampler, Stacked
+
+MOST_TABLES = 1 << 12  # Of a batch: they take a megabyte each.
+_MOST_ENTRIES = 1 << 24  # Of a certificate that is read.
+
+
+@dataclass(frozen=True, eq=False)
+class BatchCertificate(Certificate, kind="batch"):
+    """Verified facts about a batch: certificates of its tables, the table of every entry, and every entry's claim.
+
+    ``claims`` are arrays with the numbers of every entry, in order. They are what an entry's own certificate states: an
+    entry has the guarantee of its table's certificate, for its own sensitivity or interval.
+    """
+
+    tables: tuple[Certificate, ...]
+    shape: tuple[int, ...]
+    table_of: np.ndarray
+    claims: Mapping[str, np.ndarray]
+
+    parts: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        size = int(np.prod(self.shape))
+        if not self.tables or not self.shape or size < 1:
+            raise CertificateError(f"shape: {self.shape} with {len(self.tables)} tables is no batch")
+        for name, values in (("table_of", self.table_of), *self.claims.items()):
+            if np.shape(values) != (size,):
+                raise CertificateError(f"{name}: has shape {np.shape(values)}; {size} entries need one number each")
+        if set(np.unique(self.table_of).tolist()) != set(range(len(self.tables))):
+            raise CertificateError(f"table_of: does not name each of the {len(self.tables)} tables, and no other one")
+        for number, table in enumerate(self.tables):
+            entries = np.flatnonzero(self.table_of == number)
+            claims = {name: values[entries] for name, values in self.claims.items()}
+            if set(claims) != set(table.entry_claims):
+                raise CertificateError(
+                    f"claims: are of {', '.join(claims)}; {', '.join(table.entry_claims)} are needed"
+                )
+            if (refused := table.refused_entries(claims)).any():
+                entry = np.unravel_index(entries[int(refused.argmax())], self.shape)
+                place = entry[0] if len(entry) == 1 else tuple(map(int, entry))
+                claim = ", ".join(
+                    f"{name} {shortest(values[int(refused.argmax())])}" for name, values in claims.items()
+                )
+                raise CertificateError(f"entry {place}: table {number} is not certified for {claim}")
+
+    @cached_property
+    def epsilon(self) -> np.ndarray:
+        """Return the budget of every entry, as printed."""
+        return self._of_entries("epsilon")
+
+    @cached_property
+    def delta(self) -> np.ndarray:
+        return self._of_entries("delta")
+
+    def _of_entries(self, name: str) -> np.ndarray:
+        return np.array([float(getattr(table, name, 0.0)) for table in self.tables])[self.table_of].reshape(self.shape)
+
+    @property
+    def covers(self) -> str:
+        return f"Every entry by itself, for its own sensitivity or interval. {self.tables[0].covers}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        size, count = len(self.table_of), len(self.tables)
+        return [("batch", f"{size} mechanisms of shape {self.shape}; {count} tables, each verified")]
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"-- table {i}\n{table}" for i, table in enumerate(self.tables))])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "table_of": self.table_of.tolist(),
+            "claims": {name: values.tolist() for name, values in self.claims.items()},
+            "covers": self.covers,
+            "tables": [table.to_dict() for table in self.tables],
+        }
+
+    @classmethod
+    def certified(cls, payload: dict[str, Any]) -> BatchCertificate:
+        tables, numbers, claims = payload["tables"], payload["table_of"], payload["claims"]
+        if type(tables) is not list or len(tables) > MOST_TABLES:
+            raise CertificateError(f"tables: {brief(tables)} is not a list of at most {MOST_TABLES} certificates")
+        if type(numbers) is not list or len(numbers) > _MOST_ENTRIES or any(type(n) is not int for n in numbers):
+            raise CertificateError(f"table_of: {brief(numbers)} is not a list of at most {_MOST_ENTRIES} integers")
+        if any(type(x) is not float for values in claims.values() for x in values):
+            raise CertificateError("claims: are not lists of floats")
+        columns = {str(name): _frozen(np.array(values, np.float64)) for name, values in claims.items()}
+        shape = tuple(payload["shape"])
+        if any(type(n) is not int or n < 1 for n in shape):
+            raise CertificateError(f"shape: {brief(shape)} is not a list of positive integers")
+        certificates = tuple(Certificate.from_dict(table) for table in tables)
+        return cls(certificates, shape, _frozen(np.array(numbers, np.int64)), columns)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The tables of a batch that are sampled by one program, and the numbers that every entry reads."""
+
+    tables: np.ndarray  # Their numbers.
+    stacked: Stacked
+    words: tuple[int, ...]  # Which of the batch's words they take.
+
+
+@dataclass(frozen=True, eq=False)
+class ExactBatch:
+    """An exact sampler of a batch: a verified table for every entry, which other entries may share."""
+
+    mechanism: Any
+    certificate: BatchCertificate
+    samplers: tuple[ExactSampler, ...]  # One a table; that of an entry that has it.
+
+    @cached_property
+    def derived(self) -> Derived:
+        """Return what releases derive from the sampler, as ``ExactSampler.derived`` does."""
+        return Derived(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the batch shape: values have the shape (..., *shape)."""
+        return self.certificate.shape
+
+    @property
+    def size(self) -> int:
+        return len(self.certificate.table_of)
+
+    @property
+    def subnormal_safe_radius(self) -> float:
+        """Return the least of all tables and places."""
+        return min(self._radii)
+
+    @cached_property
+    def _radii(self) -> list[float]:
+        return [sampler.safe_radius_of(self._claims_of(number)) for number, sampler in enumerate(self.samplers)]
+
+    def _claims_of(self, number: int) -> dict[str, np.ndarray]:
+        entries = self.certificate.table_of == number
+        return {name: values[entries] for name, values in self.certificate.claims.items()}
+
+    @cached_property
+    def words(self) -> tuple[Any, ...]:
+        """Return the types of the words that any table takes."""
+        return tuple(dict.fromkeys(chain.from_iterable(sampler.words for sampler in self.samplers)))
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Return the tables by the program that samples them; those of a class that joins none stand alone."""
+        groups: dict[Any, list[int]] = {}
+        for number, sampler in enumerate(self.samplers):
+            groups.setdefault(sampler.stack or number, []).append(number)
+        return tuple(self._stack(numbers) for numbers in groups.values())
+
+    def _stack(self, numbers: list[int]) -> Stack:
+        samplers: Any = [self.samplers[number] for number in numbers]
+        words = tuple(self.words.index(need) for need in samplers[0].words)
+        if samplers[0].stack is not None:
+            return Stack(np.array(numbers), type(samplers[0]).stacked(samplers), words)
+        (sampler,) = samplers
+
+        def reports(x: Any, words: Any, _place: Any, _table: Any) -> Any:
+            return sampler.reports(x, *words)
+
+        return Stack(np.array(numbers), Stacked(reports, ()), words)
+
+    @cached_property
+    def stack_of(self) -> np.ndarray:
+        """Return the number of every entry's stack."""
+        stack_of_table = np.empty(len(self.samplers), np.int64)
+        for number, stack in enumerate(self.stacks):
+            stack_of_table[stack.tables] = number
+        return stack_of_table[self.certificate.table_of]
+
+    @cached_property
+    def places(self) -> tuple[tuple[np.ndarray, ...], ...]:
+        """Return, for every stack, the numbers of every entry's place; those of entries of other stacks are 0."""
+        return tuple(self._places(stack) for stack in self.stacks)
+
+    def _places(self, stack: Stack) -> tuple[np.ndarray, ...]:
+        columns: list[np.ndarray] = []
+        for number in stack.tables.tolist():
+            sampler: Any = self.samplers[number]
+            if sampler.stack is None:
+                return ()
+            entries = np.flatnonzero(self.certificate.table_of == number)
+            for i, values in enumerate(sampler.entry_places(self._claims_of(number))):
+                if i == len(columns):
+                    columns.append(np.zeros(len(self.certificate.table_of), np.asarray(values).dtype))
+                columns[i][entries] = values
+        return tuple(columns)
+
+    @cached_property
+    def table_numbers(self) -> tuple[tuple[np.ndarray, ...], ...]:
+        """Return, for every stack, its tables' numbers for every entry; a plain one where all tables have the same."""
+        return tuple(self._table_numbers(stack) for stack in self.stacks)
+
+    def _table_numbers(self, stack: Stack) -> tuple[np.ndarray, ...]:
+        rank = np.zeros(len(self.samplers), np.int64)
+        rank[stack.tables] = np.arange(len(stack.tables))
+        own_rank = rank[self.certificate.table_of]
+        columns = stack.stacked.tables
+        return tuple(column[0] if (column == column[0]).all() else column[own_rank] for column in columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: cached values are made again from them."""
+        return {name: getattr(self, name) for name in ("mechanism", "certificate", "samplers")}
+
+
+def exact_batch(mechanism: Any, in_units: Any, exact_sampler: Callable[[Any], ExactSampler]) -> ExactBatch:
+    """Return the verified sampler of a batch, with a table for every kind of entry.
+
+    Entries of one kind have the same parameters ``in_units`` of their own interval or sensitivity. Where a table does
+    not fit an entry of its kind, since a bin is a whole number of grid points, this entry starts a kind of its own.
+    """
+    flat = flat_leaves(mechanism)
+    for leaf, _ in leaves(flat):
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError("mechanism: a traced batch cannot be certified; its integers need its parameters' values")
+    flat = map_leaves(lambda leaf, _: _frozen(np.array(leaf, np.float64)), flat)
+    kinds = distinct_entries(in_units)[1].reshape(in_units.batch_shape)
+    kinds = np.broadcast_to(kinds, mechanism.batch_shape).ravel()
+    samplers: list[ExactSampler] = []
+    table_of = np.full(flat.batch_size, -1)
+    claims: dict[str, np.ndarray] = {}
+    order = np.argsort(kinds, kind="stable")
+    for entries in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
+        while len(entries):
+            if len(samplers) == MOST_TABLES:
+                raise CertificateError(
+                    f"mechanism: has over {MOST_TABLES} kinds of entries, each with a table; let more of them share "
+                    "their ratio of budget, delta and scale to sensitivity, for instance by rounding budgets down"
+                )
+            sampler: Any = exact_sampler(flat[int(entries[0])])
+            certificate = sampler.certificate
+            if not claims:
+                claims = {name: np.empty(flat.batch_size) for name in certificate.entry_claims}
+            own = {name: np.broadcast_to(getattr(flat, name), flat.batch_size)[entries] for name in claims}
+            fits = ~certificate.refused_entries(own)
+            if not fits[0]:
+                raise CertificateError("mechanism: an entry's own table is not certified for it")
+            for name, values in own.items():
+                claims[name][entries[fits]] = values[fits]
+            table_of[entries[fits]] = len(samplers)
+            samplers.append(sampler)
+            entries = entries[~fits]
+    frozen = {name: _frozen(values) for name, values in claims.items()}
+    tables = tuple(sampler.certificate for sampler in samplers)
+    certificate = BatchCertificate(tables, mechanism.batch_shape, _frozen(table_of), frozen)
+    # A copy, so that the batch itself can be forgotten while it is a key of samplers.
+    return ExactBatch(map_leaves(lambda leaf, _: leaf, mechanism), certificate, tuple(samplers))
