@@ -12,6 +12,8 @@ from accountants.dominating_pairs.base import DominatingPair, as_float64, cap, c
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon, reject_sensitivity
 from accountants.precision import in_64_bits
 from dpkernels import checks
+from dpkernels.batches import of_entries
+from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, floating, namespace, plain
 from dpkernels.solve import bisect, first_feasible
@@ -29,7 +31,7 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
 
     Args:
         mechanism: a mechanism of dpkernels.
-        epsilon: eps >= 0, any shape; broadcasts with array parameters.
+        epsilon: eps >= 0, any shape; for a batch it broadcasts with the batch shape.
         sensitivity: D of an additive mechanism; the default is that of its claim. Bounded mechanisms take none.
 
     Returns:
@@ -47,6 +49,8 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
         0.126937
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
+    if _is_host_batch(mechanism, epsilon, sensitivity) and not _has_density(mechanism):
+        return of_entries(lambda entry, eps, *D: delta(entry, eps, *D), mechanism, epsilon, *_given(sensitivity))
     pairs = dominating_pairs(mechanism, sensitivity)
     if namespace(epsilon, *jax.tree.leaves(pairs)) is np:
         check_masses(pairs, _ESTIMATE)
@@ -64,14 +68,17 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
 
     Args:
         mechanism: a mechanism of dpkernels.
-        delta: in [0, 1), any shape.
+        delta: in [0, 1), any shape; for a batch it broadcasts with the batch shape.
         sensitivity: D of an additive mechanism; the default is that of its claim. Bounded mechanisms take none.
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: delta is out of range; the mechanism or the sensitivity is an array; or a case of ``delta``.
+        ValueError: delta is out of range; a JAX mechanism, or the sensitivity of a single one, is an array; or a case
+            of ``delta``.
     """
     checks.below_one("delta", delta)
+    if _is_host_batch(mechanism, delta, sensitivity):
+        return of_entries(lambda entry, at, *D: epsilon(entry, at, *D), mechanism, delta, *_given(sensitivity))
     for value in (sensitivity, *(jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else ())):
         if np.ndim(value):
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
@@ -87,6 +94,19 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     check_masses(pairs, _ESTIMATE)
     eps = epsilon_of(pairs, np.where(target > 0, target, 0.5))
     return plain(np.where(target > 0, eps, level))
+
+
+def _is_host_batch(mechanism: Any, *values: Any) -> bool:
+    return bool(getattr(mechanism, "batch_shape", ())) and namespace(*values, *jax.tree.leaves(mechanism)) is np
+
+
+def _has_density(mechanism: Any) -> bool:
+    """Return whether the profile's formulas broadcast over parameters, as those of densities do."""
+    return isinstance(mechanism, Additive) and isinstance(mechanism.noise, Distribution)
+
+
+def _given(sensitivity: Any) -> tuple[Any, ...]:
+    return () if sensitivity is None else (sensitivity,)
 
 
 def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:

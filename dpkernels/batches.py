@@ -147,6 +147,22 @@ def distinct_entries(batch: Any) -> tuple[np.ndarray, np.ndarray]:
     return firsts[order], ranks[kinds]
 
 
+def of_entries(function: Callable[..., float], batch: Any, *values: Any) -> Any:
+    """Return ``function(mechanism, *values)`` of every entry of a batch of plain numbers, once for equal ones.
+
+    Values broadcast with the batch shape, to the shape of the result.
+    """
+    shape = np.broadcast_shapes(batch.batch_shape, *map(np.shape, values))
+    firsts, kinds = distinct_entries(batch)
+    columns = [np.broadcast_to(kinds.reshape(batch.batch_shape), shape).ravel()]
+    columns += [np.broadcast_to(np.asarray(value, np.float64), shape).ravel() for value in values]
+    rows, inverse = np.unique(np.stack(columns, -1), axis=0, return_inverse=True)
+    flat = flat_leaves(batch)
+    entries = {kind: flat[int(firsts[kind])] for kind in np.unique(kinds).tolist()}
+    results = np.array([function(entries[int(kind)], *others) for kind, *others in rows.tolist()])
+    return results[inverse.ravel()].reshape(shape)
+
+
 def each_entry(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of single objects that also evaluates batches: JAX's by vmap, NumPy's one after the other.
 

@@ -12,6 +12,7 @@ from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.dominating_pairs.registry import additive_profile, noise_pairs
 from accountants.profile import epsilon_of
 from dpkernels import checks
+from dpkernels.batches import entrywise, has_axes
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
@@ -86,11 +87,20 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
 
     The shape is a distribution of any scale, such as ``Laplace(1.0)``; the sensitivity D is in data units.
 
+    Arrays of budgets or sensitivities give a batch, with a search for every different budget and sensitivity.
+
     Raises:
-        ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], one of
-            them is an array, or delta does not fall with the scale of the shape.
+        ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
+            delta does not fall with the scale of the shape.
     """
     checks.noise_epsilon(epsilon)
+    if has_axes(epsilon, delta, sensitivity):
+        checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+        checks.sensitivity(sensitivity)
+        return entrywise(
+            lambda eps, at, D: scaled(noise, epsilon=eps, delta=at, sensitivity=D), epsilon, delta, sensitivity
+        )
     scale = smallest_scale(noise, epsilon, delta, sensitivity)
     wider = (noise.rescale(scale * (1 + margin)) for margin in MARGINS)
     certified = first_feasible(wider, lambda noise: meets(noise_pairs(noise, sensitivity), epsilon, delta))

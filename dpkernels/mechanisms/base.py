@@ -141,8 +141,8 @@ class Mechanism(Batchable, abc.ABC):
 
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
-            x: inputs, for a batch of shape (..., *batch_shape). Float32 and float64 are kept, others become float32. Flat
-                index i uses uniform i of the key.
+            x: inputs, for a batch of shape (..., *batch_shape). Float32 and float64 are kept, others become float32.
+                Flat index i uses uniform i of the key.
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
         """
