@@ -408,8 +408,10 @@ class BatchGuarantee(ComposableGuarantee):
             reject = not isinstance(batch, Additive)
             reject_sensitivity(sensitivity if reject else None)
             batch = dataclasses.replace(batch, sensitivity=sensitivity)
-        if isinstance(batch, Additive) and batch.sensitivity is None:
-            raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
+        if isinstance(batch, Additive):
+            if batch.sensitivity is None:
+                raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
+            batch = Additive(batch.noise, batch.sensitivity)  # Whatever entries claim, equal noise is counted.
         self.batch, self.times = batch, times
 
     @cached_property
@@ -424,6 +426,15 @@ class BatchGuarantee(ComposableGuarantee):
         distinct, counts = self._entries
         numbers = zip(distinct, counts.tolist(), strict=True)
         return tuple(SelfComposed(dominating_pairs(entry), count * self.times) for entry, count in numbers)
+
+    @cached_property
+    def unjoined(self) -> Guarantee:
+        """Return the guarantee of the ``terms``, such as for its JSON or a plot; slow for many different entries."""
+        return Guarantee(self.terms)
+
+    def renyi(self, order: Any) -> Any:
+        """Return the Renyi divergence of all reports; see ``Guarantee.renyi``."""
+        return self.unjoined.renyi(order)
 
     @cached_property
     def _upper(self) -> Guarantee:
@@ -443,7 +454,7 @@ class BatchGuarantee(ComposableGuarantee):
         noise = getattr(distinct, "noise", None)
         lengths = noise.lengths if isinstance(noise, Distribution) and noise.is_even else ()
         if not lengths or not hasattr(noise, lengths[0]) or len(counts) <= (_LEVELS if side else _CELLS):
-            return Guarantee(self.terms)
+            return self.unjoined
         length = np.broadcast_to(getattr(noise, lengths[0]), len(counts))
         ratios = np.broadcast_to(distinct.sensitivity, len(counts)) / length
         # A shift by more is never more private: noise_pairs. So is the composition of such releases.
@@ -511,12 +522,12 @@ class BatchGuarantee(ComposableGuarantee):
     def repeat(self, count: Real) -> Any:
         """Return the guarantee of all reports repeated ``count`` times; see ``Guarantee.repeat``."""
         if isinstance(count, jax.Array):
-            return Guarantee(self.terms).repeat(count)
+            return self.unjoined.repeat(count)
         return BatchGuarantee(self.batch, times=self.times * checks.whole("count", count, 1, 1 << 40))
 
     def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
         """Return the guarantee if every report uses a Poisson sample of its own; see ``Guarantee.subsample``."""
-        return Guarantee(self.terms).subsample(rate, adjacency)
+        return self.unjoined.subsample(rate, adjacency)
 
 
 class LargestGuarantee(Risks):
