@@ -451,7 +451,7 @@ class BatchGuarantee(ComposableGuarantee):
     def _joined(self, side: int) -> Guarantee:
         """Return the guarantee of joined entries, each one's ratio moved up, down, or with 0 to a mean of a level."""
         distinct, counts = self._entries
-        noise = getattr(distinct, "noise", None)
+        noise: Any = getattr(distinct, "noise", None)
         lengths = noise.lengths if isinstance(noise, Distribution) and noise.is_even else ()
         if not lengths or not hasattr(noise, lengths[0]) or len(counts) <= (_LEVELS if side else _CELLS):
             return self.unjoined
@@ -628,10 +628,10 @@ def joined_levels(ratios: np.ndarray, counts: np.ndarray, most: int, side: int) 
         choices.append(choice)
     groups, end = [], n
     for choice in reversed(choices):
-        begin = int(choice[end])
-        at = level[end - 1] if side > 0 else level[begin]
-        groups.append((float(at), int(before[end] - before[begin])))
-        end = begin
+        begin_of_group = int(choice[end])
+        ratio = level[end - 1] if side > 0 else level[begin_of_group]
+        groups.append((float(ratio), int(before[end] - before[begin_of_group])))
+        end = begin_of_group
     return groups[::-1]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,8 +60,8 @@ def releases(count: int) -> list[tuple[str, str, str]]:
     }
     rows = []
     for name, (single, batch, goal) in cases.items():
-        first = seconds(lambda batch=batch: dpk.perturb(x, batch), 1)
-        later = seconds(lambda batch=batch: dpk.perturb(x, batch))
+        first = seconds(partial(dpk.perturb, x, batch), 1)
+        later = seconds(partial(dpk.perturb, x, batch))
         tables = len(dpk.exact_sampler(batch).samplers)
         text = f"{later / one[single]:.1f} times ({1e9 * later / count:.0f} ns a value), first call {first:.1f} s"
         rows.append((f"{count} values, {name}", f"{text}, {tables} tables", goal))
@@ -73,7 +74,11 @@ def samples(count: int) -> tuple[str, str, str]:
     batch, single = (dpk.piecewise(epsilon=1.0, lower=0.0, upper=upper) for upper in (lengths, 1.0))
     key, x = dpk.simulation_key(0), jax.numpy.asarray(lengths / 2, np.float32)
     first = seconds(lambda: batch.sample(key, x).block_until_ready(), 1)
-    later = [seconds(lambda m=m: m.sample(key, x).block_until_ready()) for m in (batch, single)]
+
+    def sample(mechanism: Any) -> None:
+        mechanism.sample(key, x).block_until_ready()
+
+    later = [seconds(partial(sample, mechanism)) for mechanism in (batch, single)]
     return (
         f"float samples of {count}",
         f"first call {first:.1f} s, then {later[0] / later[1]:.1f} times",

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from itertools import chain
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import jax
@@ -43,7 +44,12 @@ class Batchable:
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """Return the shape to which the parameters broadcast; () for a single one."""
-        return _broadcast(dict(_shapes(self)))
+        try:  # A release of few values asks for it again and again.
+            return self.__dict__["_batch_shape"]
+        except KeyError:
+            shape = _broadcast(dict(_shapes(self)))
+            object.__setattr__(self, "_batch_shape", shape)
+            return shape
 
     @property
     def batch_size(self) -> int:
@@ -79,16 +85,35 @@ class Batchable:
             return True
         if type(other) is not type(self):
             return NotImplemented
-        fields = (field.name for field in dataclasses.fields(self) if field.compare)  # type: ignore[arg-type]
-        return all(_are_equal(getattr(self, name), getattr(other, name)) for name in fields)
+        own, others = (_compared(type(self))(item) for item in (self, other))
+        if self.leaf_axes or self.batch_shape or other.batch_shape:
+            return all(map(_are_equal, own, others))
+        return own == others
 
     def __hash__(self) -> int:
-        fields = (field.name for field in dataclasses.fields(self) if field.compare)  # type: ignore[arg-type]
-        return hash((type(self).__qualname__, *(_hashable(getattr(self, name)) for name in fields)))
+        try:
+            return self.__dict__["_hash"]
+        except KeyError:
+            value = hash((type(self).__qualname__, *map(_hashable, _compared(type(self))(self))))
+            object.__setattr__(self, "_hash", value)
+            return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept, since hashes of strings differ between processes."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_batch_shape")}
 
     def __repr__(self) -> str:
         fields = (field.name for field in dataclasses.fields(self) if field.repr)  # type: ignore[arg-type]
         return f"{type(self).__qualname__}({', '.join(f'{name}={_described(getattr(self, name))}' for name in fields)})"
+
+
+@cache
+def _compared(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Return the function from an object to the values by which it is compared."""
+    names = [field.name for field in dataclasses.fields(cls) if field.compare]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda item: tuple(getattr(item, name) for name in names)
 
 
 def map_leaves(function: Callable[[Any, int], Any], item: Any, axes: int = 0) -> Any:
@@ -132,7 +157,7 @@ def distinct_entries(batch: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the flat index of the first entry of every kind, and the kind of every entry."""
     kinds = np.zeros(batch.batch_size, np.int64)
     for leaf, axes in leaves(flat_leaves(batch)):
-        column = np.asarray(leaf, np.float64)
+        column: Any = np.asarray(leaf, np.float64)
         if axes:
             column = np.unique(column.reshape(len(column), -1), axis=0, return_inverse=True)[1].ravel()
         if len(column) and (column == column[0]).all():

@@ -325,7 +325,7 @@ class ExactWindow(BoundedSampler):
 
     @property
     def stack(self) -> tuple[Any, ...]:
-        return (*super().stack, self.table.is_flat)
+        return type(self), self.words, self.table.is_flat
 
     @cached_property
     def _values(self) -> dict[np.dtype, np.ndarray]:

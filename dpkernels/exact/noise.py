@@ -1069,10 +1069,10 @@ def in_units(noise: Noise, sensitivity: float) -> tuple[Noise, float]:
 
     Noise that cannot be rescaled is left as it is, with its sensitivity.
     """
-    try:
-        return noise.rescale(1.0, sensitivity), 1.0
-    except TypeError:
-        return noise, sensitivity
+    if isinstance(noise, Noise):
+        with suppress(TypeError):
+            return noise.rescale(1.0, sensitivity), 1.0
+    return noise, sensitivity
 
 
 def _parts_log2(codes: int, sensitivity: float, width: float) -> int:

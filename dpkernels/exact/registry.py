@@ -219,12 +219,12 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, a traced one, or one whose class is not a pytree.
     """
-    if (sampler := _batches.get(id(mechanism)) or _cached.get(mechanism)) is not None:  # First, for few values.
+    if (sampler := _cached.get(mechanism)) is not None:  # First, so that a release of few values is fast.
         return sampler
     if isinstance(mechanism, ExactSampler | ExactMultivariate | CategorySampler | ExactBatch):
         return mechanism
     if getattr(mechanism, "batch_shape", ()):
-        return _of_batch(mechanism)
+        return _batches.get(id(mechanism)) or _of_batch(mechanism)
     if _has_hash(mechanism):
         return _cached(mechanism)
     if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter is an array.

@@ -240,13 +240,13 @@ MECHANISMS: dict[str, Callable[..., Bounded]] = {
 # Additive mechanisms
 
 
-def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
+def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> Additive:
     """Return Laplace noise of scale b = D / eps, for epsilon in [0.01, 20]. It is pure eps-DP, also when released."""
     _check(epsilon, sensitivity)
     return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, 0.0)
 
 
-def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
+def logistic(*, epsilon: Real, sensitivity: Real = 1.0) -> Additive:
     """Return logistic noise of scale b = D / eps, for epsilon in [0.01, 20].
 
     The float density is pure eps-DP and smooth; the claim has delta = 1e-15 for the ends of a release's table.
@@ -256,7 +256,7 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
 
 
-def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
+def student(*, epsilon: Real, sensitivity: Real = 1.0, degrees: float = 5.0) -> Additive:
     """Return Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
 
     Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity requires. The degrees nu are a plain number in
@@ -270,7 +270,7 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
 
 
 def gaussian(
-    *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
+    *, sigma: Real, sensitivity: Real | None = None, epsilon: Real | None = None, delta: Real | None = None
 ) -> Additive:
     """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given.
 
@@ -281,11 +281,11 @@ def gaussian(
 
 def generalised_normal(
     *,
-    scale: float,
-    exponent: float,
-    sensitivity: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    scale: Real,
+    exponent: Real,
+    sensitivity: Real | None = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
 ) -> Additive:
     """Return generalised normal (Subbotin) noise, of density proportional to exp(-(|z|/s)^b), with a claim if given.
 
@@ -343,9 +343,9 @@ def merged_laplace(
     *,
     rates: tuple[float, ...],
     breaks: tuple[float, ...],
-    sensitivity: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    sensitivity: Real | None = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
 ) -> Additive:
     """Return merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
 
@@ -356,7 +356,7 @@ def merged_laplace(
 
 
 def truncated_gaussian(
-    *, sigma: float, delta: float, sensitivity: float = 1.0, epsilon: float | None = None, bound: float | None = None
+    *, sigma: Real, delta: Real, sensitivity: Real = 1.0, epsilon: Real | None = None, bound: Real | None = None
 ) -> Additive:
     """Return Gaussian noise of sigma s in [1e-140, 1e140], truncated to [-T, T] (Cesar & Rogers 2021).
 
@@ -393,7 +393,7 @@ def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:
     return kernel.mass(-T, D - T) / kernel.mass(-T, T) - delta
 
 
-def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
+def staircase(*, epsilon: Real, sensitivity: Real = 1.0, gamma: Real | None = None) -> Additive:
     """Return staircase noise (Geng & Viswanath 2014) for epsilon in [0.01, 20] and gamma in [0, 1].
 
     By default gamma = 1/(1 + e^(eps/2)), of least E|Z|. It is pure eps-DP, also when released.
@@ -462,11 +462,11 @@ def truncated_discrete_laplace(
 
 def discrete_gaussian(
     *,
-    sigma: float,
-    sensitivity: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    step: float = 1.0,
+    sigma: Real,
+    sensitivity: Real | None = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
+    step: Real = 1.0,
     reach: int | None = None,
 ) -> Additive:
     """Return Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).

@@ -110,7 +110,8 @@ class BatchRelease:
         self, number: int, indices: np.ndarray, places: np.ndarray, x: np.ndarray, place: Any, out: np.ndarray
     ) -> None:
         """Replace the reports at some places, whose noise takes words of later turns: those of a value's own index."""
-        source, member = host.Keystream(self.key), self.sampler.samplers[number]
+        source = host.Keystream(self.key)
+        member: Any = self.sampler.samplers[number]
 
         def words(need: Any, turn: int) -> np.ndarray:
             kind = WORD_TYPES[need.bits]

@@ -154,7 +154,7 @@ def perturb(
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if is_categorical(mechanism):
         return perturb_categories(x, mechanism, missing=missing, secret=_secret(options.pop("key"), exact), **options)
-    if missing != "refuse" and getattr(mechanism, "batch_shape", getattr(mechanism, "shape", ())):
+    if missing != "refuse" and (isinstance(mechanism, ExactBatch) or getattr(mechanism, "batch_shape", ())):
         raise _no_missing(missing)
     if missing != "refuse" and (missing_rows := _check_missing(x, mechanism)).any():
         present = np.flatnonzero(~missing_rows)
@@ -229,7 +229,8 @@ def _perturb_column(
     inner = getattr(sampler, "mechanism", sampler)
     if isinstance(inner, AdditiveVector):
         _check_vectors(inner, array, clip)
-    check_fits(array.shape, getattr(inner, "batch_shape", ()))
+    if batch_shape := getattr(inner, "batch_shape", ()):
+        check_fits(array.shape, batch_shape)
     secret = _secret(key, exact)
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)

@@ -149,7 +149,7 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
         raise TypeError(options)
 
     monkeypatch.setattr("jax._src.lib.xla_client.make_cpu_client", another)
-    assert process.calling_thread_device.__wrapped__() == jax.devices("cpu")[0]
+    assert process._calling_thread_device.__wrapped__() == jax.devices("cpu")[0]
 
 
 def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
@@ -161,7 +161,7 @@ def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
         monkeypatch.delenv("PJRT_NPROC", raising=False)
         if value:
             monkeypatch.setenv("PJRT_NPROC", value)
-        process.calling_thread_device.__wrapped__()
+        process._calling_thread_device.__wrapped__()
         assert os.environ.get("PJRT_NPROC") == value
 
 
