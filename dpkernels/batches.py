@@ -85,7 +85,10 @@ class Batchable:
             return True
         if type(other) is not type(self):
             return NotImplemented
-        own, others = (_compared(type(self))(item) for item in (self, other))
+        kind: Any = type(self)
+        if (compared := _compared(kind)) is None:
+            return True
+        own, others = compared(self), compared(other)
         if self.leaf_axes or self.batch_shape or other.batch_shape:
             return all(map(_are_equal, own, others))
         return own == others
@@ -94,7 +97,10 @@ class Batchable:
         try:
             return self.__dict__["_hash"]
         except KeyError:
-            value = hash((type(self).__qualname__, *map(_hashable, _compared(type(self))(self))))
+            kind: Any = type(self)
+            compared = _compared(kind)
+            values = map(_hashable, compared(self)) if compared else ()
+            value = hash((type(self).__qualname__, *values))
             object.__setattr__(self, "_hash", value)
             return value
 
@@ -108,12 +114,12 @@ class Batchable:
 
 
 @cache
-def _compared(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """Return the function from an object to the values by which it is compared."""
+def _compared(cls: Any) -> Callable[[Any], tuple[Any, ...]] | None:
+    """Return the function from an object to the values by which it is compared; None if there are none."""
     names = [field.name for field in dataclasses.fields(cls) if field.compare]
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda item: tuple(getattr(item, name) for name in names)
+    return (lambda item: (getattr(item, names[0]),)) if names else None
 
 
 def map_leaves(function: Callable[[Any, int], Any], item: Any, axes: int = 0) -> Any:

@@ -154,7 +154,7 @@ def perturb(
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if is_categorical(mechanism):
         return perturb_categories(x, mechanism, missing=missing, secret=_secret(options.pop("key"), exact), **options)
-    if missing != "refuse" and (isinstance(mechanism, ExactBatch) or getattr(mechanism, "batch_shape", ())):
+    if missing != "refuse" and _is_batch(mechanism):
         raise _no_missing(missing)
     if missing != "refuse" and (missing_rows := _check_missing(x, mechanism)).any():
         present = np.flatnonzero(~missing_rows)
@@ -199,6 +199,10 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
         raise
 
 
+def _is_batch(mechanism: Any) -> bool:
+    return isinstance(mechanism, ExactBatch) or bool(getattr(mechanism, "batch_shape", None))
+
+
 def _no_missing(missing: str) -> ValueError:
     return ValueError(f"missing: {missing!r}; a batch has a mechanism for every value, so none may be missing")
 
@@ -229,8 +233,8 @@ def _perturb_column(
     inner = getattr(sampler, "mechanism", sampler)
     if isinstance(inner, AdditiveVector):
         _check_vectors(inner, array, clip)
-    if batch_shape := getattr(inner, "batch_shape", ()):
-        check_fits(array.shape, batch_shape)
+    if isinstance(sampler, ExactBatch):
+        check_fits(array.shape, sampler.shape)
     secret = _secret(key, exact)
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
@@ -342,7 +346,8 @@ def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray
 @_reports.register(AdditiveVector)
 def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
-    if getattr(mechanism, "batch_shape", ()):
+    if batch_shape := getattr(mechanism, "batch_shape", None):
+        check_fits(x.shape, batch_shape)
         values = bounds.check_entries(np.asarray(x).reshape(-1), np.arange(x.size) % mechanism.batch_size, 0)
         with own_settings(x64=values.dtype == np.float64):
             reports = mechanism.sample(secret, jnp.asarray(values.reshape(x.shape)))

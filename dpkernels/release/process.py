@@ -57,6 +57,7 @@ def check_process() -> None:
         )
 
 
+@cache
 def calling_thread_device() -> Any:
     """Return a CPU device that runs a program in the thread that calls it, or JAX's own where there is none."""
     with _making_client:  # Several threads may ask for it at once.
