@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.calibrate.scale import check_target
 from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.guarantee import BatchGuarantee, Guarantee, guarantee
 from accountants.profile import delta as delta_of
 from accountants.profile import epsilon as smallest_epsilon
-from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational
 from dpkernels.distributions.base import Distribution
@@ -109,9 +109,16 @@ def allocate(
     ratios = problem.ratios(objective)
     if levels is not None:
         ratios = problem.in_levels(ratios, levels)
-        if objective == "variance":
-            ratios = problem.improved(ratios)
-    return problem.certified(ratios, objective)
+    if objective == "variance" and (levels is not None or problem.kind == "composed"):
+        ratios = problem.improved(ratios)
+    allocation = problem.certified(ratios, objective)
+    if problem.kind == "composed" and problem.is_pure and levels is None:
+        # Of a few queries budgets that add up may be better.
+        added = replace(problem, delta=0.0)
+        basic = added.certified(added.ratios(objective), objective)
+        if basic.value < allocation.value:
+            return replace(basic, delta=problem.delta)
+    return allocation
 
 
 @dataclass(frozen=True)
