@@ -19,8 +19,8 @@ from accountants.dominating_pairs.steepness import check_steepness
 from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms import known_domain_top_k, unknown_domain_top_k
 from accountants.profile import delta, epsilon
+from accountants.schemes.poisson import amplified_budget, budget_on_sample
 from accountants.shuffle import Shuffled, shuffled
-from accountants.subsampling import amplified_budget, budget_on_sample
 from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from dpkernels.budgets.ledger import Ledger, LedgerError
 

@@ -36,6 +36,7 @@ from accountants.composition.question import DeltaAt, EpsilonAt
 from accountants.composition.renyi import renyi_divergence
 from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import (
+    ALL_NEIGHBOURS,
     NEIGHBOURS,
     ON_ALL_DATA,
     ConvergenceError,
@@ -52,6 +53,11 @@ from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import UNKNOWN, from_json_form, to_json_form
 from accountants.precision import in_64_bits
 from accountants.risk import Risks, plot_trade_off
+from accountants.schemes.allocation import allocated_pairs, repeated_gaussian
+from accountants.schemes.fixed_size import fixed_size_pair, replacing_pair
+from accountants.schemes.groups import MOST_RECORDS, grouped_pair, sampled_group_pair
+from accountants.schemes.poisson import truncated_pair
+from accountants.schemes.shuffled import shuffled_pair
 from dpkernels import checks
 from dpkernels.batches import distinct_entries, flat_leaves, map_leaves
 from dpkernels.distributions.base import Distribution
@@ -161,7 +167,14 @@ class Guarantee(ComposableGuarantee):
 
     terms: tuple[SelfComposed, ...]
 
-    def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
+    def subsample(
+        self,
+        rate: Real,
+        adjacency: str = "add_remove",
+        *,
+        capacity: int | None = None,
+        examples: int | None = None,
+    ) -> Guarantee:
         """Return the guarantee if every report uses a Poisson sample of its own, with this rate.
 
         Neighbouring datasets differ by one record. The sensitivity of additive noise is the most that one record, if it
@@ -172,26 +185,177 @@ class Guarantee(ComposableGuarantee):
             adjacency: "add_remove": one record is added or removed; the worst two inputs are those of the dataset with
                 the record and without it. "replace": one record is replaced by another one, so that the true value may
                 change by twice the sensitivity; see ``dominating_pairs.replaced``.
+            capacity: the most records of a sample. Of more records that were drawn, a random subset of this size is
+                kept (truncated Poisson sampling). The guarantee is an upper bound, which is narrow if samples are
+                seldom full; ``bracket`` has both ends.
+            examples: with a capacity, the number of records of the larger one of both datasets.
 
         Raises:
-            ValueError: the rate is out of range; reports are on samples already; or adjacency is "replace" and the
-                noise, table or densities are not symmetric.
+            ValueError: the rate is out of range; reports are on samples already; adjacency is "replace" and the noise,
+                table or densities are not symmetric, or there is a capacity; or one of capacity and examples is given
+                without the other.
         """
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0)
         checks.one_of("adjacency", adjacency, NEIGHBOURS)
-        if any(term.sampling_rate is not None for term in self.terms):
-            raise ValueError("rate: these reports are on samples already")
+        self._check_on_all_data("rate")
+        if capacity is not None or examples is not None:
+            if capacity is None or examples is None or adjacency == "replace":
+                raise ValueError(
+                    f"capacity: {capacity}, examples: {examples}; both are needed for samples of a capacity, whose "
+                    "adjacency is 'add_remove'"
+                )
+            return self._map_pairs(
+                lambda pair: truncated_pair(pair, replacing_pair(pair), rate, capacity, examples), "capacity"
+            )
         if adjacency == "replace":
             for term in self.terms:
                 check_replaceable(term.pairs)
         sampled = (dataclasses.replace(term, sampling_rate=rate, neighbours=adjacency) for term in self.terms)
         return Guarantee(tuple(sampled))
 
+    def sample_fixed(self, batch: Real, examples: Real) -> Guarantee:
+        """Return the guarantee if every report uses ``batch`` of ``examples`` records, drawn without replacement.
+
+        Neighbouring datasets have as many records and differ in one. One report is accounted exactly. Of several
+        reports the values are upper bounds; the lower end of ``bracket`` is that of datasets that are known to be bad.
+
+        Raises:
+            ValueError: a number is not positive, the batch has more records than there are; the noise is not even, or
+                a bounded mechanism is for inputs within a sensitivity; or reports are on samples already.
+        """
+        checks.positive("batch", batch)
+        checks.positive("examples", examples)
+        checks.within("batch", batch, 0.0, examples)
+        self._check_on_all_data("batch")
+        return self._map_pairs(lambda pair: fixed_size_pair(pair, batch / examples), "batch")
+
+    def random_allocation(self, steps: Real, times: int = 1) -> Guarantee:
+        """Return the guarantee of ``steps`` reports if every record takes part in ``times`` of them, chosen at random.
+
+        All reports together are one allocation. ``repeat(epochs)`` allocates afresh in every epoch; ``balls_in_bins``
+        uses one assignment for all epochs. Neighbouring datasets differ by one record that is added or removed. The
+        bracket of one allocation is at most about 1e-4 wide. For ``times`` above 1 the values are upper bounds, which
+        are those of a step in each of so many blocks of steps; the lower end is that of the sum of all reports for
+        Gaussian noise, and 0 for other mechanisms. Values of JAX numbers have derivatives, also in steps that are a
+        JAX number.
+
+        Raises:
+            TypeError: a number is not an integer.
+            ValueError: there are fewer steps than times; the noise is not even; or reports are on samples already.
+
+        Example:
+            >>> import dpkernels as dpk
+            >>> step = guarantee(dpk.Additive(dpk.Gaussian(1.0)), 1.0)
+            >>> round(step.random_allocation(100).epsilon(1e-6), 3)
+            0.858
+        """
+        times = checks.whole("times", times, 1, 1 << 40)
+        if not isinstance(steps, jax.Array):
+            steps = checks.whole("steps", steps, 1, 1 << 40)
+        checks.positive("steps", steps)
+        self._check_on_all_data("steps")
+        terms = []
+        for term in self._terms_of_one_pair("steps"):
+            terms += [
+                dataclasses.replace(term, pairs=(pair,), count=count * term.count)
+                for pair, count in allocated_pairs(term.pairs[0], steps, times)
+            ]
+        return Guarantee(tuple(terms))
+
+    def balls_in_bins(self, steps: int, epochs: Real = 1) -> Guarantee:
+        """Return the guarantee of ``epochs`` times ``steps`` reports if a record takes part in one random step of all.
+
+        Every epoch has the same assignment of records to steps. The average of the epochs' reports of a step tells
+        all, so that this is exactly one random allocation of noise that is narrower by the root of the epochs.
+
+        Raises:
+            ValueError: the noise is not Gaussian, a number is not positive, or reports are on samples already.
+        """
+        checks.positive("epochs", epochs)
+        self._check_on_all_data("epochs")
+        averaged = self._map_pairs(lambda pair: repeated_gaussian(pair, epochs), "epochs")
+        return averaged.random_allocation(steps)
+
+    def shuffled_batches(self, steps: int) -> Guarantee:
+        """Return the guarantee of ``steps`` reports, each on one of as many equal batches of the shuffled records.
+
+        All reports together are one pass over the data. Neighbours replace the value of one record by 0, and batches
+        stay as they are. No amplification by shuffling is proven for the noise of training. So the values, which are
+        upper bounds, are those of one report without shuffling. The lower end of ``bracket`` is that of a test which
+        is proven to work: shuffled batches are less private than Poisson samples of one rate, or random allocation.
+
+        Raises:
+            ValueError: the noise is not Gaussian, the steps are not positive, or reports are on samples already.
+        """
+        steps = checks.whole("steps", steps, 1, 1 << 40)
+        self._check_on_all_data("steps")
+        return self._map_pairs(lambda pair: shuffled_pair(pair, steps), "steps")
+
+    def for_groups(self, records: int) -> Guarantee:
+        """Return the guarantee for groups of up to so many records, which are all added or all removed.
+
+        It is for people with several records. Additive noise on all the data moves by as many sensitivities. On Poisson
+        samples, every record is in the sample independently; the bound is attained by even log-concave noise.
+
+        Raises:
+            ValueError: the mechanism is not additive noise, records are not 1 to 1024; or reports are on samples with
+                replaced records or of another scheme, where no bound for groups is known.
+        """
+        records = checks.whole("records", records, 1, MOST_RECORDS)
+        if records == 1:
+            return self
+        terms = []
+        for term in self.terms:
+            if term.neighbouring == "replace" or (term.neighbouring and term.sampling_rate is None):
+                raise ValueError(
+                    f"records: {records}; groups are known for reports on all the data and on Poisson samples with "
+                    "records added or removed"
+                )
+            if term.sampling_rate is None:
+                pairs = tuple(grouped_pair(pair, records) for pair in term.pairs)
+            else:
+                (single,) = self._terms_of_one_pair("records", term)
+                pairs = (sampled_group_pair(single.pairs[0], records, term.sampling_rate),)
+            terms.append(SelfComposed(pairs, term.count))
+        return Guarantee(tuple(terms))
+
+    def _check_on_all_data(self, name: str) -> None:
+        if any(term.neighbouring for term in self.terms):
+            raise ValueError(f"{name}: these reports are on samples already")
+
+    def _terms_of_one_pair(self, name: str, *terms: SelfComposed) -> tuple[SelfComposed, ...]:
+        """Return the terms, all by default; raise ValueError if one has two pairs, as noise that is not even has."""
+        terms = terms or self.terms
+        if any(len(term.pairs) > 1 for term in terms):
+            raise ValueError(f"{name}: this scheme is known for noise that is even, and for symmetric pairs")
+        return terms
+
+    def _map_pairs(self, change: Callable[[Any], DominatingPair], name: str) -> Guarantee:
+        terms = self._terms_of_one_pair(name)
+        return Guarantee(tuple(dataclasses.replace(term, pairs=(change(term.pairs[0]),)) for term in terms))
+
+    def attained(self) -> list[Guarantee]:
+        """Return guarantees that bound this one from below, none if its own pairs are attained."""
+        numeric = self.numeric
+        choices = [[pair.attained() or (pair,) for pair in term.pairs] for term in numeric.terms]
+        if not any(pair.attained() for term in numeric.terms for pair in term.pairs):
+            return []
+        count = max(len(several) for choice in choices for several in choice)
+        return [
+            Guarantee(
+                tuple(
+                    dataclasses.replace(term, pairs=tuple(several[min(k, len(several) - 1)] for several in choice))
+                    for term, choice in zip(numeric.terms, choices, strict=True)
+                )
+            )
+            for k in range(count)
+        ]
+
     @property
     def neighbouring(self) -> str:
         """Describe which inputs are neighbours."""
-        sampled = {term.neighbours for term in self.terms if term.sampling_rate is not None}
-        return NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
+        sampled = {term.neighbouring for term in self.terms if term.neighbouring}
+        return ALL_NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
     def delta(self, epsilon: Real) -> Any:
         """Return a delta such that the composed mechanism is (epsilon, delta)-DP, for eps >= 0 of any shape.

@@ -8,17 +8,26 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.self_composed import SelfComposed
-from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.additive import AdditivePair, HalvedPair
 from accountants.dominating_pairs.base import Mixed
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.dominating_pairs.windowed import WindowedPair
+from accountants.schemes.allocation import Allocated, AllocatedBlock
+from accountants.schemes.fixed_size import FixedSize
+from accountants.schemes.groups import Grouped
+from accountants.schemes.poisson import Truncated
+from accountants.schemes.shuffled import ShuffledBatches
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.mechanisms.windowed.bases import Shape
 from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 
 # The classes that a file may hold in addition to distributions with a density, windows and bases. The dictionaries hold
 # the names that files use for classes and fields, where they differ from the names in the code.
-_CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
+_CLASSES: tuple[type, ...] = (
+    *(SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear, GaussianMixture, HalvedPair),
+    *(Allocated, AllocatedBlock, FixedSize, Grouped, ShuffledBatches, Truncated),
+)
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 UNKNOWN = "is not of this version's guarantees"

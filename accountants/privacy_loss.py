@@ -177,6 +177,10 @@ class PrivacyLossDistribution:
         p, q = _exchanged(sign, self.p, self.q)
         return PrivacyLossDistribution(p, q, sign * self.loss, self.width, pieces, self.unseen)
 
+    def of_its_direction(self) -> PrivacyLossDistribution:
+        """Return the losses alone; a subclass may know others for the mirrored pair."""
+        return self
+
     def scaled(self, weight: Any) -> PrivacyLossDistribution:
         pieces = tuple(piece.scaled(weight) for piece in self.pieces)
         unseen = self.unseen * float(weight) if self.unseen else 0.0

@@ -20,7 +20,7 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.dominating_pairs.registry import additive_profile
-from accountants.subsampling import budget_on_sample
+from accountants.schemes.poisson import budget_on_sample
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted

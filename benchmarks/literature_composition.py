@@ -21,7 +21,7 @@ from accountants.closed_forms.pure import pure_epsilon
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import recycling as published
 from accountants.published.searches import published_recycling
-from accountants.subsampling import budget_on_sample
+from accountants.schemes.poisson import budget_on_sample
 
 REPORTS, EPSILON, DELTA, THETA = 1000, 0.1, 1e-5, 3.0
 # The sampled columns' rate is not printed. At this one the sampled Gaussian has the largest acceptance for 300 records.

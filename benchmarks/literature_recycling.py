@@ -19,7 +19,7 @@ from accountants import calibrate, guarantee, recycling, tune
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import recycling as published
 from accountants.published.searches import published_recycling
-from accountants.subsampling import budget_on_sample
+from accountants.schemes.poisson import budget_on_sample
 from dpkernels.numerics import Real
 
 DELTA = 1e-5

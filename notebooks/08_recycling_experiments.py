@@ -43,7 +43,7 @@ sys.path.append("..")  # for benchmarks, which is not installed
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling
-from accountants.subsampling import amplified_budget, budget_on_sample
+from accountants.schemes.poisson import amplified_budget, budget_on_sample
 from benchmarks import literature_recycling as literature
 from benchmarks.literature_trials import errors
 

@@ -65,6 +65,7 @@ def composed_scale(
     adjacency: str = "add_remove",
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
+    scheme: Callable[[Guarantee], Guarantee] | None = None,
 ) -> Real:
     """Return the least c such that ``count`` releases with noise c Z meet a target together.
 
@@ -80,21 +81,35 @@ def composed_scale(
         adjacency: the neighbours of samples, as in ``Guarantee.subsample``.
         advantage: instead of eps and delta, the largest ``Guarantee.advantage``, in (0, 1). It takes plain numbers.
         true_positive_rate: instead of these, (false positive rate, largest true positive rate), plain numbers.
+        scheme: instead of the rate, a function from the guarantee of one release to that of a batch scheme, such as
+            ``lambda step: step.random_allocation(100)``, which is repeated ``count`` times. It takes plain numbers.
 
     Raises:
-        ValueError: an argument is out of range, or a case of ``noise_scale_factor``, which computes c.
-        TypeError: count is not an integer, or the distribution is of an unknown type.
+        ValueError: an argument is out of range, there are a rate and a scheme, or a case of ``noise_scale_factor``,
+            which computes c.
+        TypeError: count is not an integer, the distribution is of an unknown type, or a scheme has JAX numbers.
     """
     limit = risk_limit(epsilon, delta, advantage, true_positive_rate, (noise, sensitivity, count, rate))
+    if scheme is not None:
+        if rate is not None:
+            raise ValueError(f"rate: {rate}; a scheme has samples of its own")
+        if namespace(epsilon, delta, sensitivity, *jax.tree.leaves(noise)) is not np:
+            raise TypeError("scheme: noise of schemes is calibrated for plain numbers")
 
     def releases(scale: Any) -> Guarantee:
-        return _releases(Additive(rescaled(noise, scale), sensitivity), count, rate, adjacency)
+        mechanism = Additive(rescaled(noise, scale), sensitivity)
+        return (
+            _releases(mechanism, count, rate, adjacency)
+            if scheme is None
+            else scheme(guarantee(mechanism)).repeat(count)
+        )
 
     if limit is not None:
         checks.sensitivity(sensitivity)
         _check_samples(count, rate)
         start = gaussian_scale(noise, sensitivity, limit.mu / math.sqrt(count) / (1.0 if rate is None else rate))
-        limit.check_noise_is_needed(_delta_without_noise(releases(start)))
+        if scheme is None:
+            limit.check_noise_is_needed(_delta_without_noise(releases(start)))
         return start * math.exp(risk_parameter(lambda t: releases(start * math.exp(t)), limit))
     check_target(epsilon, delta, sensitivity)
     _check_releases(epsilon, count, rate)
@@ -102,7 +117,8 @@ def composed_scale(
     start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
     start_releases = releases(start)
     if namespace(epsilon, delta, *jax.tree.leaves(start_releases)) is np:
-        _check_noise_is_needed(start_releases, delta)
+        if scheme is None:
+            _check_noise_is_needed(start_releases, delta)
         # Solved for the scale itself, so that no rounding separates the noise from what was proven.
         t = conservative_parameter(lambda t: releases(start * math.exp(t)), float(epsilon), float(delta))
         return start * math.exp(t)

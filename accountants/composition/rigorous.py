@@ -63,6 +63,36 @@ class ByDirections:
         return curve_point(self.delta, places, alpha, largest_loss)
 
 
+@dataclass(frozen=True)
+class FromBothSides:
+    """The bounds of pairs that need not be attained, of which the lower ends are those of pairs that are."""
+
+    upper: ClosedForm | Bracket | ByDirections
+    lower: list[RigorousBounds]  # Each is a lower bound.
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        high = self.upper_delta(epsilon)
+        return min(max(bounds.delta(epsilon)[0] for bounds in self.lower), high), high
+
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        high = self.upper_epsilon(delta)
+        return min(max(bounds.epsilon(delta)[0] for bounds in self.lower), high), high
+
+    def upper_delta(self, epsilon: float) -> float:
+        return self.upper.upper_delta(epsilon)
+
+    def upper_epsilon(self, delta: float) -> float:
+        return self.upper.upper_epsilon(delta)
+
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+        high, low = self.upper.errors(alpha, largest_loss), [bounds.errors(alpha) for bounds in self.lower]
+        error, power = high.error[0], high.power[1]
+        return CurvePoint(
+            (error, max(min(point.error[1] for point in low), error)),
+            (min(max(point.power[0] for point in low), power), power),
+        )
+
+
 class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
 
@@ -74,8 +104,13 @@ class RigorousBounds:
         self.errors = lru_cache(_REMEMBERED)(self._errors)
 
     @cached_property
-    def method(self) -> ClosedForm | Bracket | ByDirections:
+    def method(self) -> ClosedForm | Bracket | ByDirections | FromBothSides:
         """Return the narrowest method that applies."""
+        lower = [RigorousBounds(attained) for attained in self.guarantee.attained()]
+        return FromBothSides(self._method, lower) if lower else self._method
+
+    @cached_property
+    def _method(self) -> ClosedForm | Bracket | ByDirections:
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")
         for formula in (OneRelease, GaussianReleases, FewOutcomes):

@@ -34,6 +34,8 @@ NEIGHBOURS = {
     "add_remove": "datasets of which one has one record more",
     "replace": "datasets of as many records that differ in one",
 }
+# Those of all pairs for batch schemes.
+ALL_NEIGHBOURS = NEIGHBOURS | {"zero_out": "datasets of which one has the value 0 in place of one record"}
 ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
 _TILT_FOUND = 1e-3  # The last Newton step of log c; values next to the largest loss of few releases need it.
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
@@ -63,6 +65,11 @@ class SelfComposed:
     count: Any  # n, the number of releases.
     sampling_rate: Any = None  # The probability r that a sample contains a record, or None for all the data.
     neighbours: str = "add_remove"  # The neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
+
+    @property
+    def neighbouring(self) -> str | None:
+        """Return the neighbouring datasets, a key of ``ALL_NEIGHBOURS``, or None on all the data."""
+        return self.pairs[0].neighbours if self.sampling_rate is None else self.neighbours
 
     @property
     def is_symmetric(self) -> bool:
@@ -123,6 +130,7 @@ class SelfComposed:
             nodes = [one.mirrored() for one in forward] if mirror else forward
             losses = pointwise_maximum([one.completed() for one in nodes] if has_pieces else nodes)
             source = (self, -1.0 if mirror else 1.0) if may_sample else None
+            losses = losses.of_its_direction()
             directions.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
         return directions
 
@@ -148,7 +156,7 @@ class SelfComposed:
 
 def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfComposed, ...]:
     """Return the releases; raise ValueError if samples have different neighbours."""
-    if len({release.neighbours for release in releases if release.sampling_rate is not None}) > 1:
+    if len({release.neighbouring for release in releases} - {None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
     return releases
 

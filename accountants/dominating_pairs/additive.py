@@ -84,6 +84,7 @@ class AdditivePair(DominatingPair):
 
     is_shift: ClassVar[bool] = True
     units_of_log: ClassVar[int] = 280
+    ends_at_no_loss: ClassVar[bool] = False  # Whether pieces of even noise end where its loss changes its sign.
 
     @property
     def formulas(self) -> NoiseFormulas:
@@ -115,6 +116,14 @@ class AdditivePair(DominatingPair):
     def check(self) -> None:
         if self.shift not in (1, -1):
             raise ValueError(f"shift: {self.shift}; noise is in units of it, so it is 1 or -1")
+
+
+@partial(pytree, static=("periods",))
+@dataclass(frozen=True)
+class HalvedPair(AdditivePair):
+    """The pair of even noise whose pieces have losses of one sign."""
+
+    ends_at_no_loss: ClassVar[bool] = True
 
 
 def additive_pair(noise: Distribution, shift: Real) -> AdditivePair:
@@ -217,6 +226,8 @@ class NoiseFormulas:
     def split(self, distances: tuple[float, ...] = (0.0, 1.0), further: Any = ()) -> Pieces:
         """Return the pieces between all joints of f shifted by these multiples of D, and turning points of the loss."""
         joints, turns, D = self.joints, self._vectors(*self.source.turning_points(self.D)), self.D
+        if self.pair.ends_at_no_loss:
+            joints = self.xp.concatenate([joints, *self._vectors(D / 2)])
         if len(further):
             joints = namespace(joints, further).concatenate([joints, further])
         xp = namespace(joints, D)

@@ -31,6 +31,7 @@ class DominatingPair(abc.ABC):
     - near: whether the pair is valid only within the sensitivity; inputs twice as far apart may have other ones.
     - is_shift: whether q(x) = p(x - D) for the sensitivity D. Alone it may be shifted by 2 D, but not within others.
     - has_estimated_masses: whether its masses are estimates by quadrature, so that no bound is proven.
+    - neighbours: of a pair for a batch scheme, the kind of neighbouring datasets; None for one on all the data.
     """
 
     joint: ClassVar[bool] = False
@@ -40,6 +41,7 @@ class DominatingPair(abc.ABC):
     near: ClassVar[bool] = False
     is_shift: ClassVar[bool] = False
     has_estimated_masses: ClassVar[bool] = False
+    neighbours: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:
@@ -72,6 +74,10 @@ class DominatingPair(abc.ABC):
     @abc.abstractmethod
     def mirror(self) -> DominatingPair:
         """Return the pair (q, p)."""
+
+    def attained(self) -> tuple[DominatingPair, ...]:
+        """Return pairs that bound this one from below, each also if composed; none if its own profile is attained."""
+        return ()
 
     def symmetry_gap(self) -> Any:
         """Return how far the pair is from being symmetric by reflection: 0 if it is, inf if that is unknown."""

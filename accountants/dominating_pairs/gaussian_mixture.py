@@ -22,7 +22,7 @@ from accountants.dominating_pairs.gaussian_integrals import endless_gain
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import namespace, ndtr, without_derivative
+from dpkernels.numerics import floating, namespace, ndtr, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -51,14 +51,14 @@ class GaussianMixture(DominatingPair):
     def _log_mixture(self, y: Any) -> Any:
         xp = namespace(y, self.centres)
         logs = _STANDARD.log_prob(y[..., None] - self.centres) + xp.log(self.weights)
-        top = logs.max(-1)
+        top = without_derivative(logs.max(-1))
         return top + xp.log(xp.exp(logs - top[..., None]).sum(-1))
 
     def _loss(self, y: Any) -> Any:
         """Return log p/q of the pair that is not mirrored."""
         xp = namespace(y, self.centres)
         logs = self.centres * (y[..., None] - self.centres / 2) + xp.log(self.weights)
-        top = logs.max(-1)
+        top = without_derivative(logs.max(-1))
         return top + xp.log(xp.exp(logs - top[..., None]).sum(-1))
 
     def hockey_stick(self) -> Curve:
@@ -85,7 +85,7 @@ class GaussianMixture(DominatingPair):
         def at(eps: Any) -> Any:
             xp = namespace(eps, self.centres)
             unit, level = xp.finfo(eps.dtype).eps, without_derivative(sign * eps)
-            low, high = xp.full_like(level, -_FARTHEST), xp.full_like(level, _FARTHEST + self.centres.max())
+            low, high = xp.full_like(level, -_FARTHEST), xp.full_like(level, _FARTHEST + still.centres.max())
 
             def first(level: Any) -> Any:
                 return bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)[0]
@@ -123,7 +123,10 @@ class GaussianMixture(DominatingPair):
         return xp.where(self.is_mirrored & (at_zero > 0), -xp.log(xp.where(at_zero > 0, at_zero, 1.0)), np.inf)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        ends = np.unique([-_REACH, 0.0, *np.asarray(self.centres), np.max(self.centres) + _REACH])
+        xp = namespace(self.centres, self.weights)
+        centres = without_derivative(floating(xp.asarray(self.centres)))
+        first, last = xp.asarray([-_REACH, 0.0], centres.dtype), centres.max()[None] + _REACH
+        ends = xp.sort(xp.concatenate([first, centres, last]))
         pieces = SmoothPieces(
             ends[:-1],
             ends[1:],
@@ -132,7 +135,8 @@ class GaussianMixture(DominatingPair):
             lambda y, _: self._loss(y),
             # Each part of the mixture is a Gaussian, and so is q.
             lambda left, right, _: np.max(
-                [_STANDARD.steepness(left - centre, right - centre) for centre in (0.0, *self.centres)], axis=0
+                [_STANDARD.steepness(left - centre, right - centre) for centre in (0.0, *np.asarray(self.centres))],
+                axis=0,
             ),
         )
         losses = PrivacyLossDistribution.of_pieces(pieces, _UNSEEN)

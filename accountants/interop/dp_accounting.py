@@ -7,9 +7,13 @@ An event is accounted if its privacy loss distribution is known, under the accou
     Laplace, discrete Laplace                     yes                                yes, twice the distance
     randomised response                           replace-special                    yes
     mixture of Gaussians                          yes                                no
-    zCDP                                          yes, as an upper bound             yes, as an upper bound
+    zCDP, (epsilon, delta), exponential mechanism, permute-and-flip
+                                                  yes, as upper bounds               yes, as upper bounds
+    discrete Gaussian of one dimension            yes                                yes, twice the distance
     Poisson sample of Gaussian mechanisms         yes                                yes
     Poisson sample of (discrete) Laplace          yes                                no
+    truncated Poisson sample of a Gaussian        yes, as an upper bound             no
+    fixed-size sample of noise                    no                                 yes, as an upper bound
     no-op, non-private, composed, self-composed   yes                                yes
 
 Everything else raises ``dp_accounting.UnsupportedEventError``. A Gaussian mechanism on a Poisson sample, with one of
@@ -22,6 +26,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -36,6 +41,7 @@ from accountants.closed_forms.concentrated import best_delta
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.privacy_loss import sampled_loss
 from accountants.shuffle.bracket import lower_hull
+from dpkernels.numerics import ndtri
 
 _Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
 
@@ -45,6 +51,16 @@ _MOST_OUTCOMES = 1 << 20
 _POINTS, _LAST_DELTA = 2048, 1e-18
 # Rounding of a sum of pure budgets: relative, and of the log ratio of two probabilities.
 _ROUNDING, _ROUNDING_OF_RATIO = 2.0**-40, 2.0**-48
+_NOISES = ("gaussian", "laplace", "discrete laplace", "discrete gaussian")
+
+
+def _event_class(name: str) -> Any:
+    """Return an event's class; of a dp_accounting without it, one that has no instances."""
+    return getattr(events, name, type(name, (), {}))
+
+
+_EpsilonDelta, _Exponential = _event_class("EpsilonDeltaDpEvent"), _event_class("ExponentialMechanismDpEvent")
+_PermuteAndFlip, _DiscreteGaussian = _event_class("PermuteAndFlipDpEvent"), _event_class("DiscreteGaussianDpEvent")
 
 
 class Accountant(dp_accounting.PrivacyAccountant):
@@ -130,6 +146,32 @@ class Accountant(dp_accounting.PrivacyAccountant):
         closed_form = self._known_delta(target_epsilon)
         return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
+    def get_true_positive_rates(self, false_positive_rates: Any, deltas: Any = None) -> Any:
+        """Return upper bounds of the true positive rates of any attack at some false positive rates.
+
+        They are those of the trade-off curve itself, so that ``deltas``, at which dp_accounting looks, are not needed.
+
+        Raises:
+            ValueError: a rate is not in [0, 1].
+        """
+        rates = np.asarray(false_positive_rates, np.float64)
+        if not ((rates >= 0) & (rates <= 1)).all():
+            raise ValueError(f"false_positive_rates: {false_positive_rates} are not in [0, 1]")
+        if _NON_PRIVATE in self._counts:
+            return np.ones_like(rates)[()]
+        return self.guarantee.true_positive_rate(false_positive_rates) if self._counts else rates[()]
+
+    def get_gdp_parameter_estimate(self, false_positive_rates: Any = None, deltas: Any = None) -> float:
+        """Return an estimate of the mu of a Gaussian mechanism that is no more private at some false positive rates.
+
+        It is inf if an infinite loss is more likely than the least rate. The default rates are 100 from 1e-12 to 0.5.
+        """
+        rates = np.geomspace(1e-12, 0.5, 100) if false_positive_rates is None else np.asarray(false_positive_rates)
+        rates = rates[rates <= 0.5]
+        if _NON_PRIVATE in self._counts or (self._counts and self.guarantee.infinity_mass > rates.min()):
+            return math.inf
+        return float(np.max(ndtri(self.get_true_positive_rates(rates, deltas)) - ndtri(rates)))
+
     def get_bracket(self, *, delta: float | None = None, epsilon: float | None = None) -> tuple[float, float]:
         """Return a rigorous interval for epsilon at delta, or for delta at epsilon.
 
@@ -170,7 +212,10 @@ class Accountant(dp_accounting.PrivacyAccountant):
         return 0.0 if not self._counts or epsilon >= self._upper_pure_epsilon() else None
 
     def _upper_pure_epsilon(self) -> float:
-        """Return ``_pure_epsilon``, rounded up."""
+        """Return ``_pure_epsilon``, rounded up; budgets that are given have an exact sum."""
+        if all(one.kind == "budget" and not one.parameters[1] for one in self._counts):
+            total = sum((n * Fraction(one.parameters[0]) for one, n in self._counts.items()), Fraction(0))
+            return float(total) if Fraction(float(total)) >= total else math.nextafter(float(total), math.inf)
         return self._pure_epsilon() * (1 + _ROUNDING) + _ROUNDING_OF_RATIO * sum(self._counts.values())
 
     def _pure_epsilon(self) -> float:
@@ -251,28 +296,45 @@ def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent 
 
 @dataclass(frozen=True)
 class _AccountedRelease:
-    """One mechanism of a tree: its kind and numbers, on all the data or on a Poisson sample of this rate."""
+    """One mechanism of a tree: its kind and numbers, and the sample that it is on, or else all the data.
+
+    Samples are Poisson samples of a rate, possibly with (capacity, examples); or fixed ones of (batch, examples).
+    """
 
     kind: str
     parameters: tuple[Any, ...] = ()
     rate: float | None = None
+    capacity: tuple[int, int] | None = None
+    fixed: tuple[int, int] | None = None
 
     def guarantee(self, relation: Relation) -> accountants.Guarantee:
         replaced = relation is Relation.REPLACE_ONE
+        if self.fixed:  # A fixed sample's distance follows from that of an added record.
+            return replace(self, fixed=None).guarantee(Relation.ADD_OR_REMOVE_ONE).sample_fixed(*self.fixed)
         distance = 2.0 if replaced and self.rate is None else 1.0
         if self.kind in ("gaussian", "laplace"):
             noise = dpk.Gaussian if self.kind == "gaussian" else dpk.Laplace
             on_data = accountants.guarantee(dpk.Additive(noise(self.parameters[0] / distance)), 1.0)
+        elif self.kind == "discrete gaussian":
+            sigma, sensitivity = self.parameters
+            on_data = accountants.guarantee(dpk.Additive(dpk.DiscreteGaussian(sigma)), distance * sensitivity)
         elif self.kind == "mixture":
             on_data = accountants.guarantee(_mixture_pair(*self.parameters))
         else:
             on_data = accountants.guarantee(accountants.weights(*self.table(relation)))
         if self.rate is None:
             return on_data
+        if self.capacity:
+            return on_data.subsample(self.rate, capacity=self.capacity[0], examples=self.capacity[1])
         return on_data.subsample(self.rate, adjacency="replace" if replaced else "add_remove")
 
     def table(self, relation: Relation) -> tuple[np.ndarray, np.ndarray]:
         """Return the probabilities of the outcomes with the record and without it, or with the other record."""
+        if self.kind == "budget":
+            epsilon, delta = self.parameters
+            p = (1 - delta) * np.array([1 / (1 + math.exp(-epsilon)), 1 / (1 + math.exp(epsilon))])
+            p = np.concatenate([[delta], p, [0.0]])
+            return p, p[::-1]
         if self.kind == "discrete laplace":
             a, n = self.parameters
             n *= 2 if relation is Relation.REPLACE_ONE else 1
@@ -288,8 +350,10 @@ class _AccountedRelease:
 
     def pure_levels(self, relation: Relation) -> tuple[float, float]:
         """Return the largest loss of one release, and that of its mirror."""
-        if self.kind in ("gaussian", "mixture", "zcdp"):
+        if self.kind in ("gaussian", "mixture", "zcdp", "discrete gaussian"):
             return math.inf, math.inf
+        if self.kind == "budget":
+            return (math.inf, math.inf) if self.parameters[1] else (self.parameters[0],) * 2
         if self.kind == "laplace":
             level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
             levels = (level, level)
@@ -336,6 +400,21 @@ def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acc
             release = _randomised_response(event, relation)
         case events.MixtureOfGaussiansDpEvent():
             release = _mixture(event, relation)
+        case _EpsilonDelta():
+            release = _budget(event.epsilon, event.delta)
+        case _Exponential() | _PermuteAndFlip():
+            if isinstance(event, _PermuteAndFlip):
+                _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
+            release = _budget(event.epsilon, 0.0)
+        case _DiscreteGaussian():
+            n = event.sensitivity
+            if event.dimension != 1 or not 0 < n < _MOST_OUTCOMES:
+                raise _Unsupported(event, f"dimension must be 1, and sensitivity positive. Found {event}.")
+            release = _noise("discrete gaussian", event.sigma, math.ceil(n))
+        case events.TruncatedSubsampledGaussianDpEvent():
+            release = _truncated(event, relation)
+        case dp_accounting.SampledWithoutReplacementDpEvent():
+            yield from ((one, count * times) for one, times in _fixed_size(event, relation))
         case events.ZCDpEvent():
             for name, value in (("rho", event.rho), ("xi", event.xi)):
                 if not 0 <= value < math.inf:
@@ -357,6 +436,51 @@ def _noise(kind: str, parameter: Any, *others: int) -> _AccountedRelease:
     if not 0 <= parameter < math.inf:
         raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
     return _AccountedRelease(kind, (float(parameter), *others)) if parameter > 0 else _NON_PRIVATE
+
+
+def _budget(epsilon: Any, delta: Any) -> _AccountedRelease | None:
+    """Return the mechanism that is worst of all with this budget."""
+    if not (epsilon >= 0 and 0 <= delta <= 1):
+        raise ValueError(f"epsilon: {epsilon}, delta: {delta}; they are at least 0, and delta is at most 1")
+    if delta == 1 or math.isinf(epsilon):
+        return _NON_PRIVATE
+    return _AccountedRelease("budget", (float(epsilon), float(delta))) if epsilon or delta else None
+
+
+def _truncated(event: Any, relation: Relation) -> _AccountedRelease | None:
+    """Return Gaussian noise on a Poisson sample of a capacity; the dataset is the larger one of both neighbours."""
+    _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
+    rate, capacity, examples = event.sampling_probability, event.truncated_batch_size, event.dataset_size
+    if not (0 <= rate <= 1 and _is_whole(capacity, 0) and _is_whole(examples, 0)):
+        raise ValueError(f"event: {event}; the probability is in [0, 1], and both sizes are integers of at least 0")
+    if 0 in (rate, capacity, examples):
+        return None
+    release = _noise("gaussian", event.noise_multiplier)
+    sample = None if capacity >= examples else (int(capacity), int(examples))
+    whole = sample is None and rate == 1
+    return release if release == _NON_PRIVATE or whole else replace(release, rate=float(rate), capacity=sample)
+
+
+def _fixed_size(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
+    """Yield the mechanism of a sample without replacement, which is one of noise."""
+    _check_relation(event, relation, Relation.REPLACE_ONE)
+    batch, examples = event.sample_size, event.source_dataset_size
+    if not (_is_whole(examples, 1) and _is_whole(batch, 0) and batch <= examples):
+        raise ValueError(
+            f"sample_size: {batch!r} of source_dataset_size {examples!r}; both are integers, and it is less"
+        )
+    inner = [(one, times) for one, times in _releases(event.event, 1, relation) if times]
+    if batch == 0 or not inner:
+        return
+    ((release, times), *others) = inner
+    if release == _NON_PRIVATE:
+        yield from inner
+    elif others or times > 1 or release.kind not in _NOISES or release.rate is not None or release.fixed:
+        raise _Unsupported(
+            event, f"Subevent of `SampledWithoutReplacementDpEvent` must be one of noise. Found {event.event}."
+        )
+    else:
+        yield replace(release, fixed=(int(batch), int(examples))), 1
 
 
 def _check_relation(event: Any, relation: Relation, *allowed: Relation) -> None:

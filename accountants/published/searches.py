@@ -138,7 +138,7 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
-    has the budget that ``subsampling.budget_on_sample`` allows on the sample. The errors of Algorithm 2 remain.
+    has the budget that ``poisson.budget_on_sample`` allows on the sample. The errors of Algorithm 2 remain.
     The acceptance that is compared is the true one of noise and sampling error together, by quadrature. The source's is
     the reciprocal of its eq. (13), which can be several times larger.
     """

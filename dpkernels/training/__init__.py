@@ -6,6 +6,7 @@ from dpkernels.training.budget import PrivateBatch, TrainingPlan, private_traini
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.plan import TrainingRun, best_training_run, noise_multiplier_for
 from dpkernels.training.sums import ClippedSums, clipped_sums
+from dpkernels.training.scheme_batches import allocated_batch, fixed_batch, random_assignment
 
 __all__ = [
     "ClippedSums",
@@ -15,13 +16,16 @@ __all__ = [
     "PrivateNoise",
     "TrainingPlan",
     "TrainingRun",
+    "allocated_batch",
     "best_training_run",
     "clipped_sums",
+    "fixed_batch",
     "noise_multiplier_for",
     "poisson_batch",
     "poisson_capacity",
     "poisson_overflow",
     "private_aggregate",
     "private_training",
+    "random_assignment",
     "renew_key",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants import calibrate, recycling, subsampling
+from accountants import calibrate, recycling
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
 from accountants.calibrate.one_release import least_weight
 from accountants.calibrate.scale import infeasible_shift, rescaled
@@ -19,6 +19,7 @@ from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
+from accountants.schemes import poisson
 from accountants.tune.domains import Between, Domain, GreaterThan, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of
@@ -429,7 +430,7 @@ class SampledRecycled(Family):
         return Subsampled(mechanism, p, self.rate.error(p), None)
 
     def budget_on_sample(self, p: Real) -> tuple[Any, Any, Any]:
-        return *subsampling.budget_on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
+        return *poisson.budget_on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
 
     def _drawn(self, scale: Real, p: Any) -> Distribution:
         eps, delta, D = self.budget_on_sample(p)
@@ -454,7 +455,7 @@ class SampledRecycled(Family):
         inner = mechanism.mechanism
         realised = float(realised_delta(inner, inner.epsilon))
         self.check_allowed("delta on the sample", realised, inner.delta)
-        epsilon, delta = subsampling.amplified_budget(inner.epsilon, realised, mechanism.rate)
+        epsilon, delta = poisson.amplified_budget(inner.epsilon, realised, mechanism.rate)
         self.check_allowed("epsilon", float(epsilon), float(self.epsilon))
         self.check_allowed("delta", float(delta), float(self.delta))
         return float(self.epsilon), float(delta)
@@ -487,7 +488,7 @@ def sampled_recycled(
         epsilon: eps on the whole data.
         delta: delta on the whole data.
         theta: the tolerated error, in the unit of the estimate.
-        sensitivity: D of the estimate from all the data; for neighbours see ``accountants.subsampling``.
+        sensitivity: D of the estimate from all the data; for neighbours see ``accountants.schemes.poisson``.
         query: "count", "sum" or "average", whose sampling error is included; None to leave it out.
         spread: the standard deviation of the records; for counts the share of records that is counted.
         size: n, the number of records.

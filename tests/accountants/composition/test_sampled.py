@@ -16,7 +16,7 @@ from noise_registry import ASYMMETRIC, LAWS, SYMMETRIC, over, scale
 
 from accountants import guarantee, randomised_response, weights
 from accountants.dominating_pairs.registry import dominating_pairs
-from accountants.subsampling import budget_on_sample
+from accountants.schemes.poisson import budget_on_sample
 from dpkernels.distributions.discrete import DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -345,7 +345,7 @@ def test_epsilon_is_where_delta_is_reached(law, adjacency):
 
 
 def test_a_budget_on_a_sample_is_amplified_exactly():
-    """What ``subsampling`` says of any (eps, delta) is attained by the exact profile."""
+    """What ``schemes.poisson`` says of any (eps, delta) is attained by the exact profile."""
     made, rate = guarantee(Additive(Gaussian(2.0)), 1.0), 0.2
     for eps in (0.01, 0.3, 1.0):
         inner, _ = budget_on_sample(eps, 0.0, rate)

@@ -10,6 +10,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from scipy.special import ndtr, ndtri
 
 import accountants
 import dpkernels as dpk
@@ -379,3 +380,68 @@ def test_their_own_tests_pass(monkeypatch):
     assert result.testsRun >= 60
     failed = {test._testMethodName: report for test, report in result.failures + result.errors}
     assert failed.keys() == DIFFERENT, failed
+
+
+# Batch schemes and budgets
+
+
+def event_class(name):
+    return getattr(dp_event, name, None) or pytest.skip(f"this dp_accounting has no {name}")
+
+
+def test_truncated_samples_of_gaussian_noise():
+    """The larger dataset has dataset_size records; the bound is at most dp_accounting's."""
+    event = dp_event.TruncatedSubsampledGaussianDpEvent(10_000, 0.01, 150, 1.0)
+    low, high = Accountant().compose(event, 100).get_bracket(delta=1e-6)
+    theirs = pld.PLDAccountant().compose(event, 100).get_epsilon(1e-6)
+    plain = Accountant().compose(Sampled(0.01, Gaussian(1.0)), 100)
+    assert plain.get_bracket(delta=1e-6)[0] * (1 - 1e-4) <= low < high <= theirs
+    none = dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.1, 0, 1.0)
+    assert Accountant().compose(none).get_delta(0.0) == 0.0
+    with pytest.raises(google.UnsupportedEventError):
+        Accountant(REPLACE).compose(event)
+
+
+def test_samples_without_replacement():
+    """Records are replaced, and rate 1 is a release on all the data."""
+    for inner in (Gaussian(2.0), Laplace(2.0)):
+        whole = Accountant(REPLACE).compose(google.SampledWithoutReplacementDpEvent(10, 10, inner), 3)
+        plain = Accountant(REPLACE).compose(inner, 3)
+        assert whole.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-4)
+        few = Accountant(REPLACE).compose(google.SampledWithoutReplacementDpEvent(10, 1, inner), 3)
+        assert few.get_epsilon(1e-5) < plain.get_epsilon(1e-5)
+    with pytest.raises(google.UnsupportedEventError):
+        Accountant().compose(google.SampledWithoutReplacementDpEvent(10, 1, inner))
+
+
+@pytest.mark.parametrize("name", ["ExponentialMechanismDpEvent", "PermuteAndFlipDpEvent"])
+def test_budgets_of_selections(name):
+    accountant = Accountant().compose(event_class(name)(1.0), 2)
+    assert accountant.get_epsilon(0.0) == pytest.approx(2.0, rel=1e-9)
+    response = accountants.guarantee(accountants.randomised_response(1.0)).repeat(2)
+    assert accountant.get_delta(0.5) == pytest.approx(response.delta(0.5), rel=1e-9)
+
+
+def test_budgets_with_delta():
+    accountant = Accountant().compose(event_class("EpsilonDeltaDpEvent")(1.0, 0.1), 2)
+    assert accountant.get_delta(2.0) == pytest.approx(1 - 0.9**2, rel=1e-9)
+    assert accountant.get_epsilon(0.05) == float("inf")
+
+
+def test_discrete_gaussian_events():
+    event = event_class("DiscreteGaussianDpEvent")
+    own = accountants.guarantee(dpk.Additive(dpk.DiscreteGaussian(2.0)), 1.0).repeat(3)
+    assert Accountant().compose(event(2.0, 1.0, 1), 3).get_epsilon(1e-5) == own.epsilon(1e-5)
+    with pytest.raises(google.UnsupportedEventError, match="dimension must be 1"):
+        Accountant().compose(event(2.0))
+
+
+def test_true_positive_rates():
+    accountant = Accountant().compose(Gaussian(1.0))
+    rates = np.array([0.01, 0.3])
+    np.testing.assert_allclose(accountant.get_true_positive_rates(rates), ndtr(1 + ndtri(rates)), rtol=1e-9)
+    assert accountant.get_gdp_parameter_estimate() == pytest.approx(1.0, rel=1e-6)
+    assert Accountant().get_true_positive_rates(0.3) == 0.3
+    assert Accountant().compose(google.NonPrivateDpEvent()).get_true_positive_rates(0.3) == 1.0
+    with pytest.raises(ValueError, match="are not in"):
+        accountant.get_true_positive_rates(1.5)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from accountants.subsampling import amplified_budget, budget_on_sample
+from accountants.schemes.poisson import amplified_budget, budget_on_sample
 
 EPS = np.array([0.0, 1e-9, 0.01, 0.7, 3.0, 20.0, 700.0])
 

@@ -1,0 +1,146 @@
+"""Random allocation: each record takes part in one of t steps, or in k of them, chosen at random.
+
+For a step whose pair is (P, Q), with the record and without it, an allocation to one of t steps has the pair
+
+    ((1/t) sum of Q^(i-1) P Q^(t-i),  Q^t),    with the ratio    R = (X_1 + ... + X_t)/t,
+
+the mean of t independent ratios X = dP/dQ of one step (Feldman and Shenfeld 2025; Chua et al. 2024 for Gaussian noise).
+The divergence E_Q (R - e^eps)_+ of a removed record and E_Q (1 - e^eps R)_+ of an added one are convex in every X. So a
+bound of the law of one X, in the order of these expectations, gives a bound of that of R and of compositions.
+
+A record that adds the largest value in its step attains the pair. Neighbours are datasets of which one has one record
+more, and the steps of different records are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.dominating_pairs.additive import AdditivePair, additive_pair
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.privacy_loss import PrivacyLossDistribution
+from accountants.schemes.ratio_sums import law_of, self_sum
+from accountants.schemes.tables import OneDirection, Table, TablePair, ratios
+from accountants.schemes.traced_sums import mean_divergence, traced_losses, traced_ratios
+from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import Real, floating, namespace
+from dpkernels.proven import proven
+from dpkernels.pytrees import pytree
+
+_PLACES = 1e-11  # More than the relative error of a sum of ratios.
+
+
+@proven("schemes#3-random-allocation")
+@partial(pytree, static=("removed", "is_lower"))
+@dataclass(frozen=True)
+class Allocated(TablePair):
+    """The pair of an allocation to one of ``steps`` steps, or its mirror if ``removed``; ``pair`` is that of a step."""
+
+    pair: Any
+    steps: Any
+    removed: bool = False
+    is_lower: bool = False
+
+    @property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.pair.joint
+
+    def compute_table(self, side: int) -> Table:
+        value, mass, infinite = ratios(self.pair, self.removed, side)
+        steps = int(self.steps)
+        total = self_sum(law_of(value, mass, side), steps)
+        value, mass = total.points()
+        mass = mass * (1 + side * total.rounding)
+        infinite += total.excess / steps * (1 + total.rounding)
+        table = Table.of_ratios(value / steps, mass, infinite, self.removed)
+        return Table(table.loss + side * _PLACES, table.mass, table.infinite)
+
+    def hockey_stick(self) -> Curve:
+        if namespace(*jax.tree.leaves(self)) is np:
+            return super().hockey_stick()
+        return partial(mean_divergence, self.removed, *self._traced)
+
+    @property
+    def _traced(self) -> tuple[Any, ...]:
+        return (*traced_ratios(self.pair.privacy_loss(), self.removed), floating(jnp.asarray(self.steps)))
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        if namespace(*jax.tree.leaves(self)) is np:
+            return super().privacy_loss()
+        numbers = self._traced
+        p, q, loss = traced_losses(self.removed, numbers, partial(mean_divergence, self.removed, *numbers))
+        return OneDirection(p, q, loss, 0 * p, pair=self)
+
+    def largest_loss(self) -> Any:
+        """Return the loss where every step has the ratio that is worst in one step."""
+        return (self.pair.mirror() if self.removed else self.pair).largest_loss()
+
+    def check(self) -> None:
+        checks.whole("steps", int(self.steps), 1, 1 << 40)
+        self.pair.check()
+
+
+@proven("schemes#3-random-allocation")
+@partial(pytree, static=("removed", "is_lower"))
+@dataclass(frozen=True)
+class AllocatedBlock(Allocated):
+    """The pair of an allocation to one step of a block; ``times`` blocks have all of ``whole`` steps.
+
+    As many releases bound the allocation to ``times`` of all steps from above. From below it is bounded by the sum of
+    all outputs, if the noise is Gaussian, and else by nothing.
+    """
+
+    whole: Any = None
+    times: Any = None
+
+    def attained(self) -> tuple[DominatingPair, ...]:
+        pair = self.pair
+        if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian):
+            share = namespace(pair.shift).sqrt(self.times / self.whole)
+            return (additive_pair(pair.noise, share * pair.shift),)
+        return (Atoms(np.ones(1), np.ones(1)),)
+
+
+def allocated_pairs(pair: DominatingPair, steps: Any, times: int = 1) -> list[tuple[DominatingPair, int]]:
+    """Return (pair, count) of releases that bound an allocation to ``times`` of so many steps, exactly so for one.
+
+    A random partition of t steps into k blocks of f or f + 1, and a random step of each block, is a random subset of k
+    steps. The hockey-stick divergence is convex, so that the mean over all partitions is at most that of one of them.
+
+    Raises:
+        ValueError: there are fewer steps than times.
+    """
+    if times == 1:
+        known = checks.concrete(steps)
+        return [(pair if known is not None and known == 1 else Allocated(pair, steps), 1)]
+    steps = checks.whole("steps", steps, 1, 1 << 40)
+    if times > steps:
+        raise ValueError(f"times: {times} of {steps} steps; there must be at least as many steps")
+    if times == steps:
+        return [(pair, times)]
+    few, more = divmod(steps, times)
+    blocks = [(few, times - more), (few + 1, more)]
+    return [
+        (AllocatedBlock(pair, np.float64(size), False, False, steps, times), count) for size, count in blocks if count
+    ]
+
+
+def repeated_gaussian(pair: DominatingPair, epochs: Real) -> DominatingPair:
+    """Return the pair of all outputs of a step that is repeated with one assignment: those of Gaussian noise have one.
+
+    Raises:
+        ValueError: the noise is not Gaussian.
+    """
+    if not (isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)):
+        raise ValueError(
+            "mechanism: one assignment for several epochs is known for Gaussian noise; else take random_allocation"
+        )
+    return additive_pair(pair.noise, namespace(epochs).sqrt(epochs * 1.0) * pair.shift)

@@ -1,0 +1,88 @@
+"""Samples of a fixed size: m of n records, drawn without replacement; neighbours replace one record.
+
+With g = m/n, the pair (P, Q) of a release on all the data, of which one record is replaced, and its mirror, the profile
+of one release on a sample is that of (g P + (1 - g) Q, Q) for eps >= 0 (Balle, Barthe and Gaboardi 2018), and every
+dominating pair has the mirrored one for eps < 0. That determines the pair (Zhu, Dong and Wang 2022). For noise P and Q
+are twice the sensitivity apart, because one record is taken away and another one added.
+
+Of one release the profile is attained. Of several it is an upper bound, because no dataset need be the worst one at
+every eps. From below they are bounded by datasets that exist: all other records have the opposite value of the record,
+so that (g P + (1 - g) Q, Q) is the pair of every release, or they have the value 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from accountants.dominating_pairs.additive import AdditivePair, HalvedPair, additive_pair
+from accountants.dominating_pairs.base import DominatingPair, Sampled
+from accountants.dominating_pairs.discrete import Atoms, shifted_pair
+from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
+from accountants.privacy_loss import PrivacyLossDistribution
+from accountants.schemes.groups import LOG_CONCAVE
+from accountants.schemes.pieces import with_pieces_together
+from dpkernels import checks
+from dpkernels.proven import proven
+from dpkernels.pytrees import pytree
+
+
+@proven("schemes#4-samples-of-a-fixed-size")
+@pytree
+@dataclass(frozen=True)
+class FixedSize(ReplacedBounded):
+    """The pair of one release on a sample of a fixed size, from that on all data with a record replaced."""
+
+    neighbours: ClassVar[str | None] = "replace"
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        return with_pieces_together(super().privacy_loss())
+
+    def attained(self) -> tuple[DominatingPair, ...]:
+        """Return the pairs where all other records have the opposite value of the record, and where they have 0."""
+        opposite = Sampled(self.pair, self.rate)
+        if not (isinstance(self.pair, AdditivePair) and type(self.pair.noise) in LOG_CONCAVE):
+            return (opposite,)
+        return opposite, ReplacedNoise(additive_pair(self.pair.noise, self.pair.shift / 2), self.rate)
+
+    def check(self) -> None:
+        checks.within("rate", self.rate, 0.0, 1.0)
+        self.pair.check()
+        check_symmetric(self.pair)
+
+
+def replacing_pair(pair: DominatingPair) -> DominatingPair:
+    """Return the pair of a release on all the data if one record is replaced, from that if one is added or removed.
+
+    Raises:
+        ValueError: the mechanism is bounded and for inputs within a sensitivity alone.
+    """
+    if isinstance(pair, AdditivePair):
+        return additive_pair(pair.noise, 2 * pair.shift)
+    if isinstance(pair, Atoms) and pair.moved is not None:
+        return shifted_pair(pair.p[: -pair.moved], 2 * pair.moved)
+    if pair.near or pair.is_shift:
+        raise ValueError(
+            "mechanism: replacing a record may move a value by twice the sensitivity that this bounded mechanism was "
+            "made for; take a mechanism for any two inputs"
+        )
+    return pair
+
+
+def check_symmetric(pair: DominatingPair) -> None:
+    """Raise a ValueError for a pair that is not symmetric."""
+    odd = checks.concrete(pair.symmetry_gap())
+    if odd is not None and not odd <= 1e-9:
+        raise ValueError(
+            f"mechanism: samples of a fixed size are known for symmetric pairs; this {type(pair).__name__} is not, or "
+            "under tracing not known to be"
+        )
+
+
+def fixed_size_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
+    """Return the pair of a release on a sample that holds the share ``rate`` of all records."""
+    check_symmetric(pair)
+    far = replacing_pair(pair)
+    if isinstance(far, AdditivePair):
+        far = HalvedPair(far.noise, far.shift, far.periods)
+    return FixedSize(far, rate)

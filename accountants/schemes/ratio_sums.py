@@ -1,0 +1,297 @@
+"""Sums of independent likelihood ratios, as bounds in convex order on a grid that is fine next to its origin.
+
+The law of a sum S is masses at the points c + k 2^b h: zone 0 has all |k| <= N, and zone b > 0 those of N/2 < |k| <= N.
+So the step is h next to the origin c, and from there on a share of at most 2/N of the distance to c. Two sums of one h
+are added zone by zone: everything nearer than zone b is first put on the step of zone b, which changes nothing, because
+the sum would be put there anyway. All terms are positive, so every mass keeps its relative accuracy.
+
+An upper bound (side 1) spreads a mass between grid points to both of its neighbours and keeps its mean. A lower bound
+(side -1) gathers masses, and remembers the mean of each group, next to whose grid point it is counted. Both orders are
+kept by sums of independent numbers. Proof: docs/proofs/schemes.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from accountants.loss_intervals import UNIT
+from dpkernels.proven import proven
+
+HALF = 1024  # N: the points of a zone on either side of the origin.
+# Lighter masses are left out, and counted in the excess or not at all; a share of the mass that decides the least zone.
+_LIGHT, _LOWEST = 1e-280, 1e-15
+_FAR = 1e-40  # A first moment that is negligible.
+_NARROW = 0.25  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
+_FINE = HALF / 2  # The least number of steps in that width, if the origin is in the middle.
+_ACROSS = HALF  # The most of them.
+
+
+@dataclass(frozen=True)
+class RatioSum:
+    """A bound of the law of a sum of ratios under q."""
+
+    mass: np.ndarray  # (zones, 2 N + 1).
+    moment: np.ndarray | None  # Of a lower bound: the mass times the distance of its mean from the grid point.
+    origin: float  # c.
+    level: int  # h = 2^level.
+    excess: float = 0.0  # Of an upper bound: the first moment of what is beyond the last zone.
+    rounding: float = 0.0  # A bound on the relative error of every mass.
+
+    @property
+    def step(self) -> float:
+        return math.ldexp(1.0, self.level)
+
+    @property
+    def side(self) -> int:
+        return 1 if self.moment is None else -1
+
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of S, and their masses, in no order."""
+        zone, place = np.nonzero(self.mass)
+        mass = self.mass[zone, place]
+        steps = (place - HALF).astype(float)
+        if self.moment is not None:
+            steps = steps + self.moment[zone, place] / (mass * np.ldexp(self.step, zone))
+        return np.maximum(self.origin + steps * np.ldexp(self.step, zone), 0.0), mass
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        value, mass = self.points()
+        order = np.argsort(value)
+        below = np.cumsum(mass[order])
+        low, middle, high = np.searchsorted(below, below[-1] * np.array([0.25, 0.5, 0.75]))
+        return tuple(float(value[order[min(place, len(order) - 1)]]) for place in (low, middle, high))  # type: ignore[return-value]
+
+    @property
+    def zones_of_sum(self) -> int:
+        """Return the zones that a sum needs: one more, if what would be beyond them is not negligible."""
+        count, last = len(self.mass), self.mass[-1]
+        farthest = HALF * math.ldexp(self.step, count - 1)
+        return count + (float(last.sum()) * farthest > _FAR)
+
+    def plus(self, other: RatioSum) -> RatioSum:
+        """Return the law of the sum of both, which are independent."""
+        level = max(self.level, other.level)
+        first, second = self.coarsened(level), other.coarsened(level)
+        is_square = self is other
+        count = max(law.zones_of_sum for law in (first, second))
+        columns = [_Columns.of(each, count) for each in ((first,) if is_square else (first, second))]
+        sums = []
+        nearer = [column.zero() for column in columns]
+        for zone in range(count):
+            own = [column.zone(zone) for column in columns]
+            whole = [near + here for near, here in zip(nearer, own, strict=True)]
+            if is_square:
+                sums.append(own[0].convolved(whole[0] + nearer[0]))
+            else:
+                sums.append(own[0].convolved(whole[1]) + nearer[0].convolved(own[1]))
+            step = math.ldexp(1.0, level + zone)
+            nearer = [part.halved(step) for part in whole]
+        mass, moment, excess = _in_zones(sums, level)
+        rounding = first.rounding + second.rounding + (8 * HALF + 32) * UNIT
+        total = first.excess + second.excess + excess
+        return RatioSum(mass, moment, first.origin + second.origin, level, total, rounding).adapted()
+
+    def coarsened(self, level: int) -> RatioSum:
+        """Return the law with h = 2^level, which is at least its own."""
+        zones = level - self.level
+        if zones <= 0:
+            return self
+        columns = _Columns.of(self, max(len(self.mass), zones + 1))
+        inner = columns.zone(0)
+        for zone in range(zones):
+            inner = inner.halved(math.ldexp(self.step, zone)) + columns.zone(zone + 1)
+        mass = np.concatenate([inner.mass[None], columns.mass[zones + 1 :]])
+        moment = None
+        if columns.moment is not None:
+            moment = np.concatenate([cast(np.ndarray, inner.moment)[None], columns.moment[zones + 1 :]])
+        return replace(self, mass=mass, moment=moment, level=level, rounding=self.rounding + 16 * zones * UNIT)
+
+    def adapted(self) -> RatioSum:
+        """Return the law with the origin and the step that its middle half needs."""
+        low, middle, high = self.quartiles
+        width = high - low
+        if self.origin == 0.0:
+            if width > _NARROW * middle:
+                return self.coarsened(max(self.level, _least_level(*self.points())))
+            level = math.floor(math.log2(width / _FINE)) if width > 0 else self.level
+            value, mass = self.points()
+            moved = law_of(value, mass, self.side, middle, max(level, self.level))
+            return replace(moved, excess=self.excess + moved.excess, rounding=self.rounding + moved.rounding)
+        return self.coarsened(math.ceil(math.log2(width / _ACROSS))) if width > 0 else self
+
+
+def _least_level(value: np.ndarray, mass: np.ndarray) -> int:
+    """Return the level whose least zone ends at the lowest value above 0 that matters."""
+    order = np.argsort(value)
+    value, mass = value[order], mass[order]
+    lowest = value[value > 0][
+        min(int(np.searchsorted(np.cumsum(mass[value > 0]), _LOWEST)), int((value > 0).sum()) - 1)
+    ]
+    return math.floor(math.log2(lowest / HALF))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Masses at k = -n .. n of one step, and their moments about the grid points."""
+
+    mass: np.ndarray
+    moment: np.ndarray | None
+
+    def __add__(self, other: _Row) -> _Row:
+        if len(self.mass) < len(other.mass):
+            return other + self
+        inside = slice(beside := (len(self.mass) - len(other.mass)) // 2, len(self.mass) - beside)
+        mass = self.mass.copy()
+        mass[inside] += other.mass
+        if self.moment is None or other.moment is None:
+            return _Row(mass, None)
+        moment = self.moment.copy()
+        moment[inside] += other.moment
+        return _Row(mass, moment)
+
+    def convolved(self, other: _Row) -> _Row:
+        mass = _convolved(self.mass, other.mass)
+        if self.moment is None or other.moment is None:
+            return _Row(mass, None)
+        return _Row(mass, _convolved(self.moment, other.mass) + _convolved(self.mass, other.moment))
+
+    def halved(self, step: float) -> _Row:
+        """Return the same masses on every second point: spread to both neighbours, or gathered with the point below."""
+        even, odd = self.mass[::2], self.mass[1::2]
+        mass = np.zeros(2 * HALF + 1)
+        start = HALF - len(even) // 2
+        inside = slice(start, start + len(even))
+        mass[inside] = even
+        if self.moment is None:
+            mass[inside][:-1] += odd / 2
+            mass[inside][1:] += odd / 2
+            return _Row(mass, None)
+        moment = np.zeros(2 * HALF + 1)
+        even_moment, odd_moment = self.moment[::2], self.moment[1::2]
+        mass[inside][: len(odd)] += odd
+        moment[inside] = even_moment
+        moment[inside][: len(odd)] += odd_moment + step * odd
+        return _Row(mass, moment)
+
+
+def _convolved(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    whole = np.zeros(len(one) + len(other) - 1)
+    some, others = np.flatnonzero(one), np.flatnonzero(other)
+    if len(some) and len(others):
+        first, last = int(some[0]), int(some[-1]) + 1
+        start, stop = int(others[0]), int(others[-1]) + 1
+        whole[first + start : last + stop - 1] = np.convolve(one[first:last], other[start:stop])
+    return whole
+
+
+@dataclass(frozen=True)
+class _Columns:
+    mass: np.ndarray
+    moment: np.ndarray | None
+
+    @classmethod
+    def of(cls, law: RatioSum, count: int) -> _Columns:
+        further = ((0, count - len(law.mass)), (0, 0))
+        return cls(np.pad(law.mass, further), None if law.moment is None else np.pad(law.moment, further))
+
+    def zero(self) -> _Row:
+        none = np.zeros(2 * HALF + 1)
+        return _Row(none, None if self.moment is None else none)
+
+    def zone(self, number: int) -> _Row:
+        return _Row(self.mass[number], None if self.moment is None else self.moment[number])
+
+
+def _in_zones(sums: list[_Row], level: int) -> tuple[np.ndarray, np.ndarray | None, float]:
+    """Return masses and moments in zones, from those at |k| <= 2 N of every step; and the first moment beyond all."""
+    is_lower = sums[0].moment is not None
+    names = ("mass", "moment") if is_lower else ("mass",)
+    wide = [np.array([getattr(row, name) for row in sums]) for name in names]
+    inner = slice(2 * HALF - HALF // 2, 2 * HALF + HALF // 2 + 1)
+    for zone in range(len(sums) - 1, 0, -1):  # What is nearer belongs to the zone below, at every second point.
+        for column in wide:
+            column[zone - 1, HALF : 3 * HALF + 1 : 2] += column[zone, inner]
+            column[zone, inner] = 0.0
+    for zone in range(len(sums) - 1):  # What is farther belongs to the zone above.
+        outer = [column[zone].copy() for column in wide]
+        for column, far in zip(wide, outer, strict=True):
+            far[HALF : 3 * HALF + 1] = 0.0
+            column[zone, :HALF] = column[zone, 3 * HALF + 1 :] = 0.0
+        if outer[0].any():
+            row = _Row(outer[0], outer[1] if is_lower else None).halved(math.ldexp(1.0, level + zone))
+            wide[0][zone + 1, HALF : 3 * HALF + 1] += row.mass
+            if is_lower:
+                wide[1][zone + 1, HALF : 3 * HALF + 1] += row.moment
+    if is_lower:
+        _recentre(wide, level)
+    mass = wide[0]
+    excess, last, step = 0.0, mass[-1], math.ldexp(1.0, level + len(sums) - 1)
+    if not is_lower:
+        far = last[3 * HALF + 1 :]
+        excess = float((far * np.arange(1, HALF + 1)).sum()) * step
+        last[3 * HALF] += far.sum()
+        # The sums are not negative, so that there is nothing far below.
+        last[HALF] += last[:HALF].sum()
+    kept = [column[:, HALF : 3 * HALF + 1] for column in wide]
+    light = kept[0] < _LIGHT
+    if not is_lower:
+        excess += _LIGHT * float(light.sum()) * HALF * step
+    for column in kept:
+        column[light] = 0.0
+    return kept[0], kept[1] if is_lower else None, excess
+
+
+def _recentre(wide: list[np.ndarray], level: int) -> None:
+    """Move groups whose mean is nearer to the next grid point there."""
+    mass, moment = wide
+    for zone in range(len(mass)):
+        step = math.ldexp(1.0, level + zone)
+        some = np.flatnonzero(mass[zone])
+        targets = some + np.rint(np.clip(moment[zone, some] / (mass[zone, some] * step), -2.0, 2.0)).astype(int)
+        distance = np.abs(targets - 2 * HALF)
+        # A group stays in its zone.
+        move = (targets != some) & (distance <= HALF) & ((zone == 0) | (distance > HALF // 2))
+        places, targets = some[move], targets[move]
+        moved = mass[zone, places], moment[zone, places] - (targets - places) * step * mass[zone, places]
+        for column, values in zip((mass[zone], moment[zone]), moved, strict=True):
+            column[places] = 0.0
+            np.add.at(column, targets, values)
+
+
+@proven("schemes#2-sums-of-ratios")
+def law_of(value: np.ndarray, mass: np.ndarray, side: int, origin: float = 0.0, level: int | None = None) -> RatioSum:
+    """Return the bound of a law of atoms at values >= 0; by default the least step follows from the lowest values."""
+    level = _least_level(value, mass) if level is None else level
+    step = math.ldexp(1.0, level)
+    distance = (value - origin) / step
+    with np.errstate(divide="ignore"):
+        zone = np.maximum(np.ceil(np.log2(np.abs(distance) / HALF)), 0.0).astype(int)
+    place = distance / np.exp2(zone)
+    count = int(zone.max(initial=0)) + 1
+    at = np.clip(np.floor(place), -HALF, HALF - 1)
+    flat = (zone * (2 * HALF + 1) + at + HALF).astype(int)
+    size = count * (2 * HALF + 1)
+    if side > 0:
+        up = mass * (place - at)
+        total = np.bincount(flat, mass - up, size) + np.bincount(flat + 1, up, size)
+        return RatioSum(total.reshape(count, -1), None, origin, level, 0.0, 32 * UNIT)
+    nearest = flat + (place - at > 0.5)
+    off = (place - at - (place - at > 0.5)) * step * np.exp2(zone)
+    masses, moments = (np.bincount(nearest, column, size).reshape(count, -1) for column in (mass, mass * off))
+    return RatioSum(masses, moments, origin, level, 0.0, (32 + len(value)) * UNIT)
+
+
+@proven("schemes#2-sums-of-ratios")
+def self_sum(law: RatioSum, count: int) -> RatioSum:
+    """Return the law of the sum of so many independent copies."""
+    total = law
+    for bit in bin(count)[3:]:
+        total = total.plus(total)
+        if bit == "1":
+            total = total.plus(law)
+    return total

@@ -1,0 +1,173 @@
+"""Pairs of which tables of losses are known that bound them from above and from below, in each neighbour direction.
+
+Every hockey-stick divergence is an expectation, under q, of a convex function of the ratio X = p/q. An upper bound of
+the law of X is one of which all these expectations are at least as large, and a lower bound one of which they are at
+most as large. A table holds such a bound in one direction.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from accountants.composition.cells import best_offset, cells_on_grid, rough_losses, split_monotone
+from accountants.composition.masses import above, below
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels.proven import proven
+
+# The step of the losses of one ratio, the least and the most of their points, and the masses beyond their reach.
+_STEP, _FEWEST, _MOST, _BEYOND = 2e-3, 1 << 13, 1 << 15, 1e-30
+_MASS = 1e-12  # The relative error of the masses of atoms, and of sums of masses.
+_LIGHT = 1e-280  # Lighter masses of an upper bound count as infinite losses.
+_TABLES = 32  # How many tables are remembered.
+
+
+@dataclass(frozen=True)
+class Table:
+    """Masses of p at finite losses, which increase, and at an infinite loss; further mass has q alone."""
+
+    loss: np.ndarray
+    mass: np.ndarray
+    infinite: float
+
+    @classmethod
+    def of_ratios(cls, ratio: np.ndarray, mass: np.ndarray, infinite: float, removed: bool) -> Table:
+        """Return the table of values of p/q with masses of q, and of an infinite one; of q and p if ``removed``."""
+        order = np.argsort(ratio)
+        ratio, mass = ratio[order], mass[order]
+        some = ratio > 0
+        if removed:
+            return cls(-np.log(ratio[some])[::-1], mass[some][::-1], float(mass[~some].sum()))
+        return cls(np.log(ratio[some]), (ratio * mass)[some], infinite)
+
+    def delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """Return the hockey-stick divergence, a sum of positive terms, at numbers of any shape."""
+        start = np.searchsorted(self.loss, epsilon, side="right")
+        sums = [
+            float((self.mass[first:] * -np.expm1(eps - self.loss[first:])).sum())
+            for first, eps in zip(np.ravel(start), np.ravel(epsilon), strict=True)
+        ]
+        return np.reshape(sums, np.shape(epsilon)) + self.infinite
+
+    def privacy_loss(self, pair: TablePair) -> PrivacyLossDistribution:
+        with np.errstate(under="ignore", over="ignore"):
+            q = self.mass * np.exp(-self.loss)
+        rest = max(1 - float(q.sum()), 0.0)
+        p = np.concatenate([self.mass, [self.infinite, 0.0]])
+        loss = np.concatenate([self.loss, [np.inf, -np.inf]])
+        return OneDirection(p, np.concatenate([q, [0.0, rest]]), loss, 0 * p, pair=pair)
+
+
+@dataclass(frozen=True)
+class OneDirection(PrivacyLossDistribution):
+    """Losses that bound those of a pair in one direction only; the mirrored ones are those of the pair's mirror."""
+
+    pair: Any = None
+    weight: Any = 1.0  # Of all masses.
+
+    def mirrored(self, sign: Any = -1) -> PrivacyLossDistribution:
+        return self if sign == 1 else self.pair.mirror().privacy_loss().scaled(self.weight)
+
+    def of_its_direction(self) -> PrivacyLossDistribution:
+        return PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
+
+    def scaled(self, weight: Any) -> OneDirection:
+        masses = weight * self.p, weight * self.q
+        return OneDirection(*masses, self.loss, self.width, pair=self.pair, weight=weight * self.weight)
+
+
+class TablePair(DominatingPair):
+    """A pair of plain numbers that is known by tables; a subclass is a pytree with the static fields of this class."""
+
+    removed: bool
+    is_lower: bool
+
+    may_be_asymmetric: ClassVar[bool] = True
+    rounds_up: ClassVar[bool] = True
+    neighbours: ClassVar[str | None] = "add_remove"
+
+    @abc.abstractmethod
+    def compute_table(self, side: int) -> Table:
+        """Return an upper (side 1) or a lower (side -1) bound of the pair, or of its mirror if ``removed``."""
+
+    @property
+    def table(self) -> Table:
+        """Return the upper bound, or the lower one if ``is_lower``; the last tables are remembered."""
+        leaves, structure = jax.tree.flatten(self)
+        key = (str(structure), *(np.asarray(leaf, np.float64).tobytes() for leaf in leaves))
+        if key not in _tables:
+            while len(_tables) >= _TABLES:
+                _tables.pop(next(iter(_tables)), None)
+            with np.errstate(all="ignore"):
+                _tables[key] = self.compute_table(-1 if self.is_lower else 1)
+        return _tables[key]
+
+    def hockey_stick(self) -> Curve:
+        return self.table.delta
+
+    def lower_hockey_stick(self) -> Curve:
+        return replace(self, is_lower=True).table.delta  # type: ignore[type-var]
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        return self.table.privacy_loss(self)
+
+    def mirror(self) -> TablePair:
+        return replace(self, removed=not self.removed)  # type: ignore[type-var]
+
+    def attained(self) -> tuple[DominatingPair, ...]:
+        return () if self.is_lower else (replace(self, is_lower=True),)  # type: ignore[type-var]
+
+
+_tables: dict[tuple[Any, ...], Table] = {}
+
+
+@proven("schemes#1-ratios-and-their-order")
+def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return values of X = p/q with masses of q, and the mass of p at an infinite X, of plain numbers.
+
+    Of an upper bound (side 1) E_Q (X - c)_+ is at least that of the pair for every c, or E_Q (c - X)_+ if ``removed``;
+    of a lower bound (side -1) it is at most that. The masses of q are at most 1 in a lower bound. What is nowhere else
+    has the ratio 0, or an infinite one if ``removed``, where it counts for nothing.
+    """
+    losses = pair.privacy_loss()
+    whole = split_monotone(losses.mirrored() if removed else losses)
+    if whole.pieces:
+        rough = rough_losses(whole)
+        low, high = _reach(rough)
+        step = max(min(_STEP, (high - low) / _FEWEST), (high - low) / _MOST)
+        cells = cells_on_grid(whole, step, offset=best_offset(whole, step, rough), reach=(low, high))
+        masses = (above if side > 0 else below)(cells, step, 1)
+        loss = masses.offset + (masses.first + np.arange(len(masses.mass))) * step
+        mass, infinite = masses.mass, masses.infinite
+    else:
+        finite = np.isfinite(whole.loss)
+        loss, mass = whole.loss[finite], whole.p[finite] * (1 + side * _MASS)
+        infinite = float(whole.p[whole.loss == np.inf].sum()) * (1 + side * _MASS)
+    some = mass > _LIGHT
+    infinite += float(mass[~some].sum()) if side > 0 else 0.0
+    loss, mass = loss[some], mass[some]
+    if removed:
+        value, mass, infinite = np.append(np.exp(-loss), 0.0), np.append(mass, infinite), 0.0
+    else:
+        mass = mass * np.exp(-loss)
+        value, mass = np.append(np.exp(loss), 0.0), np.append(mass, max(1 - float(mass.sum()), 0.0))
+    if side < 0:
+        total = max(float(mass.sum()) * (1 + _MASS), 1.0)
+        mass, infinite = mass / total, infinite / total
+    some = mass > _LIGHT
+    return value[some], mass[some], infinite
+
+
+def _reach(rough: PrivacyLossDistribution) -> tuple[float, float]:
+    """Return losses beyond which p above, and q below, have negligible masses."""
+    finite = np.isfinite(rough.loss)
+    order = np.argsort(rough.loss[finite])
+    loss, p = rough.loss[finite][order], rough.p[finite][order]
+    below, last = int((np.cumsum(p * np.exp(-loss)) < _BEYOND).sum()), len(loss) - 1
+    above = int((np.cumsum(p[::-1])[::-1] >= _BEYOND).sum()) - 1
+    return float(loss[min(below, last)]), float(loss[max(above, 0)])

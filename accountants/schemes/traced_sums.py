@@ -1,0 +1,174 @@
+"""The divergence of a mean of t independent ratios, of JAX numbers: computed by NumPy, with derivatives by formula.
+
+With K = t e^eps, D = E (S_t - K)_+/t and S_(t-1) the sum of the other ratios, the derivative of D in the mass of one
+value x is E (x + S_(t-1) - K)_+, in the value itself it is its mass times P(x + S_(t-1) > K), and in t it is a central
+difference. If the record is removed, D = e^eps E (t e^-eps - S_t)_+/t has the corresponding ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from accountants.privacy_loss import PrivacyLossDistribution
+from accountants.schemes.ratio_sums import law_of, self_sum
+
+_PANELS = 64  # The panels of quadrature of one ratio.
+DOTS = 2048  # The losses of a table of JAX numbers.
+_SHARE = 50  # The central difference in t is at t -/+ t/50, or 1.
+_REACH = 1e-16  # The mass beyond all losses of a table.
+_REMEMBERED = 8
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """The values of a sum, increasing, with the masses and the first moments from each value on, and below it."""
+
+    value: np.ndarray
+    above: tuple[np.ndarray, np.ndarray]
+    below: tuple[np.ndarray, np.ndarray]
+
+
+def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, ...]], *numbers: Any) -> list[Any]:
+    """Return the results of a NumPy function of JAX numbers, both in 64 bits.
+
+    A callback's thread does not know the scope of 64 bits of its caller, so that numbers travel as pairs of words.
+    """
+    kinds = [jnp.result_type(number) for number in numbers]
+    words = [jax.lax.bitcast_convert_type(jnp.asarray(number, jnp.float64), jnp.uint32) for number in numbers]
+    places = [np.shape(number) for number in numbers]
+
+    def call(*words: Any) -> list[np.ndarray]:
+        pairs = [np.ascontiguousarray(np.asarray(word, np.uint32)) for word in words]
+        values = [pair.view(np.float64).reshape(place) for pair, place in zip(pairs, places, strict=True)]
+        results = [
+            np.ascontiguousarray(np.broadcast_to(each, shape), np.float64)
+            for each, shape in zip(function(*values), shapes, strict=True)
+        ]
+        return [result.reshape(*shape, 1).view(np.uint32) for result, shape in zip(results, shapes, strict=True)]
+
+    specifications = [jax.ShapeDtypeStruct((*shape, 2), jnp.uint32) for shape in shapes]
+    answers = jax.pure_callback(call, specifications, *words, vmap_method="sequential")
+    kind = jnp.result_type(*kinds)
+    return [jax.lax.bitcast_convert_type(answer, jnp.float64).astype(kind) for answer in answers]
+
+
+def _sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
+    return _sum_of(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
+
+
+@lru_cache(_REMEMBERED)
+def _sum_of(ratio: bytes, mass: bytes, count: int) -> _Sum:
+    value, masses = np.zeros(1), np.ones(1)
+    if count > 0:
+        x, w = np.frombuffer(ratio), np.frombuffer(mass)
+        value, masses = self_sum(law_of(x[w > 0], w[w > 0], 1), count).points()
+    order = np.argsort(value)
+    value, masses = value[order], masses[order]
+    columns = (masses, masses * value)
+    above = tuple(np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in columns)
+    below = tuple(np.append(0.0, np.cumsum(column)) for column in columns)
+    return _Sum(value, above, below)  # type: ignore[arg-type]
+
+
+def _gains(total: _Sum, strike: np.ndarray, removed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return E (S - k)_+ and P(S > k), or E (k - S)_+ and P(S < k) if removed."""
+    place = np.searchsorted(total.value, strike, side="right")
+    mass, first = (column[place] for column in (total.below if removed else total.above))
+    return np.maximum(strike * mass - first if removed else first - strike * mass, 0.0), mass
+
+
+def _divergence(removed: bool, numbers: tuple[Any, ...], count: int | None = None) -> np.ndarray:
+    ratio, mass, infinite, steps, epsilon = numbers
+    count = round(float(steps)) if count is None else count
+    sign = -1 if removed else 1
+    gain, _ = _gains(_sum(ratio, mass, count), count * np.exp(sign * epsilon), removed)
+    return (np.exp(epsilon) if removed else 1.0) * gain / count + infinite
+
+
+def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
+    """Return the derivatives in the masses and in the values, along a last axis, in eps, and in the steps."""
+    ratio, mass, _, steps, epsilon = numbers
+    count, sign = round(float(steps)), -1 if removed else 1
+    scale = np.exp(epsilon) if removed else np.ones(np.shape(epsilon))
+    strike = count * np.exp(sign * epsilon)
+    gain, beyond = _gains(_sum(ratio, mass, count - 1), np.asarray(strike)[..., None] - ratio, removed)
+    whole, mass_beyond = _gains(_sum(ratio, mass, count), strike, removed)
+    # d/d eps of E (S - K)_+/t is -e^eps P(S > K), and of e^eps E (k - S)_+/t it is that minus P(S < k).
+    by_epsilon = scale * whole / count - mass_beyond if removed else -np.exp(epsilon) * mass_beyond
+    by_steps = np.zeros(np.shape(epsilon))
+    if in_steps:
+        apart = max(count // _SHARE, 1)
+        low, high = max(count - apart, 1), count + apart
+        by_steps = (_divergence(removed, numbers, high) - _divergence(removed, numbers, low)) / (high - low)
+    scale = np.asarray(scale)[..., None]
+    return [scale * gain, sign * scale * mass * beyond, by_epsilon, by_steps]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def mean_divergence(removed: bool, ratio: Any, mass: Any, infinite: Any, steps: Any, epsilon: Any) -> Any:
+    """Return D at eps of any shape, from the values of one ratio and their masses under q."""
+    numbers = ratio, mass, infinite, steps, epsilon
+    return _on_host(lambda *numbers: [_divergence(removed, numbers)], [jnp.shape(epsilon)], *numbers)[0]
+
+
+@partial(mean_divergence.defjvp, symbolic_zeros=True)
+def _(removed: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    ratio, *_, epsilon = primals
+    shape, kind = jnp.shape(epsilon), jnp.result_type(epsilon)
+    moves = [not isinstance(tangent, SymbolicZero) for tangent in tangents]
+    shapes = [shape + jnp.shape(ratio) * (k < 2) for k in range(4)]
+    by_mass, by_ratio, by_epsilon, by_steps = _on_host(partial(_slopes, removed, moves[3]), shapes, *primals)
+    change = jnp.zeros(shape, kind)
+    for k, slope in ((0, by_ratio), (1, by_mass)):
+        change = change + ((slope * tangents[k]).sum(-1) if moves[k] else 0.0)
+    for k, slope in ((2, 1.0), (3, by_steps), (4, by_epsilon)):
+        change = change + (slope * tangents[k] if moves[k] else 0.0)
+    return mean_divergence(removed, *primals), change
+
+
+def traced_ratios(losses: PrivacyLossDistribution, removed: bool) -> tuple[Any, Any, Any]:
+    """Return values of the ratio, with masses under q, and the mass of p at an infinite one, of JAX numbers."""
+    nodes = (losses.mirrored() if removed else losses).nodes(_PANELS)
+    finite = jnp.isfinite(nodes.loss)
+    ratio = jnp.where(finite, jnp.exp(jnp.where(finite, -nodes.loss if removed else nodes.loss, 0.0)), 0.0)
+    infinite = jnp.where(nodes.loss == jnp.inf, nodes.p, 0.0)
+    if removed:
+        return ratio, jnp.where(nodes.loss == -jnp.inf, 0.0, nodes.p), 0.0 * infinite.sum()
+    return ratio, jnp.where(nodes.loss == jnp.inf, 0.0, nodes.q), infinite.sum()
+
+
+def traced_losses(removed: bool, numbers: tuple[Any, ...], hockey_stick: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """Return masses of p and q, and losses, of the pair whose profile is that of D at some losses, and linear between.
+
+    The slope of D in t = e^eps rises by the mass of q at a loss.
+    """
+    ratio, mass, _, steps = numbers
+    (loss,) = _on_host(
+        lambda *values: [_dots(removed, *values)], [(DOTS,)], *jax.lax.stop_gradient((ratio, mass, steps))
+    )
+    delta, t = hockey_stick(loss), jnp.exp(loss)
+    slopes = jnp.concatenate([-jnp.ones(1), jnp.diff(delta) / jnp.diff(t), jnp.zeros(1)])
+    q = jnp.maximum(jnp.diff(slopes), 0.0)
+    p = jnp.append(t * q, delta[-1])
+    return p, jnp.append(q, 0.0), jnp.append(loss, jnp.inf)
+
+
+def _dots(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Return losses that increase, as dense as the values of the sum where these matter."""
+    count = round(float(steps))
+    total = _sum(ratio, mass, count)
+    (below, firsts), (above, moments) = total.below, total.above
+    start = int(np.searchsorted(below if removed else firsts / count, _REACH))
+    stop = int(np.searchsorted(-(above if removed else moments / count), -_REACH))
+    value = np.unique(np.maximum(total.value[max(start - 1, 0) : stop + 1], 1e-300)) / count
+    place = np.linspace(0, len(value) - 1, DOTS)
+    loss = np.interp(place, np.arange(len(value)), np.log(value))
+    return -loss[::-1] if removed else loss
