@@ -37,7 +37,7 @@ def beside(first: SmoothPieces, second: SmoothPieces) -> SmoothPieces:
     beyond = tuple(xp.concatenate([one, other]) for one, other in zip(first.whole, second.whole, strict=True))
     functions = {name: either(name) for name in ("log_p", "log_q", "loss", "steepness", "inverse")}
     few = max(first.few, second.few)
-    return SmoothPieces(*ends, **functions, few=few, beyond=beyond, intervals=intervals)  # type: ignore[arg-type]
+    return SmoothPieces(ends[0], ends[1], few=few, beyond=beyond, intervals=intervals, **functions)  # type: ignore[arg-type]
 
 
 def _intervals_beside(first: LossIntervals, second: LossIntervals) -> LossIntervals:

@@ -25,7 +25,8 @@ HALF = 1024  # N: the points of a zone on either side of the origin.
 # Lighter masses are left out, and counted in the excess or not at all; a share of the mass that decides the least zone.
 _LIGHT, _LOWEST = 1e-280, 1e-15
 _FAR = 1e-40  # A first moment that is negligible.
-_NARROW = 0.25  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
+_NARROW = 0.5  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
+_OFF = 0.25  # The distance of the origin from the middle, relative to that width, from which on it is moved.
 _FINE = HALF / 2  # The least number of steps in that width, if the origin is in the middle.
 _ACROSS = HALF  # The most of them.
 
@@ -115,14 +116,18 @@ class RatioSum:
         """Return the law with the origin and the step that its middle half needs."""
         low, middle, high = self.quartiles
         width = high - low
-        if self.origin == 0.0:
-            if width > _NARROW * middle:
-                return self.coarsened(max(self.level, _least_level(*self.points())))
-            level = math.floor(math.log2(width / _FINE)) if width > 0 else self.level
-            value, mass = self.points()
-            moved = law_of(value, mass, self.side, middle, max(level, self.level))
-            return replace(moved, excess=self.excess + moved.excess, rounding=self.rounding + moved.rounding)
-        return self.coarsened(math.ceil(math.log2(width / _ACROSS))) if width > 0 else self
+        if self.origin == 0.0 and width > _NARROW * middle:
+            return self.coarsened(max(self.level, _least_level(*self.points())))
+        law = self
+        if abs(middle - self.origin) > _OFF * width:
+            fine = math.floor(math.log2(width / _FINE)) if width > 0 else self.level
+            law = self.moved(middle, max(fine, self.level))
+        return law.coarsened(math.ceil(math.log2(width / _ACROSS))) if width > 0 else law
+
+    def moved(self, origin: float, level: int) -> RatioSum:
+        """Return the law about another origin."""
+        law = law_of(*self.points(), self.side, origin, level)
+        return replace(law, excess=self.excess + law.excess, rounding=self.rounding + law.rounding)
 
 
 def _least_level(value: np.ndarray, mass: np.ndarray) -> int:
@@ -251,7 +256,7 @@ def _recentre(wide: list[np.ndarray], level: int) -> None:
     mass, moment = wide
     for zone in range(len(mass)):
         step = math.ldexp(1.0, level + zone)
-        some = np.flatnonzero(mass[zone])
+        some = np.flatnonzero(mass[zone] > _LIGHT)
         targets = some + np.rint(np.clip(moment[zone, some] / (mass[zone, some] * step), -2.0, 2.0)).astype(int)
         distance = np.abs(targets - 2 * HALF)
         # A group stays in its zone.
@@ -289,9 +294,10 @@ def law_of(value: np.ndarray, mass: np.ndarray, side: int, origin: float = 0.0, 
 @proven("schemes#2-sums-of-ratios")
 def self_sum(law: RatioSum, count: int) -> RatioSum:
     """Return the law of the sum of so many independent copies."""
-    total = law
+    total, added = law, 1
     for bit in bin(count)[3:]:
-        total = total.plus(total)
+        total, added = total.plus(total), 2 * added
         if bit == "1":
-            total = total.plus(law)
+            # The origin stays at the same share of the sum.
+            total, added = total.plus(law.moved(total.origin / added, law.level) if total.origin else law), added + 1
     return total

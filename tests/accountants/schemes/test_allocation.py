@@ -274,6 +274,7 @@ def test_large_noise_is_nearly_gaussian():
     assert high == pytest.approx(truth, rel=2e-2)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("sigma", "steps", "published"),
     [(1.0, 1000, (0.16865, 0.17569)), (0.5, 1000, (4.0984, 4.1176)), (1.0, 100, (0.8437, 0.8745))],
@@ -303,7 +304,7 @@ def test_sums_of_atoms(side):
             truth = (masses * np.maximum(sign * (sums - strike), 0.0)).sum()
             bound = (found * np.maximum(sign * (points - strike), 0.0)).sum() + total.excess * (sign > 0)
             assert side * (bound - truth) >= -1e-12
-            assert abs(bound - truth) <= 1e-4 * truth + 1e-12
+            assert abs(bound - truth) <= 4e-6  # The sum has the mean 5.
 
 
 def test_an_origin_in_the_middle_keeps_the_order():
