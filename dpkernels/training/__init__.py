@@ -5,8 +5,8 @@ from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capa
 from dpkernels.training.budget import PrivateBatch, TrainingPlan, private_training
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.plan import TrainingRun, best_training_run, noise_multiplier_for
-from dpkernels.training.sums import ClippedSums, clipped_sums
 from dpkernels.training.scheme_batches import allocated_batch, fixed_batch, random_assignment
+from dpkernels.training.sums import ClippedSums, clipped_sums
 
 __all__ = [
     "ClippedSums",
