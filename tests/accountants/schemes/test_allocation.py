@@ -210,7 +210,8 @@ def test_monte_carlo():
         for removed in (False, True):
             ratio, weight = tilted_sample(sigma, steps, removed, random, 60_000)
             gain = np.maximum(1 - math.exp(eps) * (ratio if removed else 1 / ratio), 0.0) * weight
-            error = 6 * gain.std() / math.sqrt(len(gain)) + 1e-9
+            # Without tilted samples a gain of at most 1 may be too rare to be seen: Bernstein.
+            error = 6 * gain.std() / math.sqrt(len(gain)) + (20 / len(gain) if removed else 1e-9)
             one = pair.mirror() if removed else pair
             low, high = (float(stick(np.float64(eps))) for stick in (one.lower_hockey_stick(), one.hockey_stick()))
             assert low - error <= gain.mean() <= high + error, (sigma, steps, eps, removed)
