@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dpkernels import checks
 from dpkernels.budgets.filters import format_amount
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.options import flag, usage_errors
@@ -146,6 +147,7 @@ def release(
             raise ValueError(f"OUT: {target} must be a .csv or .parquet file in an existing folder")
         if not dry_run and not force and (existing := [path for path in (target, sidecar) if path.exists()]):
             raise ValueError(f"OUT: {existing[0]} exists; --force replaces it")
+        checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
         if not statistics_:
             raise ValueError("give at least one statistic, such as --count")
         if plot is not None and len(statistics_) > 1:

@@ -148,8 +148,10 @@ class Run:
 
     def noisy_counts(self, counts: np.ndarray, sampler: ExactNoise, label: str) -> np.ndarray:
         """Return counts with bounded noise, of which a person changes up to ``groups`` by 1."""
-        key = dpk.key_from_bytes(self.key(label.encode() + counts.tobytes()))
         certificate = sampler.certificate
         epsilon, delta = (float(self.groups * rational(part)) for part in (certificate.epsilon, certificate.delta))
         self.parts.append(Part(label, epsilon, delta, certificate=certificate, reports=self.groups))
+        if not len(counts):  # The report is the same: whether anybody has a key is not public.
+            return np.zeros(0)
+        key = dpk.key_from_bytes(self.key(f"{epsilon!r} {delta!r} {label}".encode() + counts.tobytes()))
         return np.asarray(dpk.perturb(counts.astype(np.float64), sampler, key=key))

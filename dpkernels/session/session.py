@@ -63,8 +63,8 @@ class Session:
     person are added or removed. Statistics, and their parts of the budget, may be chosen from earlier results, because
     costs of separate calls are added (see ``Filter``); a ``plan`` is one call, whose releases are composed.
 
-    Not covered are: the names and types of columns, that the data has at most 2^29 rows, the time that a release takes,
-    and warnings of the kind ``DataWarning``.
+    Not covered are: the names and types of columns, that the data has at most 2^29 rows, and a line of a CSV file at
+    most 2^24 bytes, the time that a release takes, and warnings of the kind ``DataWarning``.
     """
 
     def __init__(

@@ -603,7 +603,7 @@ def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> 
     ((name, _),) = (statistic.by or {}).items()
     sampler = run.key_sampler(epsilon, delta)
     keys, counts = run.persons_by_key(name)
-    noisy = run.noisy_counts(counts, sampler, f"{statistic.title}: keys") if len(counts) else np.zeros(0)
+    noisy = run.noisy_counts(counts, sampler, f"{statistic.title}: keys")
     threshold = float(sampler.certificate.highest)
     found = (key for key, count in zip(keys, noisy, strict=True) if count > threshold)
     return {name: sorted(found, key=lambda key: (isinstance(key, str), key))}
@@ -620,6 +620,6 @@ def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[floa
 
     _, members = run.values((column,), places)
     low, high = quantile_points(np.sort(members), [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
-    lower, upper = exponent_value(low - 1), exponent_value(max(high, low))
+    lower, upper = exponent_value(low - 1), exponent_value(max(high, low, 1))
     run.note_choice(epsilon, f"{statistic.title}: bounds {lower:g} to {upper:g}")
     return lower, upper

@@ -23,6 +23,7 @@ from dpkernels.release import containers
 
 BLOCK = 1 << 20  # rows that are read at once; sums of a block are exact in float64
 MOST_ROWS = 1 << 29  # so that 64-bit integers hold every sum
+LONGEST_LINE = 1 << 24  # bytes of a line of a CSV file, which pyarrow must find within a block
 _ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -33,17 +34,24 @@ ROWS = object()  # the name of a column of a block that no table has
 
 
 def as_array(column: Any) -> np.ndarray:
-    """Return a column as numbers, or as objects; missing cells are NaN or None."""
+    """Return a column as numbers, or as objects; missing cells are NaN or None.
+
+    Its type alone decides how cells are read. A missing cell, which one person may have, does not change the others:
+    integers become objects then, not floats, in which two persons could have one number.
+    """
     match containers.kind(column):
         case "pandas":
-            is_plain = isinstance(column.dtype, np.dtype) or not column.isna().any()
-            kind = getattr(column.dtype, "numpy_dtype", None) if is_plain else object
-            array = column.to_numpy(dtype=kind) if is_plain else column.to_numpy(dtype=kind, na_value=None)
-        # Integers stay what they are: as floats, two persons could have one number.
+            kind = column.dtype if isinstance(column.dtype, np.dtype) else getattr(column.dtype, "numpy_dtype", object)
+            is_plain = kind is column.dtype or (np.dtype(kind).kind in "biuf" and not column.isna().any())
+            array = column.to_numpy(dtype=kind) if is_plain else column.astype(object).to_numpy()
         case "polars":
-            array = _objects(column.to_list()) if column.null_count() else column.to_numpy()
+            kind, name = column.dtype, str(column.dtype)
+            is_plain = kind.is_float() or (kind.is_temporal() and name != "Time")
+            if (kind.is_integer() and "128" not in name) or name == "Boolean":
+                is_plain = not column.null_count()
+            array = column.to_numpy() if is_plain else _objects(column.to_list())
         case "pyarrow":
-            array = _objects(column.to_pylist()) if column.null_count else np.asarray(column)
+            array = np.asarray(column) if _is_plain(column) else _objects(column.to_pylist())
         case _ if isinstance(column, np.ma.MaskedArray):
             array = np.ma.filled(column.astype(object), None)
         case _:  # NumPy would make texts of all cells of a list if one is a text.
@@ -53,9 +61,22 @@ def as_array(column: Any) -> np.ndarray:
     if array.dtype.kind in "biuf":
         return array
     if array.dtype.kind in "mM":
-        array = array.astype(str)  # Dates are texts, since in some units they would become numbers.
+        missing = np.isnat(array)
+        array = array.astype(str).astype(object)  # Dates are texts, since in some units they would become numbers.
+        array[missing] = None
     cells = (cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in array.astype(object))
     return np.fromiter(cells, object, len(array))
+
+
+def _is_plain(column: Any) -> bool:
+    """Return whether NumPy reads the cells of a pyarrow column as what they are."""
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return not column.null_count
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
+    return is_text or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_time(kind))
 
 
 def _objects(cells: Sequence[Any]) -> np.ndarray:
@@ -68,15 +89,15 @@ def _number(cell: Any) -> float:
         return _TRUTH[cell] if isinstance(cell, str) and cell in _TRUTH else float(cell)
     except OverflowError:  # of an integer beyond all floats
         return math.inf if cell > 0 else -math.inf
-    except (TypeError, ValueError):
+    except Exception:  # Objects may raise any.
         return math.nan
 
 
 def _text(cell: Any) -> str:
     try:
         return str(cell)
-    except ValueError:  # of an integer with thousands of digits
-        return hex(cell)
+    except Exception:  # of an integer with thousands of digits, or of any object
+        return hex(cell) if isinstance(cell, int) else type(cell).__name__
 
 
 def numbers(array: np.ndarray) -> np.ndarray:
@@ -112,9 +133,10 @@ class Keys:
             codes = np.array([numeric.get(number, -1) for number in ordered.tolist()])
             places = np.minimum(np.searchsorted(ordered, array), len(ordered) - 1)
             return np.where(ordered[places] == array, codes[places], -1)
-        return _by_cell(
-            array.astype(object), lambda cell: self._codes.get(_form(cell), self._codes.get(_text(cell), -1))
-        )
+        return _by_cell(array.astype(object), self._code)
+
+    def _code(self, cell: Any) -> int:
+        return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_text(cell), -1))
 
 
 def _form(cell: Any) -> float | str:
@@ -134,7 +156,7 @@ def key_of(cell: Any) -> Any:
 def _is_missing(cell: Any) -> bool:
     try:
         return cell is None or bool(cell != cell)
-    except (TypeError, ValueError):  # of pandas' NA, and of arrays
+    except Exception:  # of pandas' NA, of arrays, of signalling NaNs
         return True
 
 
@@ -263,10 +285,13 @@ class Table:
         # Cells are texts until they are asked for: a type that is guessed would depend on the content. Nor does a
         # line that is too long or too short stop the others.
         parse = csv.ParseOptions(delimiter="\t" if ".tsv" in endings else ",", invalid_row_handler=_skip)
-        names = datasets.dataset(path, format=datasets.CsvFileFormat(parse)).schema.names
+        reading = csv.ReadOptions(block_size=LONGEST_LINE)
+        names = datasets.dataset(path, format=datasets.CsvFileFormat(parse, read_options=reading)).schema.names
         # Bytes, because a text that is not UTF-8 would be an error.
-        types = csv.ConvertOptions(column_types=dict.fromkeys(names, "binary"))
-        files = datasets.dataset(path, format=datasets.CsvFileFormat(parse, convert_options=types))
+        types = dict.fromkeys(names, "binary")
+        cells = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
+        lines = datasets.CsvFileFormat(parse, read_options=reading, convert_options=cells)
+        files = datasets.dataset(path, format=lines)
         return cls("pyarrow", tuple(names), None, files)
 
     def check_columns(self, *names: str) -> None:

@@ -110,6 +110,7 @@ def test_keys_are_found_and_top_is_drawn(folder):
         ("--count --person id --epsilon 1", "rows_per_person"),
         ("--count --sum age:0:1 --epsilon 1 --plot p.png", "--plot"),
         ("--count --epsilon 1 --budget 2", "--budget"),
+        ("--count --epsilon 1 --ledger l --budget 2 --confidence 95", "--confidence"),
     ],
 )
 def test_what_is_refused_is_a_usage_error(folder, options, message):
@@ -117,6 +118,7 @@ def test_what_is_refused_is_a_usage_error(folder, options, message):
     assert result.exit_code == 2
     assert message in result.output
     assert not (folder / "out.csv").exists()
+    assert not (folder / "l").exists()
 
 
 def test_a_file_is_replaced_by_force_alone(folder):

@@ -7,10 +7,13 @@ every possible choice. Choices are the same for both tables.
 from __future__ import annotations
 
 import dataclasses
+import decimal
 from fractions import Fraction
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
 from dpkernels.decimals import rational
@@ -294,6 +297,62 @@ def test_one_cell_does_not_change_how_others_are_read(name, odd):
     for other in (more, *frames, texts):
         assert np.array_equal(np.array(plain[0]), np.array(other[0]), equal_nan=True)
         assert plain[1:] == other[1:]
+
+
+TYPED = {
+    "int64": [1, 2**60 + 1],
+    "uint64": [2**64 - 1, 3],
+    "float32": [0.1, 2.0],
+    "bool_": [True, False],
+    "string": ["a", "1"],
+    "binary": [b"a", b"1"],
+    "date32": [0, 18_000],
+    "timestamp:s": [1_577_836_800, 10**12],
+    "timestamp:ns": [1_577_836_800_000_000_001],
+    "time64:ns": [1001],
+    "duration:ns": [1, 10**9],
+    "decimal128:9": [decimal.Decimal(5)],
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_missing_cell_does_not_change_how_others_are_read(name):
+    """Nor does it cause an error: the type of a column is public, and whether a cell is missing is not."""
+    kind, _, unit = name.partition(":")
+    kind = getattr(pa, kind)(*([int(unit) if unit.isdigit() else unit] if unit else []))
+    cells = TYPED[name]
+    keys = tables.Keys("x", ["2020-01-01T00:00:00", "1970-01-01", "a", 1, 0.1])
+    frames = (
+        lambda column: column,
+        lambda column: pd.Series(column, dtype=pd.ArrowDtype(kind)),
+        lambda column: pd.Series(column, dtype=pd.ArrowDtype(kind)).astype("category"),
+        pl.from_arrow,
+    )
+    for frame in frames:
+        arrays = [tables.as_array(frame(pa.array(own, kind))) for own in (cells, [*cells, None])]
+        assert tables.key_of(arrays[1].tolist()[-1]) is None
+        plain, more = (
+            (
+                [tables.key_of(cell) for cell in array.tolist()[: len(cells)]],
+                tables._hashes(array, SECRET)[: len(cells)].tolist(),
+                keys.codes(array)[: len(cells)].tolist(),
+                len(set(tables._codes_of_persons(array, {})[: len(cells)].tolist())),
+            )
+            for array in arrays
+        )
+        assert plain == more
+
+
+def test_missing_cells_have_no_key():
+    """Whatever else the column holds, and whatever their text is."""
+    keys = tables.Keys("x", ["nan", "None", "NaT", 1])
+    dates = tables.as_array(np.array(["NaT", "2020-01-01"], "M8[D]"))
+    for column in ([np.nan, 1.0], [np.nan, 1.0, None, "x"], [1.0, pd.NaT, decimal.Decimal("sNaN")]):
+        array = np.array(column) if len(column) == 2 else np.array(column, object)
+        codes = keys.codes(array)
+        assert set(codes.tolist()) == {-1, 3}
+        assert (codes == 3).sum() == 1
+    assert keys.codes(dates).tolist() == [-1, -1]
 
 
 def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):

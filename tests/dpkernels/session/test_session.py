@@ -541,3 +541,33 @@ def test_a_saved_session_is_verified(tmp_path):
         alter(altered)
         with pytest.raises(ValueError, match=r"."):
             reports.verify(altered)
+
+
+@pytest.mark.parametrize("cells", [[], [None], ["x"]], ids=str)
+def test_a_report_does_not_say_whether_anybody_has_a_key(cells, tmp_path):
+    """The noise of keys is a part of the report, too, where there are none."""
+    s = of({"plan": cells}, delta=1e-5)
+    s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6)
+    s.save(tmp_path / "s.json")
+    parts = json.loads((tmp_path / "s.json").read_text())["releases"][0]["parts"]
+    assert [part["label"] for part in parts] == ["count by plan: keys"]
+    assert "count by plan: keys" in s.report()
+
+
+def test_rows_of_a_file_without_a_person_are_left_out(tmp_path):
+    """Several persons without an id would be one whose rows that count follow from all of them."""
+    path = tmp_path / "p.csv"
+    path.write_text("id,age\n,1\n,2\n5,6\n")
+    table = of(path, person="id", rows_per_person=1)._table
+    assert [block["age"].tolist() for block, _ in table.blocks("age")] == [["6"]]
+
+
+def test_a_long_cell_of_a_file_is_no_error(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("id,age\n1,2\n2," + "x" * 3_000_000 + "\n")
+    assert of(path, epsilon=20.0).count(epsilon=20.0).value == pytest.approx(2, abs=2)
+
+
+def test_private_bounds_differ_where_all_values_are_at_the_end():
+    values = np.full(100_000, -(2.0**70))
+    assert of({"x": values}).mean("x", bounds="private", epsilon=9.0).value == pytest.approx(-(2.0**60), rel=0.01)
