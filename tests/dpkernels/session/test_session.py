@@ -571,3 +571,17 @@ def test_a_long_cell_of_a_file_is_no_error(tmp_path):
 def test_private_bounds_differ_where_all_values_are_at_the_end():
     values = np.full(100_000, -(2.0**70))
     assert of({"x": values}).mean("x", bounds="private", epsilon=9.0).value == pytest.approx(-(2.0**60), rel=0.01)
+
+
+def test_a_release_that_failed_after_its_charge_stays_spent_in_what_is_saved(tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    s = of(PEOPLE)
+    monkeypatch.setattr(Run, "top", fail)
+    with pytest.raises(MemoryError):
+        s.top("plan", 1, ["A", "B"], epsilon=0.5)
+    s.count(epsilon=0.25)
+    s.save(tmp_path / "s.json")
+    form = json.loads((tmp_path / "s.json").read_text())
+    assert "spent: epsilon 0.75, delta 0, of which epsilon 0.25, delta 0" in "\n".join(reports.verify(form))
