@@ -40,7 +40,7 @@ class Atoms(DominatingPair):
     def hockey_stick(self) -> Curve:
         xp = namespace(self.p, self.q)
         p, q = (floating(xp.asarray(mass)) for mass in (self.p, self.q))
-        error_p, error_q = (_rounding(mass) for mass in (p, q))
+        error_p, error_q = (_rounding(mass, _OF_TABLES if self.moved is None else _OF_NORMS) for mass in (p, q))
         p, q = p * (1 + error_p), q * (1 - error_q)
 
         def at(eps: Any) -> Any:
@@ -85,12 +85,12 @@ class Atoms(DominatingPair):
             raise ValueError("p: of noise on a lattice is even and falls from the middle")
 
 
-def _rounding(mass: Any) -> Any:
-    """Return bounds on the relative errors of computed probabilities: of norms, and of the exponents of small ones."""
+def _rounding(mass: Any, units: int) -> Any:
+    """Return bounds on the relative errors of computed probabilities: units, and more for exponents of small ones."""
     mass = without_derivative(mass)
     xp = namespace(mass)
     size = -xp.log(xp.where(mass > 0, mass, 1.0))
-    return float(xp.finfo(mass.dtype).eps) * (_OF_NORMS + _OF_EXPONENTS * size)
+    return float(xp.finfo(mass.dtype).eps) * (units + _OF_EXPONENTS * size)
 
 
 def _tolerance(dtype: np.dtype) -> float:
@@ -151,8 +151,9 @@ def pure_points(epsilon: Any) -> Atoms:
     return Atoms(p, p[::-1])
 
 
-# The errors of computed probabilities in units in the last place, and those for each unit of their logarithms.
-_OF_NORMS, _OF_EXPONENTS = 16, 4
+# The errors of computed probabilities in units in the last place: those of a table, those of noise on a lattice, which
+# have a norm, and those for each unit of their logarithms.
+_OF_TABLES, _OF_NORMS, _OF_EXPONENTS = 8, 16, 4
 # Points at which a profile is evaluated: evenly spaced in eps, beside those at the losses of the table's rows; fewer
 # for large tables.
 _DOTS, _LARGE = 256, 1 << 22

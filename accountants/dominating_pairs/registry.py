@@ -67,8 +67,9 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
     D = mechanism.sensitivity if sensitivity is None else sensitivity
     if D is None:
         raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
+    D = np.asarray(D, float) if isinstance(D, list | tuple) else D
     checks.sensitivity(D)
-    return np.asarray(D, float) if isinstance(D, list | tuple) else D
+    return D
 
 
 def reject_sensitivity(sensitivity: Any) -> None:

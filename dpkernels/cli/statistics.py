@@ -14,6 +14,7 @@ import click
 from dpkernels import checks
 from dpkernels.budgets.filters import format_amount
 from dpkernels.budgets.ledger import Ledger
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.options import flag, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -220,4 +221,4 @@ def verified(path: Path) -> VerifiedSession:
     try:
         return VerifiedSession(path, verify(json.loads(path.read_text())))
     except ValueError as error:
-        raise CertificateError(f"{path}: {error}") from error
+        raise CertificateError(f"{path}: {text_of(error)}") from error

@@ -287,7 +287,7 @@ def test_sums_are_exact_or_rounded_upwards():
         (lambda: parallel_composition(math.inf), "epsilons: inf"),
         (lambda: parallel_composition(1.0, 1.5), "deltas: 1.5"),
         (lambda: parallel_composition(1.0, 0.0, "replace_one"), "adjacency: 'replace_one'"),
-        (lambda: basic_composition([math.nan]), r"epsilons: \[nan\]"),
+        (lambda: basic_composition([math.nan]), "epsilons: entry 0 is nan, not in"),
         (lambda: advanced_composition(1.0, 0.0, 0.0), "slack: 0"),
         (lambda: approximate_delta(-1.0, 0.0, 1, 1.0), "epsilon0: -1"),
         (lambda: approximate_delta(1.0, 1.0, 1, 1.0), "delta: 1"),

@@ -208,7 +208,7 @@ def test_bounded_range_terms(eps):
         (lambda: cdp.Concentrated(1.0, 1.0), "leak: 1"),
         (lambda: cdp.Concentrated(1.0).epsilon(2.0), "delta: 2"),
         (lambda: cdp.setwise_epsilon(0.0), "delta: 0"),
-        (lambda: cdp.setwise_concentrated_delta([-1.0], 1.0), r"rhos: \[-1.\]"),
+        (lambda: cdp.setwise_concentrated_delta([-1.0], 1.0), "rhos: entry 0 is -1, not in"),
         (lambda: cdp.setwise_concentrated_delta([0.5, 0.5], 0.9), "epsilon: 0.9 is not in \\[1, "),
         (lambda: cdp.setwise_epsilon(0.1, concentrated=[(-1.0, 0.0)]), "mu: -1"),
     ],

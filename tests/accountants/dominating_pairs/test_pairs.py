@@ -234,8 +234,8 @@ def test_bad_arguments():
             call(m, 0.5, sensitivity=1.0)
     with pytest.raises(ValueError, match=r"^sensitivity: 1.0; neighbours of a bounded mechanism"):
         accountants.epsilon(m, sensitivity=1.0)
-    for bad in (-0.1, math.nan, [0.5, -1.0]):
-        with pytest.raises(ValueError, match=r"^epsilon: .* is not in \[0, inf\]"):
+    for bad, text in ((-0.1, "-0.1 is"), (math.nan, "nan is"), ([0.5, -1.0], "entry 1 is -1,")):
+        with pytest.raises(ValueError, match=rf"^epsilon: {text} not in \[0, inf\]"):
             accountants.delta(m, bad)
     for bad in (-1e-9, 1.0, 1.5, math.nan):
         with pytest.raises(ValueError, match=r"^delta: .* is not in \[0, 1\)"):
@@ -558,7 +558,6 @@ def test_released_tables_of_noise_are_pure_at_no_budget():
         (lambda m: accountants.delta(m, 0.5, sensitivity=-1.0), r"sensitivity: -1"),
         (lambda m: accountants.epsilon(m, 1e-6, sensitivity=math.nan), "sensitivity: nan"),
         (lambda m: accountants.epsilon(m, 0.0, sensitivity=[1.0, 2.0]), r"sensitivity.*shape \(2,\)"),
-        (lambda m: accountants.epsilon(Additive(Laplace(np.ones(3)), 1.0), 1e-6), r"sensitivity.*shape \(3,\)"),
         (lambda m: accountants.epsilon(m, 1.0), r"delta: 1 is not in \[0, 1\)"),
         (lambda m: accountants.delta(named.discrete_laplace(epsilon=1.0), 0.5, [1.0, 2.0]), "sensitivity: .*one "),
     ],

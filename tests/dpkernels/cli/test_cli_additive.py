@@ -195,7 +195,7 @@ def test_an_array_counts_every_value_of_a_row(run: Run) -> None:
     np.save("in.npy", np.ones((3, 40)))
     done = run("perturb", "in.npy", "out.npy", "--mechanism", "gaussian", "--delta", "0.03", *PURE)
     assert (sidecar("out.npy")["epsilon"], sidecar("out.npy")["delta"]) == (40.0, 1.2)
-    assert "WARNING: a total delta of 1 or more guarantees nothing\n" in done.out
+    assert "warning: a total delta of 1 or more guarantees nothing\n" in done.err
     assert run("certify", "--verify", "out.npy.json").code == 0
 
 

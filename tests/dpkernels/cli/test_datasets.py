@@ -833,12 +833,15 @@ def test_names_that_are_not_read_are_named(run: Run) -> None:
     done = run("perturb", "in", "out", *AGE)
     assert done.code == 0
     names_ = ".folder, .hidden.parquet, _SUCCESS, _more.parquet"
-    assert done.err == f"dpkernels: IN: of in these are not read (names that begin with . or _): {names_}\n"
+    assert done.err == f"dpkernels: warning: IN: of in these are not read (names that begin with . or _): {names_}\n"
     Path("more").mkdir()
     write(Path("more/in"), files=2, rows=10)
     Path("more/0.parquet").write_bytes(Path("in/0000.parquet").read_bytes())
     done = run("perturb", "more/*", "out2", *AGE)
-    assert done.err == "dpkernels: IN: of more/* these are not read (folders, which a pattern does not read): more/in\n"
+    assert (
+        done.err
+        == "dpkernels: warning: IN: of more/* these are not read (folders, which a pattern does not read): more/in\n"
+    )
     done = run("perturb", "more/**", "out3", *AGE)
     assert (done.code, done.err) == (0, "")
     assert len(released(Path("out3"))) == 30

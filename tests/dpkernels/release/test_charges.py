@@ -117,6 +117,7 @@ KINDS = {
     "mixture": dpk.hybrid(epsilon=1.0, lower=0.0, upper=10.0),
     "multivariate": dpk.multivariate(dimensions=3, epsilon=1.0, lower=0.0, upper=10.0),
     "noise": NOISE,
+    "batch": dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 2.0])),
     "vector noise": VECTOR,
     "set of categories": dpk.subset_selection(1.0, 5, 2),
     "block of categories": dpk.block_response(1.0, 30),
@@ -132,7 +133,7 @@ def test_rows_are_people_by_default_only_if_the_certificate_says_so(kind: str) -
     if is_local:
         assert charges.cost(x, sampler, None)[0] == 1
     else:
-        with pytest.raises(ValueError, match="rows: None; x has 2 rows of statistics"):
+        with pytest.raises(ValueError, match="rows: None; x has 2 rows (of statistics|with a mechanism each)"):
             charges.cost(x, sampler, None)
 
 

@@ -95,6 +95,10 @@ def programs():
         yield f"training, half named {check}", on_devices(aggregated("a"), ("a", "b"), check_vma=check), rows
         batch = lambda key, x: training.poisson_batch(key, 64, 0.5, 64).mask[None] + 0 * x.astype(int)  # noqa: E731
         yield f"poisson_batch {check}", on_devices(batch, ("a",), check_vma=check), rows
+        fixed = lambda key, x: training.fixed_batch(key, 64, 8)[None] + 0 * x.astype(int)[:, :8]  # noqa: E731
+        yield f"fixed_batch {check}", on_devices(fixed, ("a",), check_vma=check), rows
+        assigned = lambda key, x: training.random_assignment(key, 64, 8)[None] + 0 * x.astype(int)  # noqa: E731
+        yield f"random_assignment {check}", on_devices(assigned, ("a",), check_vma=check), rows
     yield "training, pmap", lambda key, x: jax.pmap(aggregated(), in_axes=(None, 0))(key, x[:, None]), rows
     named = on_devices(aggregated("a"), ("a",), out_axes=PartitionSpec())
     same, step = PartitionSpec(), aggregated("a")
@@ -117,8 +121,11 @@ REFUSED = {
     "training, half named False": "leaves out 'b'",
     "training, pmap": "leaves out",
     "training of the same examples": "count every example several times",
-    "poisson_batch True": "all devices along 'a' would draw the same rows",
-    "poisson_batch False": "all devices along 'a' would draw the same rows",
+    **{
+        f"{name} {check}": "all devices along 'a' would draw the same rows"
+        for name in ("poisson_batch", "fixed_batch", "random_assignment")
+        for check in (True, False)
+    },
 }
 
 
@@ -170,7 +177,8 @@ def test_every_public_function_with_a_key_is_among_the_programs():
         if inspect.isfunction(function) and "key" in inspect.signature(function).parameters
     }
     checks = {"check_release_key", "release_key_bytes", "release_replicated"}  # The last is for values after a psum.
-    assert keyed - checks == {"perturb", "perturb_traced", "private_aggregate", "poisson_batch", "renew_key"}
+    batches = {"poisson_batch", "fixed_batch", "random_assignment"}
+    assert keyed - checks == {"perturb", "perturb_traced", "private_aggregate", "renew_key"} | batches
 
 
 def same_values():
