@@ -133,7 +133,7 @@ def test_rows_are_people_by_default_only_if_the_certificate_says_so(kind: str) -
     if is_local:
         assert charges.cost(x, sampler, None)[0] == 1
     else:
-        with pytest.raises(ValueError, match="rows: None; x has 2 rows (of statistics|with a mechanism each)"):
+        with pytest.raises(ValueError, match=r"rows: None; x has 2 rows (of statistics|with a mechanism each)"):
             charges.cost(x, sampler, None)
 
 
