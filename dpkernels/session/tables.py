@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,8 +218,83 @@ def _codes_of_persons(array: np.ndarray, known: dict[Any, int]) -> np.ndarray:
     return np.array(codes, np.int64)[places]
 
 
-def _skip(row: Any) -> str:
-    return "skip"
+class DelimitedLines:
+    """CSV files of which every line is read by itself.
+
+    A line with a quote that is not closed, a carriage return within it, too many or too few cells, or more than
+    ``LONGEST_LINE`` bytes is no row. It does not change how other lines are read, which are of other persons. Cells are
+    bytes until they are asked for: a type that is guessed would depend on the content, and a text that is not UTF-8
+    would be an error.
+    """
+
+    def __init__(self, paths: Sequence[Path], delimiter: str) -> None:
+        self.paths, self.delimiter = paths, delimiter
+        headers = [self._header(path) for path in paths]
+        if any(header != headers[0] for header in headers):
+            raise ValueError(f"data: the files of {paths[0].parent} have different columns")
+        self.names = headers[0]
+
+    def to_batches(self, columns: Sequence[str], batch_size: int) -> Iterator[Any]:
+        """Yield the rows of some columns, as bytes and null where a cell is empty; batches may be of any size."""
+        import pyarrow as pa
+        import pyarrow.csv as csv
+
+        types = dict.fromkeys(columns, pa.binary())
+        cells = csv.ConvertOptions(
+            column_types=types, include_columns=list(columns), strings_can_be_null=True, null_values=[""]
+        )
+        for path in self.paths:
+            for text in self._sound_lines(path):
+                reading = csv.ReadOptions(column_names=self.names, block_size=len(text) + 1)
+                yield from csv.read_csv(pa.py_buffer(text), reading, self._parse(), cells).to_batches()
+
+    def _parse(self) -> Any:
+        import pyarrow.csv as csv
+
+        return csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=lambda _: "skip")
+
+    def _header(self, path: Path) -> list[str]:
+        import pyarrow as pa
+        import pyarrow.csv as csv
+
+        with path.open("rb") as file:
+            line = file.readline(LONGEST_LINE)
+        if not line.strip():
+            raise ValueError(f"data: {path} is empty; a header is needed")
+        names: list[str] = csv.read_csv(pa.py_buffer(line), parse_options=self._parse()).column_names
+        return names
+
+    def _sound_lines(self, path: Path) -> Iterator[bytes]:
+        """Yield whole lines of a file without its header, those alone that are rows by themselves."""
+        with path.open("rb") as file:
+            file.readline(LONGEST_LINE)
+            held, is_long = b"", False
+            while block := file.read(LONGEST_LINE // 2):
+                held += block
+                whole, feed, held = held.rpartition(b"\n")
+                if is_long and feed:  # The end of a line whose beginning was too long.
+                    whole, is_long = whole.partition(b"\n")[2], False
+                if feed and (lines := self._sound(whole)):
+                    yield lines
+                if len(held) > LONGEST_LINE:
+                    held, is_long = b"", True
+            if held and not is_long and (lines := self._sound(held)):
+                yield lines
+
+    def _sound(self, lines: bytes) -> bytes:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        is_plain = b'"' not in lines and lines.count(b"\r") == lines.count(b"\r\n") + lines.endswith(b"\r")
+        if is_plain and len(lines) <= LONGEST_LINE:
+            return lines
+        mark = re.escape(self.delimiter)
+        cell = rf'(?:[^"\r{mark}][^\r{mark}]*|"(?:[^"\r]|"")*")?'
+        array = pa.array(lines.split(b"\n"), pa.binary())
+        is_sound = pc.match_substring_regex(array, rf"^{cell}(?:{mark}{cell})*\r?$")
+        # Wherever it stands: the end of a block, which depends on other lines, must not decide.
+        is_short = pc.less_equal(pc.binary_length(array), LONGEST_LINE)
+        return b"\n".join(array.filter(pc.and_(is_sound, is_short)).to_pylist())
 
 
 @dataclass
@@ -228,7 +304,7 @@ class Table:
     Attributes:
         kind: of the data, in which results are returned: "pandas", "polars", "pyarrow" or "dict".
         columns: the names.
-        files: a pyarrow dataset, or None if ``data`` holds the columns.
+        files: a pyarrow dataset or ``DelimitedLines``, or None if ``data`` holds the columns.
         persons: the number of each row's person, or None if a row is a person; -1 counts for nobody.
         counted: whether a row counts, or None if all do.
     """
@@ -272,7 +348,6 @@ class Table:
 
     @classmethod
     def _of_files(cls, path: Path) -> Table:
-        import pyarrow.csv as csv
         import pyarrow.dataset as datasets
 
         endings = {file.suffix for file in path.iterdir()} if path.is_dir() else {path.suffix}
@@ -282,17 +357,11 @@ class Table:
         if formats == {"parquet"}:
             files = datasets.dataset(path, format="parquet")
             return cls("pyarrow", tuple(files.schema.names), None, files)
-        # Cells are texts until they are asked for: a type that is guessed would depend on the content. Nor does a
-        # line that is too long or too short stop the others.
-        parse = csv.ParseOptions(delimiter="\t" if ".tsv" in endings else ",", invalid_row_handler=_skip)
-        reading = csv.ReadOptions(block_size=LONGEST_LINE)
-        names = datasets.dataset(path, format=datasets.CsvFileFormat(parse, read_options=reading)).schema.names
-        # Bytes, because a text that is not UTF-8 would be an error.
-        types = dict.fromkeys(names, "binary")
-        cells = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
-        lines = datasets.CsvFileFormat(parse, read_options=reading, convert_options=cells)
-        files = datasets.dataset(path, format=lines)
-        return cls("pyarrow", tuple(names), None, files)
+        if {".csv", ".tsv"} <= endings:
+            raise ValueError(f"data: {path} has .csv and .tsv files; name a folder of one kind of them")
+        paths = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _ENDINGS)
+        lines = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
+        return cls("pyarrow", tuple(lines.names), None, lines)
 
     def check_columns(self, *names: str) -> None:
         """Raise a ValueError for a name that is not a column's."""

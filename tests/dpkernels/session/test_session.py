@@ -20,6 +20,7 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.session import Count, DataWarning, Mean, Quantiles, Session, Sum, Variance, reports
 from dpkernels.session.run import Run
+from dpkernels.session.tables import Table
 
 BY = {"plan": ["A", "B", "C"]}
 RNG = np.random.default_rng(7)
@@ -566,6 +567,32 @@ def test_a_long_cell_of_a_file_is_no_error(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("id,age\n1,2\n2," + "x" * 3_000_000 + "\n")
     assert of(path, epsilon=20.0).count(epsilon=20.0).value == pytest.approx(2, abs=2)
+
+
+def _cells(folder, lines):
+    """What is read of lines, by the id in their first cell."""
+    (folder / "p.csv").write_bytes(b"\n".join([b"id,x", *lines, b""]))
+    read = {}
+    for block, _ in Table.of(folder / "p.csv").blocks("id", "x"):
+        read |= dict(zip(block["id"].tolist(), block["x"].tolist(), strict=True))
+    return read
+
+
+def test_no_line_of_a_file_changes_how_others_are_read(tmp_path, monkeypatch):
+    """Quotes that are not closed, carriage returns, other numbers of cells, and lines of any length."""
+    monkeypatch.setattr("dpkernels.session.tables.LONGEST_LINE", 64)
+    random = np.random.default_rng(5)
+    texts = [b"a", b'"b', b'"c,d"', b'"e""f"', b'g"h', b'"i\r9,j"', b"k\r9,l", b"m,n", b'"o"p', b'"q"\r', b"\xff"]
+    for _ in range(200):
+        ends = [texts[random.integers(len(texts))] + b"y" * int(random.choice([0, 0, 9, 57, 58, 59, 60, 61, 150]))
+                for _ in range(random.integers(1, 30))]  # fmt: skip
+        lines = [b"%d,%s" % row for row in enumerate(ends)]
+        gone = int(random.integers(len(lines)))
+        all_cells = _cells(tmp_path, lines)
+        all_cells.pop(str(gone), None)
+        assert _cells(tmp_path, lines[:gone] + lines[gone + 1 :]) == all_cells
+    sound = _cells(tmp_path, [b"1,a", b'2,"c,d"', b'3,"e""f"\r', b'4,g"h', b'5,"o', b"6," + b"y" * 63])
+    assert sound == {"1": "a", "2": "c,d", "3": 'e"f', "4": 'g"h'}
 
 
 def test_private_bounds_differ_where_all_values_are_at_the_end():
