@@ -44,6 +44,7 @@ from dpkernels.exact.certificate import (
     sliding_extremes,
 )
 from dpkernels.exact.sampler import (
+    ROW_ROUNDING_STREAM,
     AliasColumns,
     BoundedSampler,
     Stacked,
@@ -492,6 +493,8 @@ class RowCertificate(BoundedCertificate, kind="rows"):
 
 class ExactRows(BoundedSampler):
     """An exact sampler of a mechanism that is given row by row: one alias table for each row."""
+
+    short_rounding_stream = ROW_ROUNDING_STREAM  # Most have fewer rows, and words of 32 bits.
 
     def values(self, outcomes: RealArray, dtype: Any) -> Any:
         return self.reports_at(2 * outcomes, dtype)

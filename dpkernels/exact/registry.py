@@ -182,7 +182,7 @@ class ExactMixture(ExactSampler):
     @cached_property
     def words(self) -> tuple[Words, ...]:
         pairs = zip(self.first.words, self.second.words, strict=True)
-        return (*(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs), Words(CHOICE_STREAM, 32))
+        return (*(max(pair, key=attrgetter("bits")) for pair in pairs), Words(CHOICE_STREAM, 32))
 
     @property
     def subnormal_safe_radius(self) -> float:

@@ -29,6 +29,9 @@ from dpkernels.proven import proven
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
 NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
+# The mechanisms of a batch, or of its parts, share a key. Words of two lengths from one stream would overlap, word
+# 2j + 1 of 32 bits being a half of word j of 64, so tables of the other length have a stream of their own.
+WIDE_NOISE_STREAM, ROW_ROUNDING_STREAM = 25, 26  # 20 to 24 are those of ``choice`` and ``categories``.
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
 # however many there are. JAX below 0.11 is known to accept these options.
@@ -44,7 +47,10 @@ _PARTS = 16  # of a vector whose inputs are checked together
 
 @dataclass(frozen=True)
 class Words:
-    """The random words that a sampler needs, one per value: word i of the stream belongs to value i."""
+    """The random words that a sampler needs, one per value: word i of the stream belongs to value i.
+
+    Of all mechanisms that a batch may have, a stream has words of one length.
+    """
 
     stream: int
     bits: int
@@ -152,13 +158,17 @@ class Derived(dict[tuple[Any, ...], Any]):
 class BoundedSampler(ExactSampler):
     """The sampler of a table with a row for every one of some inputs."""
 
+    short_rounding_stream: ClassVar[int] = ROUNDING_STREAM  # Of words of 16 bits.
+
     @property
     def fraction_bits(self) -> int:
         return fraction_bits(self.table.shifts)
 
     @cached_property
     def words(self) -> tuple[Words, ...]:
-        return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 16 if self.fraction_bits <= 16 else 32)
+        noise = Words(WIDE_NOISE_STREAM if self.table.bits == 64 else NOISE_STREAM, self.table.bits)
+        is_short = self.fraction_bits <= 16
+        return noise, Words(self.short_rounding_stream, 16) if is_short else Words(ROUNDING_STREAM, 32)
 
     @property
     def subnormal_safe_radius(self) -> float:

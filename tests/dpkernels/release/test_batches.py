@@ -132,6 +132,38 @@ def test_a_part_of_a_vector_takes_its_part_of_the_batch():
     np.testing.assert_array_equal(reports[7:20], dpk.perturb(x[7:20], batch[7:20], key=KEY, start=7))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda eps: dpk.piecewise(epsilon=eps, lower=0.0, upper=1.0),
+        lambda eps: dpk.hybrid(epsilon=eps, lower=0.0, upper=1.0),
+        lambda eps: dpk.central_piecewise(epsilon=eps / 2, lower=0.0, upper=1.0, sensitivity=0.2, steps=2),
+        lambda eps: dpk.laplace(epsilon=eps, sensitivity=1.0),
+    ],
+)
+def test_tables_of_a_batch_and_of_its_parts_share_no_bits_of_a_stream(make):
+    """Words of two lengths would overlap: word 2j + 1 of 32 bits is a half of word j of 64."""
+    words = set(dpk.exact_sampler(make(np.array([1.0, 12.0]))).words)
+    assert words == {need for eps in (1.0, 12.0) for need in dpk.exact_sampler(make(eps)).words}
+    assert len({need.stream for need in words}) == len(words)
+
+
+def test_values_with_words_of_two_lengths_have_independent_noise():
+    """The correlation of 2,000 pairs is within 0.2, at a false-alarm rate below 1e-12."""
+    n = 8000
+    batch = dpk.piecewise(epsilon=np.where(np.arange(n) < n // 2, 12.0, 1.0), lower=0.0, upper=1.0)
+    for reports in (
+        dpk.perturb(np.full(n, 0.5), batch, key=KEY),
+        np.concatenate(  # In parts, with one key.
+            [dpk.perturb(np.full(n // 2, 0.5), batch[s : s + n // 2], key=KEY, start=s) for s in (0, n // 2)]
+        ),
+    ):
+        wide = reports[n // 4 : n // 2]
+        for half in (0, 1):
+            narrow = reports[n // 2 + half :: 2]
+            assert abs(np.corrcoef(wide, narrow)[0, 1]) < 0.2
+
+
 def test_tails_without_end_are_completed_by_the_words_of_their_own_index(monkeypatch):
     """With tails of 2^-6 and more: some reports need later turns, of one table and of several."""
     monkeypatch.setattr(noise, "_TAIL_MASS", 2.0**-6)
