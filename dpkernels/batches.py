@@ -39,7 +39,7 @@ class Batchable:
             setattr(cls, "__post_init__", _after_freezing(cls.__dict__["__post_init__"]))  # noqa: B010
 
     def __post_init__(self) -> None:
-        _freeze(self)
+        freeze(self)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class Batchable:
             if np.ndim(leaf) == axes:
                 return leaf
             own = np.shape(leaf)[np.ndim(leaf) - axes :]
-            return plain(namespace(leaf).broadcast_to(leaf, shape + own)[index])
+            return _frozen("", plain(namespace(leaf).broadcast_to(leaf, shape + own)[index]))
 
         return map_leaves(chosen, self)
 
@@ -107,6 +107,11 @@ class Batchable:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is kept, since hashes of strings differ between processes."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_batch_shape")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Freeze the arrays again, since pickles and deep copies of read-only arrays can be changed."""
+        self.__dict__.update(state)
+        freeze(self)
 
     def __repr__(self) -> str:
         fields = (field.name for field in dataclasses.fields(self) if field.repr)  # type: ignore[arg-type]
@@ -290,14 +295,17 @@ def _broadcast(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 def _after_freezing(check: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(check)
     def checked(self: Any) -> None:
-        _freeze(self)
+        freeze(self)
         check(self)
 
     return checked
 
 
-def _freeze(item: Any) -> None:
-    """Replace NumPy arrays of numbers by read-only copies: what was checked and certified stays what is used."""
+def freeze(item: Any) -> None:
+    """Replace NumPy arrays of numbers by copies in immutable memory: what was checked and certified stays so.
+
+    A flag of an array would not do: its owner can set it, and views made before write nevertheless.
+    """
     for name in _leaf_names(item):
         object.__setattr__(item, name, _frozen(name, getattr(item, name)))
     if 0 in (shape := item.batch_shape):
@@ -309,15 +317,15 @@ def _frozen(name: str, value: Any) -> Any:
         checks.no_list(name, value)
     if isinstance(value, tuple):
         return tuple(_frozen(name, each) for each in value)
+    if isinstance(value, Batchable):
+        freeze(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         return value
     if not value.ndim:
         return value[()]
-    if value.dtype == np.float64 and not value.flags.writeable and value.base is None:
+    if value.dtype == np.float64 and type(value.base) is bytes:
         return value
-    copy = np.array(value, np.float64)
-    copy.setflags(write=False)
-    return copy
+    return np.ndarray(value.shape, np.float64, np.asarray(value, np.float64).tobytes())
 
 
 def _are_equal(value: Any, other: Any) -> bool:

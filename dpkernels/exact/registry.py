@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.batches import freeze
 from dpkernels.bounded_json import integer
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import float_at_least, rational, shortest
@@ -232,11 +233,12 @@ def exact_sampler(mechanism: Any) -> Any:
     return _sampler(mechanism)
 
 
-# Of batches that are in use: arrays have no fast hash, but they are read-only.
+# Of batches that are in use: arrays have no fast hash, but these cannot be changed.
 _batches: dict[int, ExactBatch] = {}
 
 
 def _of_batch(batch: Any) -> ExactBatch:
+    freeze(batch)  # JAX's transformations rebuild a batch without its constructor.
     sampler = exact_batch(batch, _in_units(batch), exact_sampler)
     _batches[id(batch)] = sampler
     weakref.finalize(batch, _batches.pop, id(batch), None)

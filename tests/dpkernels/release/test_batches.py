@@ -354,6 +354,33 @@ def test_a_changed_array_changes_no_release():
     assert (dpk.perturb(np.zeros(3), batch, key=KEY) == before).all()
 
 
+def test_no_array_of_a_batch_can_be_changed():
+    """Else the certificate, which is kept, would be of other claims than the batch's."""
+    source = np.ones(3)
+    view = source[:]
+    source.setflags(write=False)
+    batch = dpk.piecewise(epsilon=source, lower=0.0, upper=1.0)
+    view[:] = 7.0
+    assert (batch.epsilon == 1.0).all()
+    nested = dpk.laplace(epsilon=1.0, sensitivity=source)
+    rebuilt = [jax.tree.map(np.copy, each) for each in (batch, nested)]  # Without the constructor.
+    for each in rebuilt:
+        dpk.exact_sampler(each)
+    for each in (
+        batch,
+        nested,
+        *rebuilt,
+        pickle.loads(pickle.dumps(batch)),
+        copy.deepcopy(nested),
+        batch[[0, 1]],
+        batch[1:],
+    ):
+        for leaf in jax.tree.leaves(each):
+            if np.ndim(leaf):
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    leaf.setflags(write=True)
+
+
 @pytest.mark.lengthy
 @pytest.mark.parametrize("local", [True, False])
 def test_outcomes_have_the_frequencies_of_their_tables(local):
