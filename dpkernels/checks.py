@@ -17,6 +17,7 @@ EPSILON_RANGE = (0.01, 20.0)  # The supported budgets: below there is no signal 
 # The supported budgets of noise, whose sums over many people may be worth releasing at small budgets.
 NOISE_EPSILON_RANGE = (1e-6, 20.0)
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
+_FARTHEST = 1e150  # The ends of intervals: squares of the width, hence variances, stay finite.
 _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.
 
 
@@ -151,17 +152,26 @@ def noise_epsilon(value: Real) -> None:
 
 def interval(lower: Real, upper: Real) -> None:
     """Refuse an input interval that is not finite or not lower < upper."""
-    limit = 1e150  # Squares of the width, hence variances, stay finite.
-    within("lower", lower, -limit, limit)
-    within("upper", upper, -limit, limit)
+    within("lower", lower, -_FARTHEST, _FARTHEST)
+    within("upper", upper, -_FARTHEST, _FARTHEST)
     one_batch(lower=lower, upper=upper)
     low, high = concrete(lower), concrete(upper)
     if low is None or high is None:
         return
     if not np.all(rises := low < high):
         raise ValueError(f"lower, upper: {refused(~rises, lower, upper)}; lower must be below upper")
-    if np.any(is_narrow := high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / limit)):
+    if np.any(is_narrow := _are_narrow(low, high)):
         raise ValueError(f"lower, upper: {refused(is_narrow, lower, upper)} are too close to be told apart")
+
+
+def are_intervals(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Return which pairs of arrays ``interval`` accepts."""
+    with np.errstate(all="ignore"):
+        return ~_are_narrow(lower, upper) & (lower >= -_FARTHEST) & (lower < upper) & (upper <= _FARTHEST)
+
+
+def _are_narrow(low: Any, high: Any) -> Any:
+    return high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / _FARTHEST)
 
 
 def budget(value: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:

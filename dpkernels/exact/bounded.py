@@ -241,8 +241,8 @@ class _OfWindow(BoundedCertificate):
 
     @proven("window_tables#proof-for-the-entries-of-a-batch")
     def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return which entries have another budget; ratios and means do not depend on the interval."""
-        return claims["epsilon"] != self.epsilon
+        """Return which entries have another budget or no interval; ratios and means do not depend on the interval."""
+        return (claims["epsilon"] != self.epsilon) | ~checks.are_intervals(claims["lower"], claims["upper"])
 
 
 class WindowCertificate(_OfWindow, kind="window"):

@@ -373,7 +373,8 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         D = claims["sensitivity"]
         if self.bins_log2 is None:
             return is_other | (self.sensitivity != D)
-        exponents, points, M = grids(D, self.bins_log2)
+        is_other |= ~((D > 0) & np.isfinite(D))
+        exponents, points, M = grids(np.where(is_other, self.sensitivity, D), self.bins_log2)
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
         if self.shift < 1:
             shift, apart = int(self.shift * (1 << 32)), -((-points << 32) // M)

@@ -217,6 +217,22 @@ def test_planted_faults_are_refused(name):
             Certificate.from_dict(forged)
 
 
+@pytest.mark.parametrize(
+    ("name", "claim", "values"),
+    [
+        ("piecewise, own intervals", "lower", (np.inf, -np.inf, np.nan, 1e151, -1e151, 1e9)),
+        ("laplace, own units", "sensitivity", (np.inf, -np.inf, np.nan, 0.0, -1.0, 5e-324, 1.7e308)),
+    ],
+)
+def test_a_claim_that_no_mechanism_can_have_is_refused(name, claim, values):
+    certificate = dpk.exact_sampler(batch_and_values(name)[0]).certificate
+    for value in values:
+        numbers = certificate.claims[claim].copy()
+        numbers[3] = value
+        with pytest.raises(CertificateError, match="entry 3: table 0 is not certified"):
+            replace(certificate, claims=certificate.claims | {claim: numbers})
+
+
 def test_a_sensitivity_of_another_entry_is_refused_where_it_is_too_large():
     """On its grid, an entry is as many cells apart as its table is certified for; the grid follows from the claim."""
     certificate = dpk.exact_sampler(batch_and_values("laplace, own units")[0]).certificate
