@@ -50,6 +50,7 @@ BATCHES = {
     "discrete": (lambda: dpk.discrete_laplace(epsilon=BUDGETS), np.ones(6), 4),
     "piecewise, own intervals": (lambda: dpk.piecewise(epsilon=1.0, lower=-LENGTHS, upper=2 * LENGTHS), LENGTHS, 1),
     "piecewise, own budgets": (lambda: dpk.piecewise(epsilon=BUDGETS, **INTERVALS), LENGTHS[:6], 4),
+    "piecewise, two lengths of words": (lambda: dpk.piecewise(epsilon=2 * BUDGETS, **INTERVALS), LENGTHS[:6], 4),
     "sine": (lambda: dpk.composite("sine", width=0.7, epsilon=BUDGETS, **INTERVALS), LENGTHS[:6], 4),
     "square wave": (lambda: dpk.square_wave(epsilon=1.0, **INTERVALS), LENGTHS[:6], 1),
     "duchi": (lambda: dpk.duchi(epsilon=BUDGETS, **INTERVALS), LENGTHS[:6], 4),
@@ -113,7 +114,9 @@ def test_the_certificate_of_an_entry_is_that_of_its_own_mechanism(name):
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["laplace, own budgets", "gaussian, own units", "piecewise, own budgets", "sine"])
+@pytest.mark.parametrize(
+    "name", ["laplace, own budgets", "gaussian, own units", "piecewise, two lengths of words", "sine"]
+)
 def test_numpy_xla_chunks_and_parts_report_the_same_bits(name, dtype, monkeypatch):
     batch, x = batch_and_values(name, dtype)
     many = np.tile(x, (-(-300_000 // len(x)), 1))
