@@ -323,7 +323,8 @@ def _frozen(name: str, value: Any) -> Any:
         return value
     if not value.ndim:
         return value[()]
-    if value.dtype == np.float64 and type(value.base) is bytes:
+    memory: Any = value.base
+    if value.dtype == np.float64 and isinstance(memory, bytes):
         return value
     return np.ndarray(value.shape, np.float64, np.asarray(value, np.float64).tobytes())
 

@@ -75,7 +75,8 @@ def allocate(
     | pure noise, delta 0 | epsilon_i proportional to (w_i s_i^2)^(1/3), in closed form |
     | other noise, delta above 0 | ratios by the gradient of the composed epsilon, in a few levels |
 
-    The result is certified: the bound of the composed guarantee, never an estimate, meets the budget.
+    The result is certified: the bound of the composed guarantee, never an estimate, meets the budget. It is that of the
+    noise as real numbers; docs/batches.md says what the integers of a release add to delta.
 
     Args:
         queries: a batch of additive noise with sensitivities; its own scales and claims do not count.
