@@ -91,7 +91,9 @@ def memory_of(value: Any) -> int:
             size += _OBJECT
             continue
         visited.add(id(item))
-        if isinstance(item, np.ndarray | jax.Array):
+        if isinstance(item, bytes):
+            size += len(item)
+        elif isinstance(item, np.ndarray | jax.Array):
             base = getattr(item, "base", None)
             pending += [] if base is None else [base]
             size += item.nbytes if base is None else 0

@@ -16,6 +16,7 @@ from scipy import stats
 
 import accountants
 import dpkernels as dpk
+from dpkernels.caching import memory_of
 from dpkernels.exact import batches, noise
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
@@ -371,6 +372,11 @@ def test_a_changed_array_changes_no_release():
     before = dpk.perturb(np.zeros(3), batch, key=KEY)
     sensitivities[:] = 1e-9
     assert (dpk.perturb(np.zeros(3), batch, key=KEY) == before).all()
+
+
+def test_the_memory_of_a_batch_counts():
+    batch = dpk.laplace(epsilon=1.0, sensitivity=np.arange(1.0, 1001.0))
+    assert memory_of(batch) > 2 * 8 * 1000  # Sensitivities and scales.
 
 
 def test_no_array_of_a_batch_can_be_changed():
