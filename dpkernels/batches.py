@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from itertools import chain
@@ -110,7 +111,8 @@ class Batchable:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Freeze the arrays again, since pickles and deep copies of read-only arrays can be changed."""
-        self.__dict__.update(state)
+        # Names are interned, as by default: a further pickle writes each of them once.
+        self.__dict__.update({sys.intern(name): value for name, value in state.items()})
         freeze(self)
 
     def __repr__(self) -> str:
