@@ -122,6 +122,8 @@ KINDS = {
     "set of categories": dpk.subset_selection(1.0, 5, 2),
     "block of categories": dpk.block_response(1.0, 30),
     "statistics in an interval": dpk.central_piecewise(epsilon=1.0, sensitivity=1.0, lower=0.0, upper=10.0),
+    "batch": dpk.piecewise(epsilon=np.ones(1), lower=0.0, upper=10.0),
+    "batch of noise": dpk.laplace(epsilon=np.ones(1), sensitivity=1.0),
 }
 
 
@@ -129,7 +131,8 @@ KINDS = {
 def test_rows_are_people_by_default_only_if_the_certificate_says_so(kind: str) -> None:
     sampler = dpk.exact_sampler(KINDS[kind])
     is_local = "local DP" in sampler.certificate.covers
-    x = np.ones((2, 3) if hasattr(sampler.mechanism, "dimensions") else 2, np.int64)  # Also codes of categories.
+    row = (3,) if hasattr(sampler.mechanism, "dimensions") else getattr(sampler, "shape", ())
+    x = np.ones((2, *row), np.int64)  # Also codes of categories.
     if is_local:
         assert charges.cost(x, sampler, None)[0] == 1
     else:
