@@ -613,6 +613,8 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
     """Return the masses with a loss between the first level and each of the others."""
     low = np.minimum(*pieces.end_losses)
     some = np.flatnonzero(low <= levels[-1])
+    if not len(some):
+        return np.zeros(len(levels) - 1), np.zeros(len(levels) - 1)
     if pieces.intervals is not None:
         cuts = np.tile(levels, len(some))
         masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
@@ -620,7 +622,7 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
     else:
         points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-        parts = max(_PARTS // max(len(some), 1), 1)
+        parts = max(_PARTS // len(some), 1)
         shares = np.arange(parts + 1) / parts
         ends = start[..., None] * (1 - shares) + end[..., None] * shares
         panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(some, (len(levels) - 1) * parts))

@@ -190,5 +190,8 @@ class RigorousBounds:
     def _of_infinite_losses(self) -> tuple[float, float]:
         """Return bounds of the probability of an infinite loss, which is delta from the largest finite loss on."""
         infinite = self.guarantee.infinity_mass if math.isinf(self.largest_loss) else 0.0
-        infinite = max(infinite, 0.0)  # Not -0.
-        return infinite * (1 - MASS_ERROR), min(infinite * (1 + MASS_ERROR), 1.0)
+        infinite = max(0.0, infinite)  # Not -0.
+        low = infinite * (1 - MASS_ERROR)
+        if isinstance(self.method, FromBothSides):
+            low = min(max(bounds._of_infinite_losses[0] for bounds in self.method.lower), low)
+        return low, min(infinite * (1 + MASS_ERROR), 1.0)

@@ -186,7 +186,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
     lost = 0.0
     for masses in parts:
         common, mixture, off = _tilted(masses, step, tilt, side, negligible)
-        tilted.append(common)
+        tilted += [common] if common.count else []  # Of few losses all may be rare.
         mixtures += [] if mixture is None else [mixture]
         lost += off
     offset, offsets = _offset(parts)

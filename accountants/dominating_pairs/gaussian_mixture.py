@@ -47,6 +47,7 @@ class GaussianMixture(DominatingPair):
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
     rounds_up: ClassVar[bool] = True
+    neighbours: ClassVar[str | None] = "add_remove"
 
     def _log_mixture(self, y: Any) -> Any:
         xp = namespace(y, self.centres)

@@ -377,3 +377,21 @@ def test_losses_that_are_raised_outside_of_a_window_raise_all():
     tail = replace(fine, first=2, outside=np.full((3, 2), 0.5))
     high = above(replace(fine, tail=tail, ratio=5), 1e-3, 1)
     assert high.offset >= 0.5
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_losses_of_which_all_may_be_rare(count):
+    """No common loss is left beside the mixture over the number of rare ones."""
+    step, common, rare = 0.01, np.array([0.1, 0.3, 0.2, 0.39]), np.array([0.002, 0.003, 0.005])
+    part = Masses(common, -2, 0.0, 0.0, count, 0, Masses(rare, 3, 0.0, 0.0, count), sums.RATIO)
+    losses = np.concatenate([step * (np.arange(4) - 2), sums.RATIO * step * (3 + np.arange(3))])
+    values = [(0.0, 1.0)]
+    for _ in range(count):
+        values = [(total + x, m * w) for total, m in values for x, w in zip(losses, [*common, *rare], strict=True)]
+    loss, mass = map(np.array, zip(*values, strict=True))
+    for side in (1, -1):
+        total = compose([part], step, 0.0, side, 1)
+        p = total.g * math.exp(total.log_scale)
+        for eps in (0.0, 0.05, 0.2):
+            delta = (mass * np.maximum(-np.expm1(eps - loss), 0.0)).sum()
+            assert side * (p * np.maximum(-np.expm1(eps - total.loss), 0.0)).sum() >= side * delta - 1e-12

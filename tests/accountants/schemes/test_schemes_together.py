@@ -115,3 +115,31 @@ def test_one_direction_is_not_enough():
     assert added > 1.5 * removed
     assert made.delta(0.35) == pytest.approx(added, rel=1e-9)
     assert made.bracket(delta=1e-6)[1] == pytest.approx(0.4088, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_know_their_neighbours(name):
+    """Samples of a scheme, and compositions of schemes with other neighbours, are refused."""
+    made = SCHEMES[name](gaussian(1.0))
+    if name == "groups of all":
+        assert made.neighbouring == gaussian(1.0).neighbouring
+        return
+    other = gaussian(1.0).shuffled_batches(5)
+    for change in (
+        lambda: made.subsample(0.5),
+        lambda: made.sample_fixed(1, 5),
+        lambda: made.random_allocation(5),
+        lambda: made.for_groups(2),
+        lambda: made.compose(other),
+    ):
+        with pytest.raises(ValueError, match=r"samples|records"):
+            change()
+
+
+@pytest.mark.parametrize("name", ["allocation", "several times", "capacity", "groups"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_test_of_level_0_finds_gaussian_noise(name, count):
+    """Masses beyond the last loss of an upper bound are no part of the pair, whose densities overlap everywhere."""
+    made = SCHEMES[name](gaussian(1.0)).repeat(count)
+    assert made.bracket(epsilon=np.inf)[0] == made.bracket(false_positive_rate=0.0)[0] == 0.0
+    assert made.bracket(alpha=0.0)[1] == 1.0
