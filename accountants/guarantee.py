@@ -249,6 +249,7 @@ class Guarantee(ComposableGuarantee):
             >>> round(step.random_allocation(100).epsilon(1e-6), 3)
             0.858
         """
+        self._check_one_report("steps")
         times = checks.whole("times", times, 1, 1 << 40)
         if not isinstance(steps, jax.Array):
             steps = checks.whole("steps", steps, 1, 1 << 40)
@@ -287,6 +288,7 @@ class Guarantee(ComposableGuarantee):
         Raises:
             ValueError: the noise is not Gaussian, the steps are not positive, or reports are on samples already.
         """
+        self._check_one_report("steps")
         steps = checks.whole("steps", steps, 1, 1 << 40)
         self._check_on_all_data("steps")
         return self._map_pairs(lambda pair: shuffled_pair(pair, steps), "steps")
@@ -322,6 +324,15 @@ class Guarantee(ComposableGuarantee):
     def _check_on_all_data(self, name: str) -> None:
         if any(term.neighbouring for term in self.terms):
             raise ValueError(f"{name}: these reports are on samples already")
+
+    def _check_one_report(self, name: str) -> None:
+        """Raise a ValueError if a step has several reports: if they share its records, they are no allocations each."""
+        counts = [checks.concrete(term.count) for term in self.terms]
+        if len(counts) > 1 or any(count is not None and count != 1 for count in counts):
+            raise ValueError(
+                f"{name}: the guarantee of a step is that of one report, and this one has several; repeat or compose "
+                "the allocations if each report has its own"
+            )
 
     def _terms_of_one_pair(self, name: str, *terms: SelfComposed) -> tuple[SelfComposed, ...]:
         """Return the terms, all by default; raise ValueError if one has two pairs, as noise that is not even has."""

@@ -24,7 +24,7 @@ from dpkernels.proven import proven
 HALF = 1024  # N: the points of a zone on either side of the origin.
 # Lighter masses are left out, and counted in the excess or not at all; a share of the mass that decides the least zone.
 _LIGHT, _LOWEST = 1e-280, 1e-15
-_FAR = 1e-40  # A first moment that is negligible.
+_FAR = 1e-40  # A mass, and a first moment, that are negligible.
 _NARROW = 0.5  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
 _OFF = 0.25  # The distance of the origin from the middle, relative to that width, from which on it is moved.
 _FINE = HALF / 2  # The least number of steps in that width, if the origin is in the middle.
@@ -56,12 +56,14 @@ class RatioSum:
         mass = self.mass[zone, place]
         steps = (place - HALF).astype(float)
         if self.moment is not None:
-            steps = steps + self.moment[zone, place] / (mass * np.ldexp(self.step, zone))
+            steps = steps + self.moment[zone, place] / mass / np.ldexp(self.step, zone)
         return np.maximum(self.origin + steps * np.ldexp(self.step, zone), 0.0), mass
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
         value, mass = self.points()
+        if not len(value):  # As a lower bound of a pair without privacy.
+            return 0.0, 0.0, 0.0
         order = np.argsort(value)
         below = np.cumsum(mass[order])
         low, middle, high = np.searchsorted(below, below[-1] * np.array([0.25, 0.5, 0.75]))
@@ -72,7 +74,7 @@ class RatioSum:
         """Return the zones that a sum needs: one more, if what would be beyond them is not negligible."""
         count, last = len(self.mass), self.mass[-1]
         farthest = HALF * math.ldexp(self.step, count - 1)
-        return count + (float(last.sum()) * farthest > _FAR)
+        return count + (float(last.sum()) * max(farthest, 1.0) > _FAR)
 
     def plus(self, other: RatioSum) -> RatioSum:
         """Return the law of the sum of both, which are independent."""
@@ -133,10 +135,10 @@ class RatioSum:
 def _least_level(value: np.ndarray, mass: np.ndarray) -> int:
     """Return the level whose least zone ends at the lowest value above 0 that matters."""
     order = np.argsort(value)
-    value, mass = value[order], mass[order]
-    lowest = value[value > 0][
-        min(int(np.searchsorted(np.cumsum(mass[value > 0]), _LOWEST)), int((value > 0).sum()) - 1)
-    ]
+    order = order[value[order] > 0]
+    if not len(order):
+        return 0
+    lowest = value[order[min(int(np.searchsorted(np.cumsum(mass[order]), _LOWEST)), len(order) - 1)]]
     return math.floor(math.log2(lowest / HALF))
 
 
@@ -257,7 +259,7 @@ def _recentre(wide: list[np.ndarray], level: int) -> None:
     for zone in range(len(mass)):
         step = math.ldexp(1.0, level + zone)
         some = np.flatnonzero(mass[zone] > _LIGHT)
-        targets = some + np.rint(np.clip(moment[zone, some] / (mass[zone, some] * step), -2.0, 2.0)).astype(int)
+        targets = some + np.rint(np.clip(moment[zone, some] / mass[zone, some] / step, -2.0, 2.0)).astype(int)
         distance = np.abs(targets - 2 * HALF)
         # A group stays in its zone.
         move = (targets != some) & (distance <= HALF) & ((zone == 0) | (distance > HALF // 2))

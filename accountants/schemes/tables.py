@@ -24,6 +24,7 @@ from dpkernels.proven import proven
 _STEP, _FEWEST, _MOST, _BEYOND = 2e-3, 1 << 13, 1 << 15, 1e-30
 _MASS = 1e-12  # The relative error of the masses of atoms, and of sums of masses.
 _LIGHT = 1e-280  # Lighter masses of an upper bound count as infinite losses.
+_FARTHEST = 320.0  # The largest loss of one ratio whose sums, and their masses, floats hold; others are put next to it.
 _TABLES = 32  # How many tables are remembered.
 
 
@@ -148,13 +149,18 @@ def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, 
         finite = np.isfinite(whole.loss)
         loss, mass = whole.loss[finite], whole.p[finite] * (1 + side * _MASS)
         infinite = float(whole.p[whole.loss == np.inf].sum()) * (1 + side * _MASS)
-    some = mass > _LIGHT
-    infinite += float(mass[~some].sum()) if side > 0 else 0.0
+    if side > 0:  # Larger losses are more.
+        some = (mass > _LIGHT) & (loss <= _FARTHEST)
+        loss, infinite = np.maximum(loss, -_FARTHEST), infinite + float(mass[~some].sum())
+    else:
+        some = (mass > _LIGHT) & (loss >= -_FARTHEST)
+        loss = np.minimum(loss, _FARTHEST)
     loss, mass = loss[some], mass[some]
     if removed:
         value, mass, infinite = np.append(np.exp(-loss), 0.0), np.append(mass, infinite), 0.0
     else:
-        mass = mass * np.exp(-loss)
+        p, mass = mass, mass * np.exp(-loss)
+        infinite += float(p[mass <= _LIGHT].sum()) if side > 0 else 0.0
         value, mass = np.append(np.exp(loss), 0.0), np.append(mass, max(1 - float(mass.sum()), 0.0))
     if side < 0:
         total = max(float(mass.sum()) * (1 + _MASS), 1.0)

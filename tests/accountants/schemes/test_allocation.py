@@ -338,3 +338,22 @@ def test_bad_input():
     with pytest.raises(ValueError, match="adjacency: some samples have records added or removed"):
         step.random_allocation(3).compose(step.sample_fixed(1, 3))
     assert step.random_allocation(3).neighbouring == "datasets of which one has one record more"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(gaussian(0.04), marks=pytest.mark.lengthy),
+        gaussian(0.01),
+        guarantee(accountants.randomised_response(600.0)),
+        guarantee(accountants.weights(np.array([1.0, 0.0]), np.array([0.0, 1.0]))),
+    ],
+)
+def test_losses_beyond_those_of_floats_are_bounded(step):
+    """The ratio is at most that of a step and, with the record, at least half of it; floats hold ratios up to e^709."""
+    allocated = step.random_allocation(2)
+    low, high = allocated.bracket(epsilon=250.0)
+    assert low <= step.bracket(epsilon=250.0)[1]
+    assert high >= step.bracket(epsilon=250.0 + np.log(2.0))[0]
+    assert allocated.epsilon(1e-3) >= step.bracket(delta=2e-3)[0] - np.log(2.0)
+    assert allocated.repeat(2).delta(500.0) >= low**2
