@@ -241,7 +241,8 @@ class Guarantee(ComposableGuarantee):
 
         Raises:
             TypeError: a number is not an integer.
-            ValueError: there are fewer steps than times; the noise is not even; or reports are on samples already.
+            ValueError: there are fewer steps than times; the noise is not even; this guarantee has several reports; or
+                they are on samples already.
 
         Example:
             >>> import dpkernels as dpk
@@ -270,8 +271,10 @@ class Guarantee(ComposableGuarantee):
         all, so that this is exactly one random allocation of noise that is narrower by the root of the epochs.
 
         Raises:
-            ValueError: the noise is not Gaussian, a number is not positive, or reports are on samples already.
+            ValueError: the noise is not Gaussian, a number is not positive, this guarantee has several reports, or they
+                are on samples already.
         """
+        self._check_one_report("epochs")
         checks.positive("epochs", epochs)
         self._check_on_all_data("epochs")
         averaged = self._map_pairs(lambda pair: repeated_gaussian(pair, epochs), "epochs")
@@ -286,7 +289,8 @@ class Guarantee(ComposableGuarantee):
         is proven to work: shuffled batches are less private than Poisson samples of one rate, or random allocation.
 
         Raises:
-            ValueError: the noise is not Gaussian, the steps are not positive, or reports are on samples already.
+            ValueError: the noise is not Gaussian, the steps are not positive, this guarantee has several reports, or
+                they are on samples already.
         """
         self._check_one_report("steps")
         steps = checks.whole("steps", steps, 1, 1 << 40)

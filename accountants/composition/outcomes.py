@@ -85,19 +85,19 @@ def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, 
     are_several_tables = len(releases) > 1 and are_tables(releases)
     tables, size, most = [], 1, MOST_JOINT_OUTCOMES if are_several_tables else _FEW_JOINT_OUTCOMES
     for term in releases:
-        table, number = _table(term), checks.concrete(term.count)
+        table, number = _tables(term), checks.concrete(term.count)
         if table is None or number is None or number.ndim or number != np.floor(number):
             return None
         count = int(number)
-        size *= math.comb(count + len(table[0]) - 1, count)
+        size *= math.comb(count + max(len(p) for p, _ in table) - 1, count)
         if size > most:
             return None
         tables.append((table, count))
     directions = []
     for mirror in mirrors:
         joint: Any = (np.zeros(1), np.zeros(1))
-        for table, count in tables:
-            masses = table[::-1] if mirror else table
+        for (forward, mirrored), count in tables:
+            masses = mirrored if mirror else forward
             outer = namespace(*masses, *joint).add.outer
             joint = [
                 outer(sofar, _log_repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)
@@ -111,8 +111,11 @@ def are_tables(releases: tuple[SelfComposed, ...]) -> bool:
     return all(isinstance(pair, Atoms) for term in releases for pair in term.pairs)
 
 
-def _table(term: SelfComposed) -> tuple[Any, Any] | None:
-    """Return the probabilities of one release under p and under q, or None if it is no table."""
+def _tables(term: SelfComposed) -> tuple[tuple[Any, Any], tuple[Any, Any]] | None:
+    """Return the probabilities of one release under p and q, and those of the mirror, or None if it is no table.
+
+    A bound of a pair has masses of its own in each direction.
+    """
     (pair, *others), rate = term.pairs, term.sampling_rate
     if others:
         return None
@@ -120,13 +123,17 @@ def _table(term: SelfComposed) -> tuple[Any, Any] | None:
         if isinstance(pair, AdditivePair) or namespace(*jax.tree.leaves(term)) is not np:
             return None
         (losses,) = term.privacy_losses
-        return None if losses.pieces or losses.unseen else (losses.p, losses.q)
-    if rate is None:
-        return pair.p, pair.q
-    if term.neighbours == "replace":
+        if losses.pieces or losses.unseen:
+            return None
+        mirrored = losses.mirrored()
+        return (losses.p, losses.q), (mirrored.p, mirrored.q)
+    p, q = pair.p, pair.q
+    if rate is not None and term.neighbours == "replace":
         pair = replaced_atoms(pair, rate)
-        return pair.p, pair.q
-    return rate * pair.p + (1 - rate) * pair.q, pair.q
+        p, q = pair.p, pair.q
+    elif rate is not None:
+        p = rate * p + (1 - rate) * q
+    return (p, q), (q, p)
 
 
 def _log_repeated(mass: Any, count: int) -> Any:

@@ -84,6 +84,7 @@ class Allocated(TablePair):
         return (self.pair.mirror() if self.removed else self.pair).largest_loss()
 
     def check(self) -> None:
+        super().check()
         checks.whole("steps", int(self.steps), 1, 1 << 40)
         self.pair.check()
 

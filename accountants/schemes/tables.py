@@ -120,6 +120,10 @@ class TablePair(DominatingPair):
     def mirror(self) -> TablePair:
         return replace(self, removed=not self.removed)  # type: ignore[type-var]
 
+    def check(self) -> None:
+        if self.is_lower:
+            raise ValueError("is_lower: True; a lower bound of a pair is no guarantee")
+
     def attained(self) -> tuple[DominatingPair, ...]:
         return () if self.is_lower else (replace(self, is_lower=True),)  # type: ignore[type-var]
 

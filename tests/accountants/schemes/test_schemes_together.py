@@ -132,7 +132,7 @@ def test_schemes_know_their_neighbours(name):
         lambda: made.for_groups(2),
         lambda: made.compose(other),
     ):
-        with pytest.raises(ValueError, match=r"samples|records"):
+        with pytest.raises(ValueError, match=r"samples|records|report"):
             change()
 
 
@@ -143,3 +143,26 @@ def test_no_test_of_level_0_finds_gaussian_noise(name, count):
     made = SCHEMES[name](gaussian(1.0)).repeat(count)
     assert made.bracket(epsilon=np.inf)[0] == made.bracket(false_positive_rate=0.0)[0] == 0.0
     assert made.bracket(alpha=0.0)[1] == 1.0
+
+
+@pytest.mark.parametrize("step", [gaussian(1.0).repeat(3), gaussian(1.0).compose(laplace(1.0))])
+def test_a_step_of_several_reports_is_not_taken_for_several_allocations(step):
+    """Reports of one step share its records: their allocation costs more than that of each report by itself."""
+    for scheme in (
+        lambda: step.random_allocation(20),
+        lambda: step.random_allocation(20, 3),
+        lambda: step.balls_in_bins(20, 3),
+        lambda: step.shuffled_batches(20),
+    ):
+        with pytest.raises(ValueError, match="one report"):
+            scheme()
+
+
+@pytest.mark.parametrize("name", ["allocation", "several times"])
+def test_a_file_with_a_lower_bound_is_refused(name):
+    form = SCHEMES[name](gaussian(1.0)).to_dict()
+    pair = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]
+    assert pair["is_lower"] is False
+    pair["is_lower"] = True
+    with pytest.raises(ValueError, match="is_lower: True"):
+        accountants.Guarantee.from_dict(form)
