@@ -34,6 +34,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as events
+from scipy.special import expit
 
 import accountants
 import dpkernels as dpk
@@ -332,7 +333,7 @@ class _AccountedRelease:
         """Return the probabilities of the outcomes with the record and without it, or with the other record."""
         if self.kind == "budget":
             epsilon, delta = self.parameters
-            p = (1 - delta) * np.array([1 / (1 + math.exp(-epsilon)), 1 / (1 + math.exp(epsilon))])
+            p = (1 - delta) * expit(np.array([epsilon, -epsilon]))
             p = np.concatenate([[delta], p, [0.0]])
             return p, p[::-1]
         if self.kind == "discrete laplace":

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import unittest
+from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
@@ -426,6 +427,35 @@ def test_budgets_with_delta():
     accountant = Accountant().compose(event_class("EpsilonDeltaDpEvent")(1.0, 0.1), 2)
     assert accountant.get_delta(2.0) == pytest.approx(1 - 0.9**2, rel=1e-9)
     assert accountant.get_epsilon(0.05) == float("inf")
+
+
+@dataclass(frozen=True)
+class Budget(google.DpEvent):
+    """An event of a budget, also for a dp_accounting that has none."""
+
+    epsilon: float
+    delta: float
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "count"), [(0.3, 1e-6, 4), (1.0, 0.1, 2), (0.0, 0.1, 3), (800.0, 0.0, 1)])
+def test_budgets_are_composed_optimally(monkeypatch, epsilon, delta, count):
+    """Kairouz, Oh and Viswanath's composition of (eps, delta); a budget that floats cannot tell from none is one."""
+    monkeypatch.setattr(sys.modules[Accountant.__module__], "_EpsilonDelta", Budget)
+    accountant = Accountant().compose(Budget(epsilon, delta), count)
+    for eps in (0.0, 0.5):
+        high = range(count + 1)
+        terms = (
+            [
+                math.comb(count, j) * max(math.exp(j * epsilon) - math.exp(eps + (count - j) * epsilon), 0.0)
+                for j in high
+            ]
+            if epsilon < 100
+            else [0.0]
+        )
+        pure = sum(terms) / (1 + math.exp(epsilon)) ** count if epsilon < 100 else 1.0
+        truth = 1 - (1 - delta) ** count * (1 - pure)
+        low, above = accountant.get_bracket(epsilon=eps)
+        assert low <= truth * (1 + 1e-12) <= above * (1 + 2e-12) <= truth * (1 + 1e-9)
 
 
 def test_discrete_gaussian_events():
