@@ -395,3 +395,12 @@ def test_few_losses_of_which_all_may_be_rare(count):
         for eps in (0.0, 0.05, 0.2):
             delta = (mass * np.maximum(-np.expm1(eps - loss), 0.0)).sum()
             assert side * (p * np.maximum(-np.expm1(eps - total.loss), 0.0)).sum() >= side * delta - 1e-12
+
+
+def test_a_group_of_pieces_may_have_no_loss_near_the_lowest():
+    """The offset of a grid comes from the group that has the lowest losses."""
+    near, far = (dominating_pairs(Additive(Gaussian(1.0)), shift)[0].privacy_loss() for shift in (1.0, 1e-3))
+    both = replace(near, pieces=(*near.pieces, *far.pieces))
+    whole, alone = split_monotone(both), split_monotone(near)
+    assert len(whole.pieces) == 2
+    assert best_offset(whole, 1e-3) == best_offset(alone, 1e-3)
