@@ -117,7 +117,6 @@ KINDS = {
     "mixture": dpk.hybrid(epsilon=1.0, lower=0.0, upper=10.0),
     "multivariate": dpk.multivariate(dimensions=3, epsilon=1.0, lower=0.0, upper=10.0),
     "noise": NOISE,
-    "batch": dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 2.0])),
     "vector noise": VECTOR,
     "set of categories": dpk.subset_selection(1.0, 5, 2),
     "block of categories": dpk.block_response(1.0, 30),
