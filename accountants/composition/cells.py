@@ -593,12 +593,13 @@ def best_offset(whole: MonotoneLoss, step: float, rough: PrivacyLossDistribution
     if not (known & (beyond >= 0)).any():
         return float(mean[known][-1]) if known.any() else lowest
     after = int(np.argmax(known & (beyond >= 0)))
-    share = 0.0
+    offset = mean[after]
     if after > 0 and known[after - 1]:
         share = beyond[after] / (beyond[after] - beyond[after - 1])
+        offset += share * (mean[after - 1] - mean[after])
     # A mean slightly below the grid point is mended by a share of the next group, if there is one.
     apart = _HIGHER if p[-1] - p[after] > 10 * _HIGHER * p[after] else -_LOWER
-    return float(mean[after] + share * (mean[after - 1] - mean[after]) + apart * step)
+    return float(offset + apart * step)
 
 
 def _crowd(rough: PrivacyLossDistribution, step: float) -> float:

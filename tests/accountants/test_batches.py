@@ -184,6 +184,7 @@ def test_tight_allocation_of_laplace_noise_is_certified_and_better_than_basic():
         assert value > tight.value * (1 - 1e-3)
 
 
+@pytest.mark.lengthy
 def test_a_few_laplace_queries_are_not_worse_than_with_budgets_that_add_up():
     queries = dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 4.0]))
     basic = tune.allocate(queries, epsilon=1.0)

@@ -34,6 +34,7 @@ SCHEMES = {
 ONE = {"bins": lambda step: step.balls_in_bins(20, 3), "shuffled": lambda step: step.shuffled_batches(20)}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", [*SCHEMES, *ONE])
 def test_files_and_pickles(name):
     made = (SCHEMES | ONE)[name](gaussian(1.2)).repeat(2)

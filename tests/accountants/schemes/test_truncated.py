@@ -112,6 +112,7 @@ def test_limits():
     assert widths[0][1] > widths[1][1] > widths[2][1]
 
 
+@pytest.mark.lengthy
 def test_known_numbers():
     """At a capacity that is exceeded with a probability of 1.6e-6, a published bound is 2.1385."""
     low, high = gaussian(1.0).subsample(0.01, capacity=150, examples=10_000).repeat(1000).bracket(delta=1e-6)

@@ -168,6 +168,7 @@ def test_values_with_words_of_two_lengths_have_independent_noise():
             assert abs(np.corrcoef(wide, narrow)[0, 1]) < 0.2
 
 
+@pytest.mark.lengthy
 def test_tails_without_end_are_completed_by_the_words_of_their_own_index(monkeypatch):
     """With tails of 2^-6 and more: some reports need later turns, of one table and of several."""
     monkeypatch.setattr(noise, "_TAIL_MASS", 2.0**-6)

@@ -121,6 +121,7 @@ def test_what_is_not_finite_contributes_nothing(bad, noise):
     assert (sums_of(spoilt, noise) == sums_of(updates, noise, jnp.array([True, False, True]))).all()
 
 
+@pytest.mark.lengthy
 def test_norms_that_the_caller_knows_are_used(noise):
     """Larger ones clip more, and values that a norm rules out count as 0."""
     updates = gradients(2, scale=3.0)
@@ -492,6 +493,7 @@ def saved_leaves(state):
     return list(np.load(file).values())
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("way", RESTORED)
 def test_a_state_is_restored_from_a_checkpoint(way):
     """With the state of the optimiser, in a chain, and into another process's template of the same named run."""

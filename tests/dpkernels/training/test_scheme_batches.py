@@ -25,6 +25,7 @@ def test_every_row_is_in_one_batch_of_an_epoch():
     assert sorted(rows) == list(range(examples))
 
 
+@pytest.mark.lengthy
 def test_a_batch_above_its_capacity_is_empty():
     assignment = jnp.zeros(5, jnp.int32)
     assert not allocated_batch(assignment, 0, 4).mask.any()
@@ -50,6 +51,7 @@ def test_words_become_steps_evenly(steps, monkeypatch):
     np.testing.assert_array_equal(drawn, [int(word) * steps >> 32 for word in words])
 
 
+@pytest.mark.lengthy
 def test_fixed_batches_are_uniform_subsets():
     """All ten pairs of five rows, with a false alarm of 1e-7."""
     keys = jax.random.split(KEY, 4000)
