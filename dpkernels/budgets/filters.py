@@ -17,12 +17,13 @@ from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
 from operator import add, sub
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from dpkernels.decimals import rational
 from dpkernels.proven import proven
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LARGEST = Fraction(sys.float_info.max)
 _MOST_DIGITS = 400  # after the point, of an amount that is printed in full
@@ -88,6 +89,8 @@ def parse_charge(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
         claims = (epsilon.epsilon, getattr(epsilon, "delta", 0.0))
         if any(claim is None for claim in claims):
             raise TypeError(f"epsilon: the {type(epsilon).__name__} claims no epsilon and delta")
+        import numpy as np  # Imported on use: a ledger by itself needs none.
+
         return composed_claims(*(np.broadcast_to(np.asarray(claim, np.float64), shape) for claim in claims))
     # A mechanism that reports several coordinates of a vector costs their sum, of which its own epsilon is a rounding.
     reports, claim = getattr(epsilon, "sampled", 1), epsilon.coordinate if hasattr(epsilon, "sampled") else epsilon
@@ -96,6 +99,8 @@ def parse_charge(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
 
 def composed_claims(epsilons: np.ndarray, deltas: np.ndarray) -> EpsilonDelta:
     """Return the sums of the claims of a batch's entries, exactly: basic composition; equal claims are counted."""
+    import numpy as np
+
     totals = []
     for name, values in (("epsilon", epsilons), ("delta", deltas)):
         numbers, counts = np.unique(np.ravel(values), return_counts=True)

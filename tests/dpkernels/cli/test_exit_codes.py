@@ -92,6 +92,10 @@ CASES: dict[str, list[Case]] = {
         (4, lambda _: _damaged(), [*RELEASE[1:], *LEDGER]),
         (5, lambda patch: patch.setattr(staging.os, "fsync", _full), RELEASE[1:]),
     ],
+    "release": [
+        (0, None, ["in.csv", "out.csv", "--count", "--epsilon", "1"]),
+        (2, None, ["in.csv", "out.csv", "--epsilon", "1"]),
+    ],
     "tune": [(0, None, [*BOUNDS, "--objective", "distribution", "--reports", "9"]), (2, None, ["--epsilon", "1"])],
 }  # fmt: skip
 
