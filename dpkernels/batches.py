@@ -57,6 +57,14 @@ class Batchable:
         """Return the number of entries; 1 for a single one."""
         return math.prod(self.batch_shape)
 
+    def claims_of_entries(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the epsilon and the delta that every entry of a batch of mechanisms claims, with the batch's shape."""
+        claims = (getattr(self, "epsilon", None), getattr(self, "delta", 0.0))
+        if any(claim is None for claim in claims):
+            raise TypeError(f"epsilon: the {type(self).__name__} claims no epsilon and delta")
+        epsilons, deltas = (np.broadcast_to(np.asarray(claim, np.float64), self.batch_shape) for claim in claims)
+        return epsilons, deltas
+
     def __len__(self) -> int:
         if not (shape := self.batch_shape):
             raise TypeError(f"{type(self).__name__} is a single one; it has no length")

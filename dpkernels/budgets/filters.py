@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
 from operator import add, sub
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dpkernels.decimals import rational
 from dpkernels.proven import proven
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _LARGEST = Fraction(sys.float_info.max)
 _MOST_DIGITS = 400  # after the point, of an amount that is printed in full
@@ -85,27 +83,22 @@ def parse_charge(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
         return EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     if delta:
         raise TypeError(f"delta: {delta!r} is given beside that of a {type(epsilon).__name__}")
-    if shape := getattr(epsilon, "batch_shape", ()):
-        claims = (epsilon.epsilon, getattr(epsilon, "delta", 0.0))
-        if any(claim is None for claim in claims):
-            raise TypeError(f"epsilon: the {type(epsilon).__name__} claims no epsilon and delta")
-        import numpy as np  # Imported on use: a ledger by itself needs none.
-
-        return composed_claims(*(np.broadcast_to(np.asarray(claim, np.float64), shape) for claim in claims))
+    if getattr(epsilon, "batch_shape", ()):
+        return composed_claims(*epsilon.claims_of_entries())
     # A mechanism that reports several coordinates of a vector costs their sum, of which its own epsilon is a rounding.
     reports, claim = getattr(epsilon, "sampled", 1), epsilon.coordinate if hasattr(epsilon, "sampled") else epsilon
     return EpsilonDelta(reports * _claimed("epsilon", claim.epsilon), _claimed("delta", getattr(claim, "delta", 0)))
 
 
-def composed_claims(epsilons: np.ndarray, deltas: np.ndarray) -> EpsilonDelta:
-    """Return the sums of the claims of a batch's entries, exactly: basic composition; equal claims are counted."""
-    import numpy as np
+def composed_claims(epsilons: Any, deltas: Any) -> EpsilonDelta:
+    """Return the sums of the claims of a batch's entries, exactly: basic composition; equal claims are counted.
 
+    ``epsilons`` and ``deltas`` are NumPy arrays, which need no import here: a ledger by itself loads no NumPy.
+    """
     totals = []
     for name, values in (("epsilon", epsilons), ("delta", deltas)):
-        numbers, counts = np.unique(np.ravel(values), return_counts=True)
-        pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
-        totals.append(sum((count * amount(name, number) for number, count in pairs), Fraction(0)))
+        counts = Counter(values.ravel().tolist())
+        totals.append(sum((count * amount(name, number) for number, count in counts.items()), Fraction(0)))
     return EpsilonDelta(*totals)
 
 
