@@ -512,7 +512,7 @@ def coverage(name, epsilon, runs):
     return np.mean(hits, 0)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [0.3, 2.0])
 @pytest.mark.parametrize("name", COVERED)
 def test_intervals_cover(name, epsilon):
