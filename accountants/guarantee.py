@@ -584,8 +584,8 @@ class BatchGuarantee(ComposableGuarantee):
 
     def __init__(self, batch: Any, sensitivity: Any = None, times: int = 1) -> None:
         if sensitivity is not None:
-            reject = not isinstance(batch, Additive)
-            reject_sensitivity(sensitivity if reject else None)
+            if not isinstance(batch, Additive):
+                reject_sensitivity(sensitivity)
             batch = dataclasses.replace(batch, sensitivity=sensitivity)
         if isinstance(batch, Additive):
             if batch.sensitivity is None:

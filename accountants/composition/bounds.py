@@ -641,7 +641,7 @@ def _stages(count: int) -> int:
 
 
 class _Bound(Protocol):
-    """What is asked of the bounds of a sum."""
+    """A question that bounds of a sum answer: delta at eps, say."""
 
     def __call__(self, total: ComposedBounds, side: int, guess: float) -> float: ...
 

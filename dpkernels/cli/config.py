@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +94,6 @@ def save(path: Path, context: click.Context) -> None:
 
 def _toml(value: Any) -> str:
     """Return a text, a boolean or a list of them in TOML."""
-    if isinstance(value, Mapping):
-        raise TypeError
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):

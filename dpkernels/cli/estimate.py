@@ -185,7 +185,8 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[dict[str, Any], Sour
             written = replace(written, unpack=packed, pack=packed)
         else:
             text = format_ in ("csv", "tsv")
-            written = Layout(format_, "\t" if format_ == "tsv" else ",", multiline=text, unpack=packed, pack=packed)
+            delimiter, markers = "\t" if format_ == "tsv" else ",", written.markers if text else ()
+            written = Layout(format_, delimiter, multiline=text, unpack=packed, pack=packed, markers=markers)
     return form, open_source(path, written)
 
 

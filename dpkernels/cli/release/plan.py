@@ -455,7 +455,7 @@ class FilePlan(Plan):
 
     @contextmanager
     def _naming_bad_rows(self) -> Iterator[None]:
-        """Let the error of a row know all others of the file; the input is read again for it, after the charge."""
+        """Let the error of a row know all others of the file, which is read again after the charge was voided."""
         try:
             yield
         except Exception as error:

@@ -218,6 +218,10 @@ def test_markers_of_missing_values_are_no_numbers(run: Run) -> None:
     assert [row[0] for row in rows][1:3] == ["-999", ""]
     assert [row[1] for row in rows][1] == "N/A"
     assert run("certify", "--verify", "out.csv.json").code == 0
+    # Also where the reports are in another file, of another format.
+    Path("moved.tsv").write_text(Path("out.csv").read_text().replace(",", "\t"))
+    moved = ["estimate", "moved.tsv", "--sidecar", "out.csv.json", "--column", "ward", "--json"]
+    assert json.loads(run(*moved).out)["missing"] == json.loads(run("estimate", "out.csv", *moved[4:]).out)["missing"]
     form = json.loads(Path("out.csv.json").read_text())
     assert form["layout"]["markers"] == ["-999", "N/A"]
     del form["layout"]["markers"]
