@@ -44,11 +44,12 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 
 
-def _parsed(text: str, parts: int) -> list[str]:
+def _parsed(text: str, form: str) -> list[str]:
     """Return a column and what follows it, split at colons from the right: the name of a column may have some."""
-    pieces = text.rsplit(":", parts)
-    if len(pieces) != parts + 1:
-        raise ValueError(f"has {len(pieces) - 1} of {parts} colons")
+    colons = form.count(":")
+    pieces = text.rsplit(":", colons)
+    if len(pieces) != colons + 1:
+        raise ValueError(f"must have the form {form}")
     return pieces
 
 
@@ -67,19 +68,19 @@ def _statistic(name: str, text: str, by: Mapping[str, Any] | None) -> Statistic:
         case "count":
             return Count(by=by)
         case "histogram":
-            column, edges = _parsed(text, 1)
+            column, edges = _parsed(text, "COL:E,E,...")
             return Histogram(column, _numbers(edges), by=by)
         case "quantiles":
-            column, lower, upper, p = _parsed(text, 3)
+            column, lower, upper, p = _parsed(text, "COL:LOW:HIGH:P,...")
             return Quantiles(column, float(lower), float(upper), _numbers(p), by=by)
         case "top":
-            column, k, candidates = _parsed(text, 2)
+            column, k, candidates = _parsed(text, "COL:K:VALUE,...")
             return Top(column, int(k), candidates.split(","))
         case "regression":
-            y, y0, y1, x, x0, x1 = _parsed(text, 5)
+            y, y0, y1, x, x0, x1 = _parsed(text, "Y:LOW:HIGH:X:LOW:HIGH")
             bounds = {"y_bounds": (float(y0), float(y1)), "x_bounds": (float(x0), float(x1))}
             return Regression(y, x, **bounds, by=by)
-    column, lower, upper = _parsed(text, 2)
+    column, lower, upper = _parsed(text, "COL:LOW:HIGH")
     return _BOUNDED[name](column, float(lower), float(upper), by=by)
 
 

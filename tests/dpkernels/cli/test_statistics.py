@@ -102,7 +102,7 @@ def test_keys_are_found_and_top_is_drawn(folder):
         ("--count", "--epsilon"),
         ("--count --epsilon 0", "epsilon"),
         ("--count --epsilon x", "--epsilon"),
-        ("--mean age:0 --epsilon 1", "1 of 2 colons"),
+        ("--mean age:0 --epsilon 1", "--mean: 'age:0': must have the form COL:LOW:HIGH"),
         ("--mean age:5:0 --epsilon 1", "lower must be below upper"),
         ("--mean size:0:5 --epsilon 1", "no 'size'"),
         ("--count --by plan --epsilon 1", "--by"),
