@@ -1,132 +1,238 @@
-"""Brackets of batch schemes, beside dp_accounting where it accounts for them, and the picture of docs/sampling.md.
+"""Nanoseconds a value of our samplers and of the peers, in one run.
 
-    python -m benchmarks.sampling                                # a minute or two
-    python -m benchmarks.sampling --figure docs/_static/sampling.png
+    python -m benchmarks.sampling                     # 10^2 to 10^8 values, about 11 minutes
+    python -m benchmarks.sampling --quick             # 10^4 and 10^5: a smoke run
+    python -m benchmarks.sampling --sizes 7 --only exact,numpy
+    python -m benchmarks.sampling --sizes 6,7 --only "laplace,gaussian,staircase,numpy normal"
+    python -m benchmarks.sampling --device --sizes 6,7,8    # arrays that stay on JAX's device, a GPU where it finds one
 
-Times are processor seconds of the first answer. PLD_accounting 2.0 is not run: its numbers, from its default accuracy,
-are those of the settings in PUBLISHED.
+Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values. The
+share of the limit is that of a copy of the values and of ChaCha20 for a release's words on all cores, both of the same
+run; on a device, of reading and writing float32.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 import dpkernels as dpk
-from accountants.guarantee import Guarantee, guarantee
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.sampling_peers import (
+    DELTA,
+    EPSILON,
+    KEY_SEED,
+    LOWER,
+    UPPER,
+    WIDTH,
+    Task,
+    chacha20,
+    device_copy,
+    diffprivlib_laplace,
+    inputs,
+    jax_laplace,
+    memory_copy,
+    numpy_noise,
+    on_device,
+    opendp_laplace,
+    textbook_jax,
+    textbook_numpy,
+)
+from benchmarks.shown import machine, parser_of
 
-DELTA = 1e-6
-PUBLISHED = {(1.0, 1000): (0.16865, 0.17569), (0.5, 1000): (4.0984, 4.1176), (1.0, 100): (0.8437, 0.8745)}
-STEPS, EPOCHS, EXAMPLES = 100, 5, 10_000  # Of the picture.
-SIGMAS = np.geomspace(0.6, 4.0, 10)
-SCHEMES: dict[str, Callable[[Guarantee], Guarantee]] = {
-    "one step an epoch on all records": lambda step: step.repeat(EPOCHS),
-    "shuffled batches, lower end": lambda step: step.shuffled_batches(STEPS).repeat(EPOCHS),
-    "fixed size (a record is replaced)": lambda step: step.sample_fixed(EXAMPLES // STEPS, EXAMPLES).repeat(
-        STEPS * EPOCHS
-    ),
-    "Poisson, capacity 150": lambda step: step.subsample(1 / STEPS, capacity=150, examples=EXAMPLES).repeat(
-        STEPS * EPOCHS
-    ),
-    "balls in bins": lambda step: step.balls_in_bins(STEPS, EPOCHS),
-    "random allocation": lambda step: step.random_allocation(STEPS).repeat(EPOCHS),
-    "Poisson": lambda step: step.subsample(1 / STEPS).repeat(STEPS * EPOCHS),
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to draw noise for a vector.
+
+    Attributes:
+        name: row of the table.
+        prepare: from a number of values to the task that is timed.
+        largest: the most values it is timed on.
+        words: of 32 bits that a value takes, if the row has a limit.
+    """
+
+    name: str
+    prepare: Callable[[int], Task]
+    largest: int = 10**9
+    words: Callable[[], float] | None = None
+
+
+# Additive noise of the scale of the peers', by the name of its row.
+ADDITIVE: dict[str, Callable[[], Any]] = {
+    "laplace": lambda: dpk.laplace(epsilon=EPSILON, sensitivity=WIDTH),
+    "truncated laplace": lambda: dpk.truncated_laplace(epsilon=EPSILON, delta=DELTA, sensitivity=WIDTH),
+    "merged laplace": lambda: dpk.merged_laplace(rates=(1 / WIDTH, 0, 0.5 / WIDTH), breaks=(0.5 * WIDTH, WIDTH)),
+    "staircase": lambda: dpk.staircase(epsilon=EPSILON, sensitivity=WIDTH),
+    "recycled laplace": lambda: dpk.budget_recycled(dpk.Laplace(WIDTH), theta=2 * WIDTH, q=0.5),
+    "gaussian": lambda: dpk.gaussian(sigma=WIDTH),
+    "truncated gaussian": lambda: dpk.truncated_gaussian(sigma=WIDTH, delta=DELTA, sensitivity=WIDTH),
+    "recycled gaussian": lambda: dpk.budget_recycled(dpk.Gaussian(WIDTH), theta=2 * WIDTH, q=0.5),
+}
+
+# What a release takes: noise with a claim that its integer table is certified for.
+CLAIMED: dict[str, Callable[[], Any]] = {
+    "laplace, 64 bits": ADDITIVE["laplace"],
+    "truncated laplace, 64 bits": ADDITIVE["truncated laplace"],
+    "gaussian, 64 bits": lambda: dpk.gaussian(sigma=5 * WIDTH, sensitivity=WIDTH, epsilon=EPSILON, delta=DELTA),
 }
 
 
-def gaussian(sigma: float) -> Guarantee:
-    """Return the guarantee of one step of Gaussian noise."""
-    return guarantee(dpk.Additive(dpk.Gaussian(sigma)), 1.0)
+def _mechanism(name: str) -> Any:
+    made = {**ADDITIVE, **CLAIMED}.get(name)
+    if made is not None:
+        return made()
+    return dpk.MECHANISMS[name](epsilon=EPSILON, lower=LOWER, upper=UPPER)
 
 
-def settings() -> list[tuple[str, Guarantee, Any]]:
-    """Return (name, guarantee, what another accountant says) of every row."""
-    rows: list[tuple[str, Guarantee, Any]] = [
-        (f"1 of {t}, sigma {sigma}", gaussian(sigma).random_allocation(t), PUBLISHED.get((sigma, t)))
-        for sigma in (0.5, 1.0, 2.0)
-        for t in (100, 1000, 10_000, 100_000)
+def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
+    """``perturb`` from a NumPy array to a NumPy array, with a fresh key of the operating system."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = inputs(count, dtype), _mechanism(name)
+        return lambda: dpk.perturb(x, mechanism, progress=False)
+
+    return prepare
+
+
+def _words(name: str) -> Callable[[], float]:
+    return lambda: sum(need.bits for need in dpk.exact_sampler(_mechanism(name)).words) / 32
+
+
+def exact_device(name: str) -> Callable[[int], Task]:
+    """``perturb`` of a float32 JAX array that stays on its device."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        return on_device(lambda: dpk.perturb(x, mechanism, progress=False))
+
+    return prepare
+
+
+def float_kernel(name: str) -> Callable[[int], Task]:
+    """``sample`` with a simulation key, float32 on the default device."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        key = dpk.simulation_key(KEY_SEED)
+        return on_device(lambda: mechanism.sample(key, x))
+
+    return prepare
+
+
+def inverse_cdf(name: str) -> Callable[[int], Task]:
+    """``icdf`` of given uniform numbers, jitted, float32 on the default device."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        u = jnp.asarray(np.random.default_rng(4).random(count), np.float32)
+        run = jax.jit(mechanism.icdf)
+        return on_device(lambda: run(u, x))
+
+    return prepare
+
+
+BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.uniform", "opendp laplace")
+COPY, DEVICE_COPY, WORD = "memory copy float64", "device copy float32", "chacha20, a word"
+
+
+def exact(name: str, dtype: str = "float64") -> Contestant:
+    """The row of a release from a NumPy array to a NumPy array."""
+    return Contestant(f"exact perturb {dtype}, {name}", exact_numpy(name, dtype), words=_words(name))
+
+
+_COMPOSITE = ("piecewise", "triangle-constant", "triangle-quartic", "sine-constant", "sine-quartic")
+CONTESTANTS = (
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in (*_COMPOSITE, "optimal")),
+    *(Contestant(f"inverse cdf, {name}", inverse_cdf(name)) for name in _COMPOSITE),
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in ADDITIVE),
+    exact("piecewise"),
+    exact("piecewise", "float32"),
+    exact("sine-quartic"),
+    exact("hybrid"),
+    exact("optimal"),
+    Contestant("exact perturb, JAX array, piecewise", exact_device("piecewise")),
+    *(exact(name) for name in CLAIMED),
+    Contestant("textbook piecewise, numpy", textbook_numpy),
+    Contestant("textbook piecewise, jax.random.uniform", textbook_jax),
+    Contestant("numpy laplace", numpy_noise("laplace")),
+    Contestant("numpy normal", numpy_noise("normal")),
+    Contestant("jax.random.laplace", jax_laplace),
+    Contestant("opendp laplace", opendp_laplace, largest=10**4),
+    Contestant("diffprivlib laplace", diffprivlib_laplace, largest=10**4),
+    Contestant(COPY, memory_copy),
+    Contestant(WORD, chacha20),
+)
+
+_BOUNDED = ("piecewise", "sine-quartic", "duchi", "hybrid", "optimal")
+ON_DEVICE = (
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in (*_BOUNDED, "laplace", "gaussian")),
+    *(Contestant(f"exact perturb, JAX array, {name}", exact_device(name)) for name in (*_BOUNDED, *CLAIMED)),
+    Contestant("jax.random.laplace", jax_laplace),
+    Contestant(DEVICE_COPY, device_copy),
+)
+
+
+def nanoseconds(contestant: Contestant, count: int, seconds: float) -> float:
+    """Median time a value over warm runs that last about ``seconds`` in all, at least 3."""
+    count = min(count, contestant.largest)
+    task = contestant.prepare(count)
+    task()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 200):
+        start = time.perf_counter()
+        task()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) / count * 1e9
+
+
+def limits(contestants: list[Contestant], results: dict[str, float]) -> dict[str, float]:
+    """Return lower limits of the rows, in ns a value, where the results have their components."""
+    if DEVICE_COPY in results:
+        return dict.fromkeys((name for name in results if name.startswith(("float", "exact"))), results[DEVICE_COPY])
+    if not {COPY, WORD} <= results.keys():
+        return {}
+    word = results[WORD] / (os.cpu_count() or 1)
+    return {c.name: results[COPY] + c.words() * word for c in contestants if c.words is not None}
+
+
+def table(results: dict[str, float], count: int, least: dict[str, float]) -> str:
+    """The results at one size as Markdown: ns, 10^6 values a second, share of the limit, times as fast as baselines."""
+    present = [name for name in BASELINES if name in results]
+    head = ["sampler", "ns a value", "10^6 values/s", "of the limit", *(f"x {name}" for name in present)]
+    rows = [
+        [
+            *(name, f"{ns:.2f}", f"{1e3 / ns:,.2f}", f"{least[name] / ns:.0%}" if name in least else ""),
+            *(f"{results[base] / ns:,.1f}" for base in present),
+        ]
+        for name, ns in results.items()
     ]
-    rows.append(("1 of 100, sigma 1, 10 epochs", gaussian(1.0).random_allocation(100).repeat(10), None))
-    group = gaussian(1.0).subsample(0.01).for_groups(8).repeat(1000)
-    capacity = gaussian(1.0).subsample(0.01, capacity=150, examples=10_000).repeat(1000)
-    rows.append(("groups of 8, rate 0.01, 1000 steps", group, _google_group))
-    rows.append(("capacity 150 of 10,000, rate 0.01, 1000 steps", capacity, _google_capacity))
-    return rows
-
-
-def _google(event: Any, count: int) -> float:
-    from dp_accounting.pld import PLDAccountant
-
-    return float(PLDAccountant(value_discretization_interval=1e-3).compose(event, count).get_epsilon(DELTA))
-
-
-def _google_group() -> float:
-    from dp_accounting import dp_event
-    from scipy.stats import binom
-
-    return _google(dp_event.MixtureOfGaussiansDpEvent(1.0, list(range(9)), list(binom.pmf(range(9), 8, 0.01))), 1000)
-
-
-def _google_capacity() -> float:
-    from dp_accounting import dp_event
-
-    return _google(dp_event.TruncatedSubsampledGaussianDpEvent(10_000, 0.01, 150, 1.0), 1000)
-
-
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of a function, and its processor time."""
-    start = time.process_time()
-    return function(), time.process_time() - start
-
-
-def table() -> str:
-    """Return the table of all settings."""
-    rows = []
-    for name, scheme, other in settings():
-        (low, high), seconds = timed(lambda scheme=scheme: scheme.bracket(delta=DELTA))  # type: ignore[misc]
-        theirs = "" if other is None else other
-        if callable(other):
-            value, spent = timed(other) if find_spec("dp_accounting") else (float("nan"), 0.0)
-            theirs = f"dp_accounting {value:.5g}, {spent:.1f} s"
-        elif other is not None:
-            theirs = f"PLD_accounting ({other[0]:.5g} to {other[1]:.5g})"
-        rows.append([name, f"{low:.7g} to {high:.7g}", f"{(high - low) / high:.1e}", f"{seconds:.2f}", str(theirs)])
-    return markdown(["setting, delta 1e-6", "bracket of epsilon", "relative width", "processor s", "others"], rows)
-
-
-def draw(path: Path) -> None:
-    """Draw epsilon over the noise of every scheme at one expected batch size."""
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, scheme) in enumerate(SCHEMES.items()):
-        lower = name.endswith("lower end")
-        epsilon = [scheme(gaussian(sigma)).bracket(delta=DELTA)[0 if lower else 1] for sigma in SIGMAS]
-        axes.loglog(SIGMAS, epsilon, "--" if lower else "-", marker="osv^Dx+"[number], markersize=4, label=name)
-    axes.set(xlabel="noise multiplier", ylabel=f"epsilon at delta {DELTA:g}")
-    axes.set_title(f"{STEPS} steps an epoch, {EPOCHS} epochs, 1 % of the records a step")
-    axes.set_xticks([0.6, 1, 2, 4], ["0.6", "1", "2", "4"])
-    axes.set_xticks([], minor=True)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=120)
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return f"### {count:,} values\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
-    """Print the table, or draw the picture."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--figure", type=Path)
-    arguments = parser.parse_args()
-    if arguments.figure:
-        draw(arguments.figure)
-    else:
-        print(machine(), table(), sep="\n\n")
+    """Run and print."""
+    parser = parser_of(__doc__, "sizes 4,5 and short runs")
+    about = "decimal exponents, comma-separated (default %(default)s)"
+    parser.add_argument("--sizes", default="2,3,4,5,6,7,8", help=about)
+    parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")
+    parser.add_argument("--device", action="store_true", help="arrays that stay on JAX's device")
+    options = parser.parse_args()
+    sizes = [4, 5] if options.quick else [int(size) for size in options.sizes.split(",")]
+    every = ON_DEVICE if options.device else CONTESTANTS
+    wanted = [c for c in every if any(part in c.name for part in options.only.split(","))]
+    print(machine("opendp", "diffprivlib"), flush=True)
+    for size in sizes:
+        results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in wanted}
+        print("\n" + table(results, 10**size, limits(wanted, results)), flush=True)
 
 
 if __name__ == "__main__":

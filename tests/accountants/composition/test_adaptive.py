@@ -59,7 +59,10 @@ def by_dynamic_programming(noise, knots, count, epsilon, step=2e-3):
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize(("name", "count", "epsilon"), [("recycled-gaussian", 3, 0.8), ("two-piece", 2, 0.3)])
+@pytest.mark.parametrize(
+    ("name", "count", "epsilon"),
+    [("recycled-gaussian", 3, 0.8), pytest.param("two-piece", 2, 0.3, marks=pytest.mark.thorough)],
+)
 def test_brackets_hold_the_worst_adaptive_choice_of_directions(name, count, epsilon):
     """The value was 0.2337 for 0.2203, and two pieces of a user's class raised an error of NumPy."""
     noise, knots = NOISE[name]

@@ -18,7 +18,7 @@ QUICK = [BY_NAME[name] for name in ("Laplace", "Gaussian", "staircase")]
 TARGET = {"epsilon": 1.0, "delta": 1e-6, "count": 10}
 # Of a prototype: the best variance of a named family at sensitivity 1.
 PROTOTYPE = [
-    ((1.0, 1e-6, 3), "staircase", 17.92),
+    pytest.param((1.0, 1e-6, 3), "staircase", 17.92, marks=pytest.mark.thorough),
     ((1.0, 1e-6, 10), "generalised normal", 158.95),
     ((4.0, 1e-6, 10), "generalised normal", 11.577),
     ((1.0, 1e-9, 30), "generalised normal", 869.9),
@@ -92,7 +92,7 @@ def test_the_shape_is_a_minimum_on_the_budget():
         assert found.value < other < found.value * 1.01
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_samples_and_replaced_records():
     """Student noise has no known worst replaced record: it is listed with the reason."""
     sampled = tune.noise(epsilon=1.0, delta=1e-6, count=200, rate=0.02)
