@@ -9,14 +9,13 @@ from operator import attrgetter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution, Noise
-from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.base import Mechanism, one_array
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
@@ -88,17 +87,17 @@ class Additive(Mechanism):
     def cdf(self, y: Real, x: Real) -> Real:
         return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
 
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         return x + self.noise.icdf(u)
 
     def mean(self, x: Any) -> Any:
         """Return x + E Z; asymmetric noise is biased."""
         return floating(x) + self.noise.mean
 
-    def variance(self, x: Real) -> Real:
+    def variance(self, x: Real = 0.0) -> Real:
         return self.noise.variance + 0 * floating(x)
 
-    def absolute_error(self, x: Real) -> Real:
+    def absolute_error(self, x: Real = 0.0) -> Real:
         return self.noise.absolute_moment + 0 * floating(x)
 
     def probability_within(self, x: Any, theta: Any) -> Any:
@@ -154,7 +153,7 @@ class AdditiveVector:
     delta = property(attrgetter("coordinate.delta"))
     worst_variance = property(attrgetter("coordinate.worst_variance"))
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real = 0.0) -> Real:
         """Return the variance of every coordinate."""
         return self.coordinate.variance(x)
 
@@ -168,11 +167,11 @@ class AdditiveVector:
             check_shape(self, np.shape(value), name)
         return self.coordinate.log_prob(y, x).sum(-1)
 
-    def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:
+    def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors x of shape (..., d), for simulation only; see ``Additive.sample``."""
-        x = jnp.asarray(x)
+        x = one_array(x)
         check_shape(self, x.shape)
-        return self.coordinate.sample(key, x, method)
+        return self.coordinate.sample(key, x, sample_shape, method=method)
 
 
 def check_shape(mechanism: Any, shape: tuple[int, ...], name: str = "x") -> None:

@@ -15,7 +15,7 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.batches import Batchable, check_fits
 from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, namespace, unless_nan
-from dpkernels.random.keys import check_key
+from dpkernels.random.keys import simulation_key_of
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
 
@@ -118,10 +118,10 @@ class Mechanism(Batchable, abc.ABC):
         u, x = xp.broadcast_arrays(u, x)
         valid = (u >= 0) & (u <= 1)
         u = xp.where(valid, u, 0.5)
-        return xp.where(valid, self.inverse_cdf(u, 1 - u, x), np.nan)
+        return xp.where(valid, self._solve_cdf(u, 1 - u, x), np.nan)
 
     @abc.abstractmethod
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, and each is accurate near 0."""
 
     def sampler(self) -> Any:
@@ -132,25 +132,42 @@ class Mechanism(Batchable, abc.ABC):
         """Map a uniform number ``u`` in (0, 1) to a report by the fastest map with the right distribution."""
         return self._icdf(u, x)
 
-    def sample(self, key: Array, x: Real, method: str = "mixture") -> Array:
+    def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for inputs ``x`` of any shape, for simulation and training, not for release.
 
-        Reports have the shape of x, and are NaN where x is not in ``input_interval``. The function is compiled once per
-        shape and dtype. It is differentiable in x and in every parameter by implicit reparameterisation,
-        dy = -dF(y|x)/pdf(y|x) (Figurnov 2018). The derivative is NaN at an atom.
+        Reports have the shape (*sample_shape, *x.shape), and are NaN where x is not in ``input_interval``. The function
+        is compiled once per shape and dtype. It is differentiable in x and in every parameter by implicit
+        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018). The derivative is NaN at an atom.
 
         Args:
-            key: a typed key, Threefry (fast) or ChaCha20.
+            key: a typed key, Threefry (fast) or ChaCha20, or a legacy ``jax.random.PRNGKey``.
             x: inputs, for a batch of shape (..., *batch_shape). Float32 and float64 are kept, others become float32.
-                Flat index i uses uniform i of the key.
+                Flat index i of the reports uses uniform i of the key.
+            sample_shape: how many independent reports each input has, along leading axes.
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
         """
-        check_key(key)
+        key, x = simulation_key_of(key), one_array(x)
         checks.one_of("method", method, METHODS)
-        x = jnp.asarray(x)
         check_fits(x.shape, self.batch_shape)
-        return sample_from(self, key, 0, x, method)
+        return sample_from(self, key, 0, repeated(x, sample_shape), method)
+
+
+def one_array(x: Any) -> Array:
+    """Return inputs as a JAX array, or refuse what is not one, such as a dictionary of arrays, with a TypeError."""
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"x: {type(x).__name__} is not one array; sample takes a number or an array. For a pytree, draw each leaf "
+            "with a key of its own (jax.random.split)"
+        ) from error
+
+
+def repeated(x: Array, sample_shape: tuple[int, ...]) -> Array:
+    """Return inputs that are repeated along leading axes."""
+    sizes = [checks.whole("sample_shape", size, 0, (1 << 31) - 1) for size in sample_shape]
+    return jnp.broadcast_to(x, (*sizes, *x.shape)) if sizes else x
 
 
 class Local(Mechanism):
@@ -202,7 +219,7 @@ class Local(Mechanism):
         xp = namespace(y, low)
         return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
 
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Bisect the cdf."""
         return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
 

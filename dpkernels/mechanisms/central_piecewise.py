@@ -116,7 +116,7 @@ class CentralPiecewise(Parabolic):
         return total
 
     @each_entry
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the point of the step that holds u; a report above the input mirrors one below it."""
         (_, t), (windows, base), V = self._scaled(x, x), self.masses, self.reach
         mirrored = u > self.cdf(self.middle + self.scale * t, x)

@@ -14,11 +14,11 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.additive import check_shape
-from dpkernels.mechanisms.base import METHODS, Bounded, sample_from
+from dpkernels.mechanisms.base import METHODS, Bounded, one_array, repeated, sample_from
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
-from dpkernels.random.keys import check_key
+from dpkernels.random.keys import simulation_key_of
 
 _START, _REPORTS = 0, 1  # fold_in labels of a simulation key.
 
@@ -129,13 +129,12 @@ class Multivariate:
         share = xp.where(allowed, xp.exp(xp.where(allowed, over_runs - top[..., None], 0.0)), 0.0).mean(-1)
         return top + log_or_never(share)
 
-    def sample(self, key: Array, x: Any, method: str = "mixture") -> Array:
+    def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""
-        check_key(key)
+        key, x = simulation_key_of(key), one_array(x)
         checks.one_of("method", method, METHODS)
-        x = jnp.asarray(x)
         check_shape(self, x.shape)
-        return _sample(self, key, x, method)
+        return _sample(self, key, repeated(x, sample_shape), method)
 
 
 def _over_runs(values: Any, length: int) -> Any:

@@ -58,7 +58,7 @@ class TwoPoint(Parabolic):
         xp = namespace(y, p)
         return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         low, high = self.output_interval
         p = self.probability_low(x)
         return namespace(u, p).where(u <= p, low, high)
@@ -145,10 +145,10 @@ class Mixture(Parabolic):
     def cdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
 
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at the rest of u."""
         if not isinstance(self.second, TwoPoint) or isinstance(self.first, TwoPoint):
-            return super().inverse_cdf(u, above, x)
+            return super()._solve_cdf(u, above, x)
         w, first, second = self.weight, self.first, self.second
         low, high = second.output_interval
         p_low, p_high = (1 - w) * second.probability_low(x), (1 - w) * second.probability_high(x)
@@ -159,7 +159,7 @@ class Mixture(Parabolic):
         share = xp.where(below, u, xp.where(beyond, 1 - above - (1 - w), u - p_low))
         remaining = xp.where(beyond, above, xp.where(below, 1 - u - (1 - w), above - p_high))
         scale = xp.where(w > 0, w, 1.0)
-        y = first.inverse_cdf(xp.clip(share / scale, 0.0, 1.0), xp.clip(remaining / scale, 0.0, 1.0), x)
+        y = first._solve_cdf(xp.clip(share / scale, 0.0, 1.0), xp.clip(remaining / scale, 0.0, 1.0), x)
         inner = xp.where(u <= to_low, low, xp.where(above <= from_high, high, xp.clip(y, low, high)))
         return xp.where(below, xp.minimum(y, low), xp.where(beyond, xp.maximum(y, high), inner))
 

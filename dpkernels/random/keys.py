@@ -37,12 +37,17 @@ def key_from_bytes(secret: bytes) -> Array:
     return chacha.wrap(np.frombuffer(held, "<u4"))
 
 
-def simulation_key(seed: int) -> Array:
+def simulation_key(seed: int | Array) -> Array:
     """Return a typed Threefry key from an integer in 0..2^32 - 1: reproducible, guessable, for simulation only.
 
     A seed that is no integer is a TypeError, and one out of range a ValueError, since JAX would drop the higher bits.
+    The range of a seed that JAX traces is unknown: of it only the type and the shape () are checked.
     """
-    checks.whole("seed", seed, 0, (1 << 32) - 1)
+    if isinstance(seed, jax.core.Tracer):
+        if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
+            raise TypeError(f"seed: is traced, {seed.dtype} of shape {seed.shape}; one integer is needed")
+    else:
+        checks.whole("seed", seed, 0, (1 << 32) - 1)
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -52,6 +57,14 @@ def check_key(key: Array) -> None:
         raise TypeError(f"key: {type(key).__name__} is not a typed JAX key; make one with jax.random.key or os_key()")
     if key.shape != ():
         raise TypeError(f"key: has shape {key.shape}; one key is needed, of shape ()")
+
+
+def simulation_key_of(key: Array) -> Array:
+    """Return one typed key for a simulation: a typed key itself, or the words of a legacy ``jax.random.PRNGKey``."""
+    if isinstance(key, jax.Array) and key.dtype == np.uint32 and key.shape == (2,):
+        return jax.random.wrap_key_data(key, impl="threefry2x32")
+    check_key(key)
+    return key
 
 
 def check_release_key(key: Array) -> None:

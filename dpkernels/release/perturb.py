@@ -279,8 +279,7 @@ def _secret(key: Array | None, exact: bool) -> Any:
         return os.urandom(32) if key is None else keys.release_key_bytes(key)
     if key is None:
         return keys.simulation_key(int.from_bytes(os.urandom(4), "little"))
-    keys.check_key(key)
-    return key
+    return keys.simulation_key_of(key)
 
 
 @singledispatch

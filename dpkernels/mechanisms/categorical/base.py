@@ -20,8 +20,9 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.mechanisms.base import one_array, repeated
 from dpkernels.numerics import Real, namespace
-from dpkernels.random.keys import check_key
+from dpkernels.random.keys import simulation_key_of
 
 # The most categories: sets of items are reported as bits, and blocks as integers of 64 bits at most.
 MOST_CATEGORIES = 1 << 40
@@ -112,28 +113,28 @@ class Categorical(abc.ABC):
         p, q = self.support_probabilities
         return (p * (1 - p) + (self.categories - 1) * q * (1 - q)) / (reports * (p - q) ** 2)
 
-    def sample(self, key: Array, x: Any) -> Array:
+    def sample(self, key: Array, x: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw reports of codes x, of any shape, from float kernels, for simulation and not for release.
 
         The function is compiled once per shape. ``epsilon`` may be an array that broadcasts with x: a budget for each
         row.
 
         Args:
-            key: a typed key.
+            key: a typed key, or a legacy ``jax.random.PRNGKey``.
             x: codes 0..d - 1, integers.
+            sample_shape: how many independent reports each code has, along leading axes.
 
         Returns:
-            Reports of x's shape, followed by ``report_shape``, as unsigned integers of ``report_dtype``.
+            Reports of the shape (*sample_shape, *x.shape, *report_shape), as unsigned integers of ``report_dtype``.
         """
-        check_key(key)
-        codes = jnp.asarray(x)
+        key, codes = simulation_key_of(key), one_array(x)
         if not jnp.issubdtype(codes.dtype, jnp.integer):
             raise TypeError(f"x: holds {codes.dtype}; codes of categories are integers")
         if not isinstance(codes, jax.core.Tracer) and codes.size:
             low, high = int(codes.min()), int(codes.max())
             if not 0 <= low <= high < self.categories:
                 raise ValueError(f"x: holds codes {low} to {high}; they must be in 0..{self.categories - 1}")
-        return _drawn(self, key, codes)
+        return _drawn(self, key, repeated(codes, sample_shape))
 
     def channel(self) -> tuple[np.ndarray, np.ndarray]:
         """Return every possible report, and the (d, reports) matrix of their probabilities given a category.

@@ -169,7 +169,7 @@ class Optimal(Bounded):
         return unless_nan(xp.where(abs(y - self.middle - report) <= allowance, p, 0.0), y, x)
 
     @each_entry
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)

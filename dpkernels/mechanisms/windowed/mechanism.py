@@ -118,7 +118,7 @@ class Windowed(Parabolic):
         in_base = self.base.icdf(xp.clip((u - S1) * (1 / S2), 0.0, 1.0))
         return self.middle + xp.where(u < S1, in_window, in_base) * (1 / self.scale)
 
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the report below the window, inside it or above it; the masses of the three cases are known."""
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
@@ -459,8 +459,8 @@ class SquareWave(Local):
         base, window = xp.clip((v + b) / (1 + 2 * b), 0.0, 1.0), xp.clip((v - t + b) / (2 * b), 0.0, 1.0)
         return self.base_mass * base + self.window_mass * window
 
-    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
-        return self.middle + self.window_mass * (self.unbiased.inverse_cdf(u, above, x) - self.middle)
+    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        return self.middle + self.window_mass * (self.unbiased._solve_cdf(u, above, x) - self.middle)
 
     def draw(self, u: Real, x: Real) -> Real:
         """Draw from the exact mixture: u < S1 gives a point of the window, any other u a point of the base."""

@@ -121,7 +121,7 @@ def test_jax_quantities_and_samples_of_a_batch(name):
         assert all(np.isfinite(leaf).all() and leaf.shape == (3,) for leaf in gradient)
         key = dpk.simulation_key(1)
         for method in ("mixture", "inverse"):
-            reports = batch.sample(key, x, method)
+            reports = batch.sample(key, x, method=method)
             assert reports.shape == x.shape
             assert np.isfinite(reports).all()
             # The entries draw from the same uniform numbers, those of the flat index.

@@ -211,10 +211,53 @@ def test_float64_is_not_spoiled_by_float32_before():
         np.testing.assert_allclose(m.cdf(jnp.asarray(y), jnp.asarray(x)), m.cdf(y, x), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("make_key", [lambda: 0, lambda: np.zeros(2, np.uint32), lambda: jax.random.PRNGKey(0)])
+@pytest.mark.parametrize("make_key", [lambda: 0, lambda: np.zeros(2, np.uint32), lambda: jnp.zeros(4, jnp.uint32)])
 def test_what_is_no_typed_key_is_refused(make_key):
     with pytest.raises(TypeError, match=r"key: .* is not a typed JAX key"):
         dpk.piecewise(epsilon=1.0, **UNIT).sample(make_key(), 0.5)
+
+
+SIMULATED = {
+    "piecewise": (dpk.piecewise(epsilon=1.0, lower=0.0, upper=5.0), np.array([0.0, 1.0, 4.0])),
+    "laplace": (dpk.laplace(epsilon=1.0), np.array([0.0, 1.0, 4.0])),
+    "vector of noise": (dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=3, norm="l1"), np.array([0.0, 1.0, 4.0])),
+    "coordinates": (dpk.multivariate(dimensions=3, epsilon=1.0, lower=0.0, upper=5.0), np.array([0.0, 1.0, 4.0])),
+    "categories": (dpk.subset_selection(1.0, 4), np.array([0, 1, 3])),
+}
+simulated = pytest.mark.parametrize("name", SIMULATED)
+
+
+@simulated
+def test_sample_shape_draws_each_input_several_times(name):
+    m, x = SIMULATED[name]
+    reports = m.sample(KEY, x, (2, 1))
+    assert reports.shape[:3] == (2, 1, 3)
+    np.testing.assert_array_equal(reports, m.sample(KEY, np.broadcast_to(x, (2, 1, 3))))
+    np.testing.assert_array_equal(m.sample(KEY, x, ()), m.sample(KEY, x))
+    with pytest.raises(ValueError, match="sample_shape: -1"):
+        m.sample(KEY, x, (-1,))
+
+
+@simulated
+def test_a_legacy_key_draws_as_the_typed_one_with_its_words(name):
+    m, x = SIMULATED[name]
+    np.testing.assert_array_equal(
+        m.sample(jax.random.PRNGKey(3), x), m.sample(jax.random.key(3, impl="threefry2x32"), x)
+    )
+
+
+@simulated
+def test_a_pytree_is_refused_in_words(name):
+    m, x = SIMULATED[name]
+    with pytest.raises(TypeError, match=r"x: dict is not one array.*For a pytree, draw each leaf with a key"):
+        m.sample(KEY, {"a": x})
+
+
+def test_the_variance_of_additive_noise_needs_no_input():
+    m = dpk.laplace(epsilon=np.array([0.5, 1.0]))
+    np.testing.assert_array_equal(m.variance(), m.variance(np.array([3.0, 4.0])))
+    assert dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=3, norm="l1").variance() == 2.0
+    assert m.absolute_error().shape == (2,)
 
 
 def test_several_keys_are_refused():

@@ -91,7 +91,7 @@ def test_a_release_refuses_other_keys(key):
         dpk.perturb(x, dpk.duchi(epsilon=1.0, lower=0.0, upper=2.0), key=key)
 
 
-@pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.split(jax.random.key(0)), 0])
+@pytest.mark.parametrize("key", [jax.random.split(jax.random.key(0)), jnp.arange(8, dtype=jnp.uint32), 0])
 def test_a_simulation_refuses_what_is_not_one_typed_key(key):
     with pytest.raises(TypeError, match="key"):
         dpk.perturb(np.ones(3), dpk.duchi(epsilon=1.0, lower=0.0, upper=2.0), key=key, exact=False)
@@ -104,6 +104,21 @@ def test_forked_processes_share_no_randomness():
     secrets = done.stdout.split()
     assert len(secrets) == 9
     assert len(set(secrets)) == 9
+
+
+def test_a_simulation_takes_a_legacy_key_for_the_typed_one_with_its_words():
+    x, m = np.ones(3), dpk.duchi(epsilon=1.0, lower=0.0, upper=2.0)
+    typed, legacy = jax.random.key(3, impl="threefry2x32"), jax.random.PRNGKey(3)
+    expected = dpk.perturb(x, m, key=typed, exact=False)
+    np.testing.assert_array_equal(dpk.perturb(x, m, key=legacy, exact=False), expected)
+
+
+def test_a_seed_may_be_traced():
+    words = jax.vmap(lambda seed: jax.random.key_data(dpk.simulation_key(seed)))(jnp.arange(3))
+    expected = [jax.random.key_data(dpk.simulation_key(seed)) for seed in range(3)]
+    np.testing.assert_array_equal(words, expected)
+    with pytest.raises(TypeError, match="seed: is traced, float32"):
+        jax.jit(lambda seed: jax.random.key_data(dpk.simulation_key(seed)))(1.0)
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 32, 1 << 40])
