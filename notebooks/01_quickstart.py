@@ -79,14 +79,15 @@ plt.show()
 # %%
 rows = []
 for name, mechanism in mechanisms.items():
-    estimate = dpk.estimate_mean(private[name], mechanism, confidence=0.95)
+    estimate = dpk.estimate_mean(private[name], mechanism)
+    interval, bernstein = estimate.interval(0.95), estimate.bernstein(0.95)
     rows.append(
         {
             "column": name,
             "true mean": table[name].mean(),
             "estimate": estimate.value,
-            "95 % interval": f"{estimate.interval[0]:,.1f} to {estimate.interval[1]:,.1f}",
-            "Bernstein": f"{estimate.bernstein[0]:,.1f} to {estimate.bernstein[1]:,.1f}",
+            "95 % interval": f"{interval[0]:,.1f} to {interval[1]:,.1f}",
+            "Bernstein": f"{bernstein[0]:,.1f} to {bernstein[1]:,.1f}",
         }
     )
 means = pd.DataFrame(rows).set_index("column")
@@ -100,7 +101,8 @@ means.round(2)
 narrow = dpk.piecewise(epsilon=1.0, lower=0, upper=10)
 clipped = dpk.estimate_mean(dpk.perturb(table["visits"], narrow, clip=True), narrow)
 print(f"true mean {table['visits'].mean():.2f}; clipped at 10 it is {table['visits'].clip(upper=10).mean():.2f}")
-print(f"estimate  {clipped.value:.2f}, interval {clipped.interval[0]:.2f} to {clipped.interval[1]:.2f}")
+low, high = clipped.interval(0.95)
+print(f"estimate  {clipped.value:.2f}, interval {low:.2f} to {high:.2f}")
 
 # %% [markdown]
 # ## Which mechanism

@@ -125,6 +125,13 @@ def _truncated_laplace(
         raise ValueError(("noise-upper" if name == "upper" else name) + colon + text) from error
 
 
+def _gaussian(
+    *, sigma: float, sensitivity: float, epsilon: float | None = None, delta: float | None = None
+) -> Additive:
+    """Require sigma, which the command calibrates as it does every scale."""
+    return dpkernels.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+
+
 def _recycled(
     family: Callable[[float], Distribution],
     width: str,
@@ -209,6 +216,7 @@ def _constructors() -> Iterator[NamedConstructor]:
         *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
         NamedConstructor("optimal-central", _optimal_central),
         NamedConstructor("truncated-laplace", _truncated_laplace),
+        NamedConstructor("gaussian", _gaussian),
         NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), "sigma"),
         NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
         NamedConstructor("categorical", categories.categorical),

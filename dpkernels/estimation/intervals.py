@@ -230,40 +230,52 @@ class Histogram:
         return f"Histogram({len(self.edges) - 1} bins from {ends}, shares {format_number(self.shares.value)})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeanEstimate:
     """An unbiased mean with two confidence intervals, as floats or arrays of one entry per coordinate, in data units.
 
-    ``interval`` is Student's, from the variance of the sample and the known one of the noise, for the mean of the
-    inputs; for large n also for that of the population from which they were drawn. ``bernstein`` is wider and proven
-    for every n, for the mean of the inputs, from the bounds and the worst-case variance of the reports. Both end where
-    inputs can be, while the value is unbiased and may be outside.
+    Intervals end where inputs can be, while the value is unbiased and may be outside. For vectors their confidence is
+    that of all coordinates together (Bonferroni).
     """
 
     value: Any  #: the mean of the reports
-    interval: tuple[Real, Real]
-    bernstein: tuple[Real, Real]
     count: int  #: n, the number of reports
-    confidence: float  #: of either interval; for vectors, of all coordinates together (Bonferroni)
+    _interval: Callable[[float], Interval] = field(compare=False)
+    _bernstein: Callable[[float], Interval] = field(compare=False)
+
+    __repr__ = with_interval
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """Return Student's (low, high), from the variance of the sample and the known one of the noise.
+
+        It is for the mean of the inputs, and for large n also for that of the population from which they were drawn.
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        return self._interval(confidence)
+
+    def bernstein(self, confidence: float = 0.95) -> Interval:
+        """Return a wider (low, high), proven for every n, for the mean of the inputs.
+
+        It follows from the bounds and the worst-case variance of the reports.
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        return self._bernstein(confidence)
 
 
-def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> MeanEstimate:
+def estimate_mean(reports: Any, mechanism: Any) -> MeanEstimate:
     """Return the mean of the values behind reports of one mechanism, by post-processing, which costs no privacy.
 
     Args:
         reports: the output of ``perturb``, without rows left out; for vectors, coordinates on the last axis.
         mechanism: the mechanism (or exact sampler) that made them.
-        confidence: in (0, 1).
 
     Raises:
-        ValueError: there are no reports, a report is impossible for the mechanism, the mechanism is biased, or
-            confidence is not in (0, 1).
+        ValueError: there are no reports, a report is impossible for the mechanism, or the mechanism is biased.
         TypeError: not numbers, or not a mechanism.
 
     Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
     with V the worst-case variance and M the largest |report - input| (Ma 2021, Theorem 5 and Appendix B).
     """
-    checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
     mechanism = mechanism.mechanism if isinstance(mechanism, ExactSampler | ExactMultivariate) else mechanism
     values, _ = containers.unwrap(reports)
     rows = _rows(mechanism, np.asarray(values))
@@ -280,23 +292,37 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
             "these are not its reports"
         )
     n, d = rows.shape
-    tail = (1 - confidence) / d
     mean = rows.mean(axis=0, dtype=np.float64)
-    largest = np.maximum(high - mechanism.input_interval[0], mechanism.input_interval[1] - low)
-    variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
-    bernstein = bernstein_half(n, variance, largest, math.log(2 / tail))
+    standard_error, above = np.zeros(d), 0
     if isinstance(mechanism, TwoPoint):
         low_report, high_report = map(float, mechanism.output_interval)
-        shares = clopper_pearson(n, int((rows > (low_report + high_report) / 2).sum()), 1 - tail)
-        interval = [np.array([low_report + share * (high_report - low_report)]) for share in shares]
+        above = int((rows > (low_report + high_report) / 2).sum())
     else:
         sample = rows.var(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.zeros(d)
-        half = pooled_quantile(n, 1 - tail) * np.sqrt(pooled_variance(n, sample, *_noise(mechanism, n, mean)) / n)
-        interval = [mean - half, mean + half]
-    within = [np.clip(end, *mechanism.input_interval) + 0.0 for end in (*interval, mean - bernstein, mean + bernstein)]
-    estimates = [mean, *within]
-    value, *ends = estimates if isinstance(mechanism, Multivariate) else [estimate.item() for estimate in estimates]
-    return MeanEstimate(value, (ends[0], ends[1]), (ends[2], ends[3]), n, confidence)
+        standard_error = np.sqrt(pooled_variance(n, sample, *_noise(mechanism, n, mean)) / n)
+
+    def entry(values: np.ndarray) -> Any:
+        return values if isinstance(mechanism, Multivariate) else values.item()
+
+    def within(*ends: np.ndarray) -> Interval:
+        low, high = (entry(np.clip(end, *mechanism.input_interval) + 0.0) for end in ends)
+        return low, high
+
+    def interval(confidence: float) -> Interval:
+        coverage = 1 - (1 - confidence) / d
+        if isinstance(mechanism, TwoPoint):
+            shares = clopper_pearson(n, above, coverage)
+            return within(*(np.array([low_report + share * (high_report - low_report)]) for share in shares))
+        half = pooled_quantile(n, coverage) * standard_error
+        return within(mean - half, mean + half)
+
+    def bernstein(confidence: float) -> Interval:
+        largest = np.maximum(high - mechanism.input_interval[0], mechanism.input_interval[1] - low)
+        variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
+        half = bernstein_half(n, variance, largest, math.log(2 * d / (1 - confidence)))
+        return within(mean - half, mean + half)
+
+    return MeanEstimate(entry(mean), n, interval, bernstein)
 
 
 def _noise(mechanism: Any, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -39,8 +39,8 @@ from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, elementary, namespace, ndtri, plain
-from dpkernels.solve import first_feasible, floats_from, root
+from dpkernels.numerics import Real, elementary, namespace, ndtr, ndtri, plain
+from dpkernels.solve import MARGINS, first_feasible, floats_from, root
 
 WINDOWS: dict[str, Window] = {kind.name: kind() for kind in Window.kinds() if kind.name}
 BASES = ("constant", "quartic")
@@ -270,13 +270,53 @@ def student(*, epsilon: Real, sensitivity: Real = 1.0, degrees: float = 5.0) -> 
 
 
 def gaussian(
-    *, sigma: Real, sensitivity: Real | None = None, epsilon: Real | None = None, delta: Real | None = None
+    *, sigma: Real | None = None, sensitivity: Real = 1.0, epsilon: Real | None = None, delta: Real | None = None
 ) -> Additive:
-    """Return Gaussian noise of standard deviation sigma, in [1e-140, 1e140], with a claim if its numbers are given.
+    """Return Gaussian noise of standard deviation sigma, or of the smallest one that is (eps, delta)-DP.
 
-    ``accountants.calibrate`` finds sigma for a budget.
+    Without sigma it is the analytic Gaussian mechanism of Balle and Wang 2018 (``analytic_sigma``): epsilon is in
+    [1e-6, 20], and delta in [1e-300, 1). With sigma, in [1e-140, 1e140], epsilon and delta are a claim, if given.
     """
+    if sigma is None:
+        if epsilon is None or delta is None:
+            raise ValueError("sigma: missing; give it, or epsilon and delta, to which it is calibrated")
+        sigma = analytic_sigma(epsilon, delta, sensitivity)
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
+
+
+def analytic_sigma(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the least sigma with Phi(a/2 - eps/a) - e^eps Phi(-a/2 - eps/a) <= delta, where a = D/sigma.
+
+    It is an upper bound of the left side, which allows for all rounding errors, that is at most delta. Sigma is
+    therefore above the least one: by at most 1e-7 of itself for eps >= 1e-3, and by 2e-5 at eps 1e-6. Arrays have one
+    result an entry, and JAX numbers derivatives.
+    """
+    checks.noise_epsilon(epsilon)
+    checks.within("delta", delta, 1e-300, 1.0)
+    checks.below_one("delta", delta)
+    checks.sensitivity(sensitivity)
+    checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+    if has_axes(epsilon, delta, sensitivity):
+        return entrywise(analytic_sigma, epsilon, delta, sensitivity)
+    # There P(A) - e^eps Q(A) = (1 + delta)/2 for A = {z < a/2}.
+    too_large = -2 * ndtri((1 - delta) / (2 * (1 + elementary(epsilon).exp(epsilon))))
+    sigma = sensitivity / root(_gaussian_excess, (epsilon, delta), 0.0, too_large)
+    if namespace(sigma) is jnp:
+        return sigma
+    candidates = (sigma * (1 + margin) for margin in MARGINS)
+    return first_feasible(candidates, lambda sigma: _gaussian_excess(sensitivity / sigma, (epsilon, delta)) <= 0)
+
+
+def _gaussian_excess(a: Real, parameters: tuple[Real, Real]) -> Real:
+    """Return an upper bound of the left side of ``analytic_sigma``, minus delta."""
+    eps, delta = parameters
+    near, far = eps / a - a / 2, eps / a + a / 2
+    xp = namespace(near)
+    p, q = ndtr(-near), xp.exp(eps) * ndtr(-far)
+    # An error of u in a and eps moves both points by u far, and p by at most (|near| + 1) u far of itself. The relative
+    # part is more than ``accountants`` adds to its own profile.
+    units = 64 * p * ((xp.abs(near) + 1) * (far + 1) + eps) + (4096 + 1024 * (eps - xp.log(delta))) * (p - q)
+    return p - q + xp.finfo(xp.result_type(p)).eps * units - delta
 
 
 def generalised_normal(

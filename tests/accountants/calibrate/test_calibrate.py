@@ -466,3 +466,35 @@ def test_ends_move_until_the_profile_meets_a_small_delta():
 def test_a_kernel_that_is_no_distribution_is_refused(kernel):
     with pytest.raises(TypeError, match=r"^kernel: .* is no distribution; .*Gaussian or Laplace"):
         calibrate.budget_recycled(kernel, theta=1.0, epsilon=1.0, delta=0.1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gaussian_constructor_meets_its_budget_by_every_bound(seed):
+    """Both readings of the profile and both ends of the composed bound allow it; 1e-6 less noise is not private."""
+    random = np.random.default_rng(seed)
+    eps, delta, D = 10 ** random.uniform(-3, 1.3), 10 ** -random.uniform(0.01, 40), 10 ** random.uniform(-3, 3)
+    m = dpk.gaussian(epsilon=eps, delta=delta, sensitivity=D)
+    assert accountants.delta(m, eps) <= delta
+    assert accountants.epsilon(m, delta) <= eps
+    assert accountants.guarantee(m).delta(eps) <= delta
+    assert accountants.guarantee(m).epsilon(delta) <= eps
+    assert accountants.guarantee(dpk.gaussian(sigma=m.noise.sigma * (1 - 1e-6), sensitivity=D)).delta(eps) > delta
+    assert m.noise.sigma == pytest.approx(calibrate.gaussian(epsilon=eps, delta=delta, sensitivity=D).noise.sigma, 1e-7)
+
+
+def test_gaussian_constructor_takes_arrays_and_jax_numbers():
+    eps = np.array([0.5, 1.0])
+    batch = dpk.gaussian(epsilon=eps, delta=1e-6)
+    assert [entry.noise.sigma for entry in batch] == [dpk.gaussian(epsilon=e, delta=1e-6).noise.sigma for e in eps]
+    with jax.enable_x64(True):
+        slopes = [
+            jax.jit(jax.grad(lambda eps, make=make: make(epsilon=eps, delta=1e-6).noise.sigma))(jnp.asarray(1.0))
+            for make in (dpk.gaussian, calibrate.gaussian)
+        ]
+    np.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-8)
+
+
+def test_gaussian_constructor_needs_sigma_or_a_budget():
+    with pytest.raises(ValueError, match="sigma: missing; give it, or epsilon and delta"):
+        dpk.gaussian(epsilon=1.0)
+    assert dpk.gaussian(sigma=2.0).sensitivity == 1.0

@@ -184,7 +184,7 @@ def check_beyond(m, z):
 
 def check_intervals(m, n, found, rel):
     reports = np.full(n, float(np.mean(m.output_interval)))
-    low, high = dpk.estimate_mean(reports, m).bernstein
+    low, high = dpk.estimate_mean(reports, m).bernstein()
     # Python's interval ends where inputs can be; here the mean is in the middle.
     assert is_close(min(found["bernstein"], float(m.upper - m.lower) / 2), (high - low) / 2, rel)
     assert is_close(found["normal"], 1.959963985 * math.sqrt(float(m.worst_variance) / n))

@@ -238,8 +238,8 @@ def test_one_report_in_detail(show, name):
     m = bounded(name, 1.5, 10.0, 30.0)
     assert text(page, "input-shown") == "14"
     assert fact(page, "deviation") == close(math.sqrt(m.variance(14.0)))
-    mean = dpk.estimate_mean(dpk.perturb(np.full(500, 14.0), m), m, confidence=0.9)
-    assert fact(page, "bernstein") == close(mean.bernstein[1] - mean.value)
+    mean = dpk.estimate_mean(dpk.perturb(np.full(500, 14.0), m), m)
+    assert fact(page, "bernstein") == close(mean.bernstein(0.9)[1] - mean.value)
     normal = statistics.NormalDist().inv_cdf(0.95) * math.sqrt(m.worst_variance / 500)
     assert fact(page, "normal") == close(normal)
     for at, value in rows(page, "profile"):

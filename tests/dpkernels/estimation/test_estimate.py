@@ -26,9 +26,10 @@ def coverage(made, confidence, *, runs, n):
     lower, upper = made.input_interval
     x = RNG.uniform(lower, lower + 0.7 * (upper - lower), n)
     reports = dpk.perturb(np.broadcast_to(x, (runs, n)), made, key=KEY)
-    results = [dpk.estimate_mean(row, made, confidence) for row in reports]
+    results = [dpk.estimate_mean(row, made) for row in reports]
     return tuple(
-        sum(covered(getattr(result, name), x.mean()) for result in results) for name in ("interval", "bernstein")
+        sum(covered(getattr(result, name)(confidence), x.mean()) for result in results)
+        for name in ("interval", "bernstein")
     )
 
 
@@ -55,10 +56,10 @@ def test_intervals_cover(name, confidence):
 def test_the_value_is_the_mean_and_the_intervals_are_about_it(name):
     made = mechanism(name, 1.0)
     reports = dpk.perturb(np.full(1000, made.middle), made, key=KEY)
-    result = dpk.estimate_mean(reports, made, 0.9)
+    result = dpk.estimate_mean(reports, made)
     assert result.value == pytest.approx(reports.mean())
-    assert (result.count, result.confidence) == (1000, 0.9)
-    for low, high in (result.interval, result.bernstein):
+    assert result.count == 1000
+    for low, high in (result.interval(0.9), result.bernstein(0.9)):
         assert low < result.value < high
 
 
@@ -68,17 +69,17 @@ def test_the_interval_is_students_of_a_pooled_variance():
     pooled_mean = (1000 * reports.mean() + 4 * AGES.middle) / 1004
     pooled = (999 * reports.var(ddof=1) + 4 * AGES.variance(pooled_mean)) / 1003
     expected = stats.t.interval(0.9, 1003, reports.mean(), np.sqrt(max(pooled, AGES.variance(pooled_mean)) / 1000))
-    assert dpk.estimate_mean(reports, AGES, 0.9).interval == pytest.approx(expected, rel=1e-4)
+    assert dpk.estimate_mean(reports, AGES).interval(0.9) == pytest.approx(expected, rel=1e-4)
     reports = dpk.perturb(np.full(100_000, 30.0), AGES, key=KEY)
     expected = stats.norm.interval(0.9, reports.mean(), stats.sem(reports))
-    assert dpk.estimate_mean(reports, AGES, 0.9).interval == pytest.approx(expected, abs=0.005 * np.ptp(expected))
+    assert dpk.estimate_mean(reports, AGES).interval(0.9) == pytest.approx(expected, abs=0.005 * np.ptp(expected))
 
 
 @pytest.mark.parametrize("n", [200, 1000, 10_000])
 def test_bernsteins_interval_solves_its_equation(n):
     """2 exp(-n t^2 / (2 V + 2 M t / 3)) is 1 - confidence at its half-width t, with room for a table's V and M."""
     reports = dpk.perturb(np.full(n, 60.0), AGES, key=KEY)
-    low, high = dpk.estimate_mean(reports, AGES, 0.9).bernstein
+    low, high = dpk.estimate_mean(reports, AGES).bernstein(0.9)
     t, variance, largest = (high - low) / 2, AGES.worst_variance, AGES.output_interval[1] - AGES.lower
     assert 2 * np.exp(-n * t**2 / (2 * variance + 2 * largest * t / 3)) <= 0.1
     assert 2 * np.exp(-n * t**2 / (2.002 * variance + 2.2 * largest * t / 3)) >= 0.1
@@ -88,8 +89,8 @@ def test_more_reports_or_less_confidence_give_shorter_intervals():
     reports = dpk.perturb(np.full(10_000, 30.0), AGES, key=KEY)
 
     def lengths(n, confidence):
-        result = dpk.estimate_mean(reports[:n], AGES, confidence)
-        return np.array([np.diff(result.interval)[0], np.diff(result.bernstein)[0]])
+        result = dpk.estimate_mean(reports[:n], AGES)
+        return np.array([np.diff(result.interval(confidence))[0], np.diff(result.bernstein(confidence))[0]])
 
     assert np.all(lengths(10_000, 0.9) < lengths(1000, 0.9))
     assert np.all(lengths(1000, 0.8) < lengths(1000, 0.9))
@@ -99,7 +100,7 @@ def test_more_reports_or_less_confidence_give_shorter_intervals():
 def test_one_report_has_no_spread_of_its_own():
     result = dpk.estimate_mean(np.array([100.0]), AGES)
     assert result.value == 100.0
-    assert result.interval == result.bernstein == (0.0, 120.0)
+    assert result.interval() == result.bernstein() == (0.0, 120.0)
 
 
 @pytest.mark.parametrize("wrap", [np.float32, jnp.asarray, pd.Series, pl.Series, lambda x: x.reshape(10, 100)])
@@ -135,7 +136,7 @@ def test_intervals_of_a_mean_end_where_values_can_be(made, n):
     low, high = made.input_interval
     inputs = np.full((n, VECTOR.dimensions) if made is VECTOR else n, low, np.float64)
     result = dpk.estimate_mean(dpk.perturb(inputs, made, key=KEY), made)
-    for ends in (result.interval, result.bernstein):
+    for ends in (result.interval(), result.bernstein()):
         assert np.all((low <= np.asarray(ends[0])) & (np.asarray(ends[0]) <= ends[1]) & (np.asarray(ends[1]) <= high))
 
 
@@ -145,9 +146,9 @@ def test_intervals_of_vectors_cover_together(confidence):
     """All coordinates at once, by Bonferroni: at least as often as they say."""
     runs, x = 1000, LOW + (HIGH - LOW) * np.array([0.1, 0.5, 0.8, 1.0])
     reports = dpk.perturb(np.broadcast_to(x, (runs, 300, 4)), VECTOR, key=KEY)
-    results = [dpk.estimate_mean(block, VECTOR, confidence) for block in reports]
-    normal = sum(covered(result.interval, x).all() for result in results)
-    bernstein = sum(covered(result.bernstein, x).all() for result in results)
+    results = [dpk.estimate_mean(block, VECTOR) for block in reports]
+    normal = sum(covered(result.interval(confidence), x).all() for result in results)
+    bernstein = sum(covered(result.bernstein(confidence), x).all() for result in results)
     assert normal >= stats.binom.ppf(ALARM, runs, confidence - 0.01)
     assert bernstein >= stats.binom.ppf(ALARM, runs, confidence)
 
@@ -157,7 +158,7 @@ def test_vectors_have_an_estimate_a_coordinate():
     result = dpk.estimate_mean(reports, VECTOR)
     np.testing.assert_allclose(result.value, reports.reshape(-1, 4).mean(axis=0))
     assert result.count == 350
-    assert all(np.shape(end) == (4,) for end in (*result.interval, *result.bernstein))
+    assert all(np.shape(end) == (4,) for end in (*result.interval(), *result.bernstein()))
 
 
 # What is refused.
@@ -198,8 +199,10 @@ def test_every_report_a_release_can_make_is_possible(name, epsilon):
 
 @pytest.mark.parametrize("confidence", [0, 1, 0.0, 1.0, -0.1, 95, np.nan])
 def test_confidence_is_a_probability(confidence):
-    with pytest.raises(ValueError, match=r"confidence: .* is not in \(0, 1\)"):
-        dpk.estimate_mean(np.array([30.0]), AGES, confidence)
+    result = dpk.estimate_mean(np.array([30.0]), AGES)
+    for interval in (result.interval, result.bernstein):
+        with pytest.raises(ValueError, match=r"confidence: .* is not in \(0, 1\)"):
+            interval(confidence)
 
 
 @pytest.mark.parametrize("made", ["piecewise", None, 1.0, dpk.piecewise, dpk.Sine()])
@@ -222,4 +225,4 @@ def test_vectors_of_another_dimension_are_refused(shape):
 
 def test_simulated_reports_will_do():
     reports = dpk.perturb(np.full(20_000, 30.0), AGES, key=jax.random.key(0), exact=False)
-    assert covered(dpk.estimate_mean(reports, AGES, 1 - ALARM).interval, 30.0)
+    assert covered(dpk.estimate_mean(reports, AGES).interval(1 - ALARM), 30.0)

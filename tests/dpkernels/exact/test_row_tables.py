@@ -463,8 +463,8 @@ def test_inputs_outside_are_refused_though_rows_reach_further():
 def test_a_mean_is_estimated():
     m = ROWS["optimal-1"]
     x = np.linspace(m.lower, m.upper, 5000)
-    found = dpk.estimate_mean(dpk.perturb(x, m, key=KEY), m, confidence=1 - 1e-9)
-    assert found.interval[0] < x.mean() < found.interval[1]
+    low, high = dpk.estimate_mean(dpk.perturb(x, m, key=KEY), m).interval(1 - 1e-9)
+    assert low < x.mean() < high
 
 
 def test_coordinates_of_vectors():
