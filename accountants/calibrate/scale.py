@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from accountants.calibrate.analytic_gaussian import DELTAS, largest_ratios
 from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.dominating_pairs.registry import additive_profile, noise_pairs
 from accountants.profile import epsilon_of
@@ -18,7 +19,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, namespace, plain
 from dpkernels.solve import MARGINS, first_feasible, promote, root
 
 __all__ = [
@@ -93,11 +94,8 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
         ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
             delta does not fall with the scale of the shape.
     """
-    checks.noise_epsilon(epsilon)
+    _check_targets(epsilon, delta, sensitivity)
     if has_axes(epsilon, delta, sensitivity):
-        checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
-        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        checks.sensitivity(sensitivity)
         return entrywise(
             lambda eps, at, D: scaled(noise, epsilon=eps, delta=at, sensitivity=D), epsilon, delta, sensitivity
         )
@@ -105,6 +103,13 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
     wider = (noise.rescale(scale * (1 + margin)) for margin in MARGINS)
     certified = first_feasible(wider, lambda noise: meets(noise_pairs(noise, sensitivity), epsilon, delta))
     return Additive(certified, sensitivity, epsilon, delta)
+
+
+def _check_targets(epsilon: Real, delta: Real, sensitivity: Real) -> None:
+    checks.noise_epsilon(epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    checks.sensitivity(sensitivity)
+    checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def meets(pairs: tuple[DominatingPair, ...], epsilon: Any, delta: Any) -> bool:
@@ -119,9 +124,20 @@ def meets(pairs: tuple[DominatingPair, ...], epsilon: Any, delta: Any) -> bool:
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Return Gaussian noise of the smallest sigma s: the analytic Gaussian mechanism of Balle and Wang 2018.
 
-    Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta. Errors are those of ``scaled``.
+    Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta. Errors are those of ``scaled``. Many budgets are solved
+    at once.
     """
-    return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+    target = epsilon, delta, sensitivity
+    if namespace(*target) is not np:
+        return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+    _check_targets(*target)
+    eps, at, D = (np.asarray(array, np.float64) for array in np.broadcast_arrays(*target))
+    sigma, is_regular = np.empty(eps.shape), (at >= DELTAS[0]) & (at <= DELTAS[1])
+    sigma[is_regular] = D[is_regular] / largest_ratios(eps[is_regular], at[is_regular])
+    for place in np.argwhere(~is_regular).tolist():
+        entry = tuple(place)
+        sigma[entry] = smallest_scale(Gaussian(1.0), *(float(values[entry]) for values in (eps, at, D)))
+    return Additive(Gaussian(plain(sigma)), *(sensitivity, epsilon, delta))
 
 
 def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:

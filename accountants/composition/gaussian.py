@@ -69,13 +69,13 @@ class GaussianProfile(ComposedProfile):
         # In the upper tail by Mills' ratios, else from the cdf: for x <= -1, mu is at least 2, and no digits are lost.
         tail = x > -1
         z = xp.where(tail, x, 0.0)
-        mills = _mills(y)
-        gain = xp.where(mu < 0.5 * xp.maximum(z, 1.0), _mills(z, mu), _mills(z) - mills)
+        upper_mills = mills(y)
+        gain = xp.where(mu < 0.5 * xp.maximum(z, 1.0), mills(z, mu), mills(z) - upper_mills)
         log_phi = -(x**2) / 2 - _LOG_ROOT
         outer = xp.where(tail, -1.0, x)
-        bulk = special_functions(outer).ndtr(-outer) - xp.exp(-(outer**2) / 2 - _LOG_ROOT) * mills
+        bulk = special_functions(outer).ndtr(-outer) - xp.exp(-(outer**2) / 2 - _LOG_ROOT) * upper_mills
         log_delta = xp.where(tail, log_phi + xp.log(gain), xp.log(bulk))
-        return log_delta, -xp.exp(log_phi + xp.log(mills) - log_delta), epsilon
+        return log_delta, -xp.exp(log_phi + xp.log(upper_mills) - log_delta), epsilon
 
     def gradient(self, evaluation: Any) -> tuple[RepeatedLosses, Any]:
         xp, mu = namespace(self.mu), self.mu
@@ -83,10 +83,15 @@ class GaussianProfile(ComposedProfile):
         moved = tuple(
             RepeatedLoss(None, by_mu * term.count * term.mu / mu, by_mu * term.mu**2 / (2 * mu)) for term in self.parts
         )
-        return moved, -by_mu * _mills(evaluation / mu + mu / 2)
+        return moved, -by_mu * mills(evaluation / mu + mu / 2)
 
 
-def _mills(z: Any, mu: Any = None) -> Any:
+def log_delta_units(log_delta: Any, x: Any, y: Any) -> Any:
+    """Return a bound on the error of log delta = log phi(x) + log(M(x) - M(y)), in roundings of a float."""
+    return _SUMS + _LOGS * abs(log_delta) + _PLACES * y * (abs(x) + 2)
+
+
+def mills(z: Any, mu: Any = None) -> Any:
     """Return M(z) for z >= -1, or M(z) - M(z + mu) for a mu that is small compared with 1 or z."""
     xp = namespace(z, mu)
     # z t + t^2/2 is 45 at the end.
@@ -145,7 +150,7 @@ class GaussianReleases(ClosedForm):
         x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
         with np.errstate(all="ignore"):
             log_delta = float(self.form.evaluate(np.float64(epsilon))[0])
-        units = _SUMS + _LOGS * abs(log_delta) + _PLACES * y * (abs(x) + 2)
+        units = float(log_delta_units(log_delta, x, y))
         if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
             return 0.0 if side < 0 else _LEAST if x > 1e6 else 1.0
         delta = math.exp(min(log_delta + side * units * UNIT, 0.0))

@@ -733,7 +733,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         D, sigma, xp = self.D, self.source.sigma, self.xp
         a = xp.abs(D) / sigma
         if len(self.noise.edges) == 0:
-            return sum_of_pieces(lambda eps: _of_one_gaussian(a, eps), gaussian_integrals.VALUES)
+            return sum_of_pieces(lambda eps: gaussian_delta(a, eps), gaussian_integrals.VALUES)
         pieces = self.pieces()
         sloped = ~xp.isinf(pieces.loss)  # NaN stays.
         left, right, width = (in_units(end, sigma) for end in pieces[:3])
@@ -794,7 +794,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         return sum_of_pieces(of_pieces, len(left) * gaussian_integrals.VALUES)
 
 
-def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
+def gaussian_delta(a: Any, eps: RealArray) -> Any:
     """Return delta for one piece without ends; it is positive at every eps, also where it underflows."""
     kind = np.finfo(eps.dtype)
     eps = eps - _UNITS * kind.eps * abs(without_derivative(eps))

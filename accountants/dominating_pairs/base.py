@@ -56,8 +56,8 @@ class DominatingPair(abc.ABC):
 
         def at(eps: Any) -> Any:
             delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
-            size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + _UNITS_OF_EPS * np.abs(eps)
-            below = delta * (1 - (_UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
+            size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + UNITS_OF_EPS * np.abs(eps)
+            below = delta * (1 - (UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
             # Upper bounds may be raised by the least normal float, and masses of q below it lose digits.
             return np.maximum(below - 2 * np.finfo(np.float64).tiny - _UNITS * 5e-324 * np.exp(eps), 0.0)
 
@@ -157,12 +157,12 @@ def check_masses(pairs: Iterable[DominatingPair], otherwise: str) -> None:
 # (tests/dpkernels/test_sweeps.py).
 _UNITS = 8
 # More than what the pairs that round up by themselves add to eps, and to the sum of their pieces; twice, in units.
-_UNITS_BELOW, _UNITS_OF_SUMS = 64, 1024
+_UNITS_BELOW, UNITS_OF_SUMS = 64, 1024
 # What Gaussian integrals add to delta, in units of eps, and 1,024. For a mass p above a position s of noise with mu = a
 # it is 20 units, four of them errors, of 1 + s^2 in p, and of 1 + (s + a)^2 + a (s + a) in e^eps q < 3/4 p, of which a
 # quarter of p remains: in all 140 + 140 s^2 + 240 eps, where s^2 is at most 2 |log delta|. On samples a (s + a/2) is
 # the eps on all data instead, which is larger by at most |log delta|.
-_UNITS_OF_EPS = 240
+UNITS_OF_EPS = 240
 
 
 def cap(dtype: Any) -> float:

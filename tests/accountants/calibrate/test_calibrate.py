@@ -15,6 +15,7 @@ from noise_registry import LAWS, REFERENCE, over, scale
 import accountants
 import dpkernels as dpk
 from accountants import calibrate
+from accountants.calibrate import analytic_gaussian
 from accountants.calibrate import scale as scale_module
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels import solve
@@ -132,6 +133,35 @@ def test_analytic_gaussian(epsilon, delta):
 
     assert exact(sigma * (1 + 1e-9)) < 1 < exact(sigma * (1 - 1e-9))
     assert exact(sigma) < 1 + 1e-9
+
+
+@pytest.mark.lengthy
+def test_many_gaussians_are_calibrated_at_once():
+    """Every entry meets its budget by all numbers that users get, is that of a call by itself, and wastes nothing."""
+    random = np.random.default_rng(5)
+    epsilon, D = 10 ** random.uniform(-6, 1.3, 30), 10 ** random.uniform(-2, 2, 30)
+    delta = 10.0 ** np.concatenate(
+        [random.uniform(-12, -0.31, 24), random.uniform(-280, -20, 4), [-291, np.log10(0.9)]]
+    )
+    batch = calibrate.gaussian(epsilon=epsilon, delta=delta, sensitivity=D)
+    sigma = batch.noise.sigma
+    for i, m in enumerate(batch):
+        budget = {"epsilon": float(epsilon[i]), "delta": float(delta[i]), "sensitivity": float(D[i])}
+        assert m == calibrate.gaussian(**budget)
+        assert accountants.delta(m, epsilon[i]) <= delta[i]
+        if i % 5 == 0:  # Of a search, which takes longer.
+            assert accountants.epsilon(m, delta[i]) <= epsilon[i]
+        if 1e-290 < delta[i] < 0.5:
+            assert accountants.guarantee(m).epsilon(delta[i]) <= epsilon[i]
+            narrower = dpk.gaussian(sigma=sigma[i] * (1 - 1e-10), sensitivity=budget["sensitivity"])
+            assert accountants.delta(narrower, epsilon[i]) > delta[i]
+    # The planted fault: budgets of neighbouring entries.
+    moved = dpk.gaussian(sigma=np.roll(sigma / D, 1) * D, sensitivity=D)
+    assert (accountants.delta(moved, epsilon) > delta).any()
+    with pytest.raises(ValueError, match="delta: entry 1 is 1"):
+        calibrate.gaussian(epsilon=1.0, delta=np.array([0.1, 1.0]))
+    with pytest.raises(ValueError, match="do not broadcast"):
+        calibrate.gaussian(epsilon=np.ones(3), delta=np.full(2, 0.1))
 
 
 @pytest.mark.parametrize("row", REFERENCE["truncated_laplace_symmetric_sensitivity_1"])
@@ -398,6 +428,14 @@ def test_what_is_infeasible_is_nan_for_jax():
 
 def test_a_profile_five_percent_too_small_is_noticed(monkeypatch):
     monkeypatch.setattr(scale_module, "additive_profile", lambda *a: 0.95 * additive_profile(*a))
+    with pytest.raises(NotPrivateError):
+        calibrate.laplace(epsilon=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("excess", [0.05, 1e-11])
+def test_a_gaussian_root_that_is_too_large_is_noticed(monkeypatch, excess):
+    log_delta = analytic_gaussian._log_delta
+    monkeypatch.setattr(analytic_gaussian, "_log_delta", lambda *a: (log_delta(*a)[0] - excess, *log_delta(*a)[1:]))
     with pytest.raises(NotPrivateError):
         calibrate.gaussian(epsilon=1.0, delta=1e-5)
 

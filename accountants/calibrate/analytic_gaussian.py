@@ -1,0 +1,87 @@
+"""The analytic Gaussian mechanism of Balle and Wang 2018, for many budgets at once, from the conservative side.
+
+With mu = D/sigma, x = eps/mu - mu/2 and y = eps/mu + mu/2,
+
+    delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    d delta/d mu = phi(x),
+
+where M is Mills' ratio. Newton's method finds log mu. What rounding may add to delta, here and in the profiles that
+users get, is added to it, so that every one of them meets the budget.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from accountants.composition.gaussian import log_delta_units, mills
+from accountants.dominating_pairs.additive import AdditivePair, gaussian_delta
+from accountants.dominating_pairs.base import UNITS_OF_EPS, UNITS_OF_SUMS
+from accountants.loss_intervals import UNIT
+from dpkernels.numerics import ndtri, special_functions
+from dpkernels.solve import NotPrivateError
+
+DELTAS = (1e-290, 0.5)  # Beyond them delta has lost digits, or hardly changes with mu.
+_LOG_ROOT, _ROOT_HALF = math.log(2 * math.pi) / 2, math.sqrt(math.pi / 2)
+# Rounding errors in units: of a Mills' ratio, of D over a sigma that is rounded, and of the eps of a profile.
+_MILLS, _RATIO, _EPSILON = 16, 8, 16
+_CLOSE = 2.0**-8  # Mills' ratios that differ by less than this share of them are subtracted under the integral.
+_STEPS, _LONGEST = 100, 1.0
+_TOGETHER = 500  # Ratios that are verified together, so that the nodes of their integrals stay in the cache.
+
+
+def largest_ratios(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Return the largest D/sigma that meets each of some budgets, for vectors of eps >= 1e-6 and delta in ``DELTAS``.
+
+    Raises:
+        NotPrivateError: the profile of a ratio that was found, another formula, is above delta.
+    """
+    mu = _roots(epsilon, delta)
+    for first in range(0, len(mu), _TOGETHER):
+        block = slice(first, first + _TOGETHER)
+        with np.errstate(all="ignore"):
+            meets = gaussian_delta(mu[block], epsilon[block]) <= delta[block]
+        if not meets.all():
+            place = first + int(meets.argmin())
+            raise _not_private(epsilon[place], delta[place])
+    return mu
+
+
+def _not_private(epsilon: float, delta: float) -> NotPrivateError:
+    return NotPrivateError(f"epsilon, delta: no sigma was found that meets {epsilon:g}, {delta:g}")
+
+
+def _roots(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    # Delta is at most Phi(-x), and at most its value at eps = 0: two ratios that meet the budget.
+    quantile = -ndtri(delta)
+    mu = np.maximum(2 * epsilon / (np.sqrt(quantile**2 + 2 * epsilon) + quantile), -2 * ndtri((1 - delta) / 2))
+    goal, unfinished = np.log(delta), np.arange(len(mu))
+    for _ in range(_STEPS):
+        log_delta, slope, own, others = _log_delta(epsilon[unfinished], mu[unfinished])
+        missing = goal[unfinished] - log_delta - UNIT * (own + others)
+        # The place meets the goal, and is as close to it as rounding allows.
+        is_root = (missing >= 0) & (missing <= 4 * UNIT * own)
+        unfinished, missing, slope, own = (values[~is_root] for values in (unfinished, missing, slope, own))
+        if not len(unfinished):
+            return mu
+        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT * own) / slope, -_LONGEST, _LONGEST))
+    raise _not_private(epsilon[unfinished[0]], delta[unfinished[0]])
+
+
+def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return log delta, its derivative in log mu, and the units of its error: own ones, and what profiles may add."""
+    erfcx = special_functions(mu).erfcx
+    x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    far, near = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
+    gain = near - far
+    own = _MILLS * (near + far) / np.maximum(gain, UNIT * near)
+    if (close := gain < _CLOSE * near).any():
+        gain[close], own[close] = mills(x[close], mu[close]), 0.0
+    log_phi = -(x**2) / 2 - _LOG_ROOT
+    log_delta, slope = log_phi + np.log(gain), mu / gain
+    formula = log_delta_units(log_delta, x, y)
+    own += formula
+    # A profile's delta is rounded upwards by units in the last place, which are two roundings.
+    profile = UNITS_OF_SUMS + AdditivePair.units_of_log * np.abs(log_delta) + UNITS_OF_EPS * epsilon
+    others = formula + 2 * profile + _EPSILON * epsilon * far / gain + _RATIO * slope
+    return log_delta, slope, own, others
