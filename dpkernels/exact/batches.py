@@ -75,6 +75,8 @@ class BatchCertificate(Certificate, kind="batch"):
         return self._of_entries("delta")
 
     def _of_entries(self, name: str) -> np.ndarray:
+        if name in self.claims:
+            return self.claims[name].reshape(self.shape)
         return np.array([float(getattr(table, name, 0.0)) for table in self.tables])[self.table_of].reshape(self.shape)
 
     @property
@@ -232,11 +234,18 @@ class ExactBatch:
         return {name: getattr(self, name) for name in ("mechanism", "certificate", "samplers")}
 
 
-def exact_batch(mechanism: Any, in_units: Any, exact_sampler: Callable[[Any], ExactSampler]) -> ExactBatch:
-    """Return the verified sampler of a batch, with a table for every kind of entry.
+Tables = tuple[tuple[ExactSampler, ...], np.ndarray, dict[str, np.ndarray]]
 
-    Entries of one kind have the same parameters ``in_units`` of their own interval or sensitivity. Where a table does
-    not fit an entry of its kind, since a bin is a whole number of grid points, this entry starts a kind of its own.
+
+def exact_batch(
+    mechanism: Any,
+    in_units: Any,
+    exact_sampler: Callable[[Any], ExactSampler],
+    shared_tables: Callable[[Any], Tables | None],
+) -> ExactBatch:
+    """Return the verified sampler of a batch, with a table for every kind of entry, or tables that many kinds share.
+
+    Entries of one kind have the same parameters ``in_units`` of their own interval or sensitivity.
     """
     flat = flat_leaves(mechanism)
     for leaf, _ in leaves(flat):
@@ -245,6 +254,28 @@ def exact_batch(mechanism: Any, in_units: Any, exact_sampler: Callable[[Any], Ex
     flat = map_leaves(lambda leaf, _: _frozen(np.array(leaf, np.float64)), flat)
     kinds = distinct_entries(in_units)[1].reshape(in_units.batch_shape)
     kinds = np.broadcast_to(kinds, mechanism.batch_shape).ravel()
+    tables = _own_tables(flat, kinds, exact_sampler) if kinds.max() < MOST_TABLES else None
+    tables = tables or shared_tables(flat)
+    if tables is None:
+        raise CertificateError(
+            f"mechanism: has over {MOST_TABLES} kinds of entries, each with a table; let more of them share their "
+            "ratio of budget, delta and scale to sensitivity, for instance by rounding budgets down. Laplace noise of "
+            "scale sensitivity/epsilon may have any number, from epsilon 0.002 on"
+        )
+    samplers, table_of, claims = tables
+    frozen = {name: _frozen(values) for name, values in claims.items()}
+    certificates = tuple(sampler.certificate for sampler in samplers)
+    certificate = BatchCertificate(certificates, mechanism.batch_shape, _frozen(table_of), frozen)
+    # A copy, so that the batch itself can be forgotten while it is a key of samplers.
+    return ExactBatch(map_leaves(lambda leaf, _: leaf, mechanism), certificate, samplers)
+
+
+def _own_tables(flat: Any, kinds: np.ndarray, exact_sampler: Callable[[Any], ExactSampler]) -> Tables | None:
+    """Return a table for every kind of entry; None if there are too many.
+
+    Where a table does not fit an entry of its kind, since a bin is a whole number of grid points, this entry starts a
+    kind of its own.
+    """
     samplers: list[ExactSampler] = []
     table_of = np.full(flat.batch_size, -1)
     claims: dict[str, np.ndarray] = {}
@@ -252,10 +283,7 @@ def exact_batch(mechanism: Any, in_units: Any, exact_sampler: Callable[[Any], Ex
     for entries in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
         while len(entries):
             if len(samplers) == MOST_TABLES:
-                raise CertificateError(
-                    f"mechanism: has over {MOST_TABLES} kinds of entries, each with a table; let more of them share "
-                    "their ratio of budget, delta and scale to sensitivity, for instance by rounding budgets down"
-                )
+                return None
             sampler: Any = exact_sampler(flat[int(entries[0])])
             certificate = sampler.certificate
             if not claims:
@@ -269,8 +297,4 @@ def exact_batch(mechanism: Any, in_units: Any, exact_sampler: Callable[[Any], Ex
             table_of[entries[fits]] = len(samplers)
             samplers.append(sampler)
             entries = entries[~fits]
-    frozen = {name: _frozen(values) for name, values in claims.items()}
-    tables = tuple(sampler.certificate for sampler in samplers)
-    certificate = BatchCertificate(tables, mechanism.batch_shape, _frozen(table_of), frozen)
-    # A copy, so that the batch itself can be forgotten while it is a key of samplers.
-    return ExactBatch(map_leaves(lambda leaf, _: leaf, mechanism), certificate, tuple(samplers))
+    return tuple(samplers), table_of, claims

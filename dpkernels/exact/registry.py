@@ -37,6 +37,7 @@ from dpkernels.exact.categories import CategorySampler, category_sampler
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
 from dpkernels.exact.noise import ExactNoise, in_units, noise_certificate, vector_certificate
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
+from dpkernels.exact.shared_noise import shared_tables
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -239,7 +240,7 @@ _batches: dict[int, ExactBatch] = {}
 
 def _of_batch(batch: Any) -> ExactBatch:
     freeze(batch)  # JAX's transformations rebuild a batch without its constructor.
-    sampler = exact_batch(batch, _in_units(batch), exact_sampler)
+    sampler = exact_batch(batch, _in_units(batch), exact_sampler, shared_tables)
     _batches[id(batch)] = sampler
     weakref.finalize(batch, _batches.pop, id(batch), None)
     return sampler
