@@ -698,6 +698,11 @@ class BatchGuarantee(ComposableGuarantee):
     def _is_traced(self, *values: Any) -> bool:
         return namespace(*values) is not np
 
+    @property
+    def neighbouring(self) -> str:
+        """Describe which inputs are neighbours."""
+        return ON_ALL_DATA
+
     def repeat(self, count: Real) -> Any:
         """Return the guarantee of all reports repeated ``count`` times; see ``Guarantee.repeat``."""
         if isinstance(count, jax.Array):
@@ -726,6 +731,15 @@ class LargestGuarantee(Risks):
     def estimate_delta(self, epsilon: Real) -> Any:
         """Return an estimate of the smallest such delta."""
         return self._largest(lambda member: member.estimate_delta(epsilon))
+
+    def estimate_epsilon(self, delta: Real) -> Any:
+        """Return an estimate of the smallest such epsilon."""
+        return self._largest(lambda member: member.estimate_epsilon(delta))
+
+    @property
+    def neighbouring(self) -> str:
+        """Describe which inputs are neighbours."""
+        return "; or ".join(dict.fromkeys(member.neighbouring for member in self.terms))
 
     def bracket(self, **at: Any) -> tuple[float, float]:
         """Return a rigorous interval (lower, upper); see ``Guarantee.bracket``."""

@@ -8,8 +8,8 @@ computed from. All numbers bound the best such attack. Neighbours are those of t
 | ``trade_off(alpha)`` | the least type II error of a test with type I error alpha: f in f-DP (Dong, Roth, Su 2022) |
 | ``true_positive_rate(rate)`` | the largest share of members found where this share of others is taken for members |
 | ``advantage()`` | the largest true positive rate minus false positive rate: total variation, delta(0) |
-| ``odds(delta)`` | the largest factor of odds, but with probability delta: e^epsilon |
-| ``posterior(prior, delta)`` | the largest belief after the release, but with probability delta |
+| ``odds(delta)`` | a factor by which odds change more with probability at most delta; e^epsilon if delta is 0 |
+| ``posterior(prior, delta)`` | a belief after the release that is exceeded with probability at most delta |
 | ``reconstruction(prior)`` | the largest success of a guess that succeeds with probability prior without the release |
 | ``gaussian_mu()`` | the least mu of a Gaussian mechanism that is no more private, and how much less private it is |
 
@@ -31,10 +31,12 @@ import jax
 import numpy as np
 
 from accountants.composition.gaussian import GaussianProfile
+from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.trade_off import CurvePoint, searched_place
 from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, ndtri, plain, without_derivative
+from dpkernels.proven import proven
 
 # A search for the highest line: the first grid of eps, and the points and number of grids next to its best point.
 _FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))
@@ -42,6 +44,8 @@ _POINTS, _ZOOMS = 9, 5
 # Of the Gaussian: the relative width of mu that is aimed at, the lines, and the points at which delta is compared.
 _WIDTH, _LINES, _COMPARED = 2e-3, 65, 65
 _ROUNDING = 2.0**-40
+# Of losses that are exceeded with probability delta: the shares of delta that are tried, and the least delta.
+_SHARES, _LEAST_DELTA = np.append(np.geomspace(1e-3, 0.7, 13), [0.9, 0.99, 0.999]), 1e-290
 # Of reports: beliefs before a release, and shares of others that are taken for members.
 PRIORS, RATES = (0.01, 0.1, 0.5), (0.001, 0.01, 0.1)
 
@@ -165,21 +169,41 @@ class Risks(abc.ABC):
     def odds(self, delta: float = 0.0) -> Any:
         """Return the largest factor by which a release changes the odds of an input, but with probability delta.
 
-        It is e^epsilon; inf if delta is 0 and losses are unbounded.
+        Whatever the input, the odds of it grow by more with probability at most delta, also those that follow from a
+        part of the release. At delta 0 the factor is e^epsilon, or inf if losses are unbounded. Otherwise it is larger
+        than e^epsilon(delta): (epsilon, delta)-DP allows losses above epsilon with more probability than delta.
         """
         checks.below_one("delta", delta)
         if self._is_traced(delta):
-            eps = self.epsilon(delta)
+            eps = self._likely_loss(delta)
             return namespace(eps).exp(eps)
-        eps = self.epsilon(delta) if delta > 0 else self._pure_epsilon()
+        eps = self._pure_epsilon()
+        if delta >= _LEAST_DELTA:
+            eps = min(eps, float(self._likely_loss(delta)))
         return float(np.exp(eps)) * (1 + _ROUNDING) if eps < 709 else math.inf
+
+    @proven("trade_off#proof")
+    def _likely_loss(self, delta: Real) -> Any:
+        """Return a loss that no event of the probability delta has: eps(s delta) - log(1 - s), with the best share s.
+
+        Estimates choose the share.
+        """
+        xp = namespace(without_derivative(delta), *jax.tree.leaves(self.terms if self._is_traced() else ()))
+        targets = xp.asarray(_SHARES) * without_derivative(delta)
+        try:
+            eps = jax.tree.map(without_derivative, self).estimate_epsilon(targets)
+        except ConvergenceError:
+            eps = xp.zeros_like(targets)
+        target = targets[xp.argmin(eps - xp.log1p(-targets / without_derivative(delta)))]
+        share = without_derivative(target / delta)
+        return self.epsilon(delta * share) - xp.log1p(-share)
 
     def posterior(self, prior: Real, delta: float = 0.0) -> Any:
         """Return the largest belief in an input after the release, but with probability delta.
 
         Args:
             prior: the probability of the input before the release, in [0, 1].
-            delta: in [0, 1): with this probability the belief may be larger.
+            delta: in [0, 1): the largest probability with which the belief may be larger; see ``odds``.
         """
         checks.within("prior", prior, 0.0, 1.0)
         odds = self.odds(delta)
@@ -217,9 +241,11 @@ class Risks(abc.ABC):
             raise ValueError("gaussian_mu: takes numbers, no JAX arrays")
         self._check_proven()
         mu = self._gaussian_mu() or _least_mu(self, smallest)
+        if math.isinf(mu):  # No test has errors: the inputs are never confused.
+            return GaussianFit(mu, 0.0)
         eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED)
         gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
-        return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(eps)), initial=0.0)))
+        return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(np.minimum(eps, 700.0))), initial=0.0)))
 
     def report(self, delta: float = 1e-6) -> RiskReport:
         """Return what this guarantee means for one person: a text, a dictionary or a picture.
@@ -392,9 +418,11 @@ def _mu_above(eps: np.ndarray, delta: np.ndarray, smallest: float) -> float:
     """Return the least mu whose curve is below all corners of the highest of some steep lines, the first of eps = 0."""
     i, k = np.triu_indices(len(eps), 1)
     slopes = -np.exp(eps)
-    crossings = (delta[i] - delta[k]) / (slopes[i] - slopes[k])
-    # The curve of lines is symmetric about the diagonal, which the line of eps = 0 crosses at right angles.
-    middle = (1 - delta[0]) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):  # All lines may be one.
+        crossings = (delta[i] - delta[k]) / (slopes[i] - slopes[k])
+    # The curve of lines is symmetric about the diagonal, which the highest line crosses last: that of eps = 0, but for
+    # the errors of delta.
+    middle = float(np.max((1 - delta) / (1 - slopes)))
     alpha = np.concatenate([[smallest, middle], crossings[(crossings > smallest) & (crossings < middle)]])
     height = np.max(1 - delta + slopes * alpha[:, None], 1)
     # Beyond the diagonal corners are mirror images.

@@ -24,6 +24,7 @@ from dpkernels.solve import NotPrivateError, conservative_root, root
 
 _LEAST_MU = 1e-12
 _LONGEST, _STEPS = 3.0, 40  # The longest step of a search for a bracket, and the most steps.
+_LEAST_EXCESS = 1e-9  # Of a risk whose mu has the same float as that of the limit.
 _TOLERANCE, _NEAR = 1e-7, 1e-3  # The tolerance of log mu, and the longest step to the conservative side.
 
 
@@ -57,7 +58,9 @@ class RiskLimit:
         return float(guarantee.estimate_delta(0.0) if rate is None else 1 - guarantee.estimate_trade_off(rate))
 
     def excess(self, risk: float) -> float:
-        return self.log_mu(risk) - self.log_mu(self.limit)
+        """Return how much log mu of a risk is above that of the limit; positive if and only if the risk is larger."""
+        excess = self.log_mu(risk) - self.log_mu(self.limit)
+        return max(excess, _LEAST_EXCESS) if risk > self.limit else min(excess, 0.0)
 
     def __str__(self) -> str:
         if self.false_positive_rate is None:

@@ -3,13 +3,16 @@
 import json
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
 import dpkernels as dpk
-from accountants import guarantee, randomised_response, shuffled
+from accountants import guarantee, randomised_response, shuffled, weights
 from accountants.composition.gaussian import GaussianProfile
+from accountants.risk import _mu_above
 
 
 def gaussian(mu):
@@ -45,11 +48,39 @@ def test_randomised_response():
     assert made.reconstruction(0.1) == pytest.approx(0.3, rel=1e-10)
 
 
-def test_a_belief_is_larger_with_probability_delta():
-    made = gaussian(1.0)
-    assert made.odds(1e-6) == pytest.approx(math.exp(made.epsilon(1e-6)), rel=1e-9)
-    assert made.posterior(0.5, 1e-6) == pytest.approx(made.odds(1e-6) / (1 + made.odds(1e-6)), rel=1e-9)
-    assert made.posterior(0.1, 1e-3) < made.posterior(0.1, 1e-6) < made.posterior(0.1) == 1.0
+@pytest.mark.parametrize("delta", [1e-12, 1e-3])
+def test_odds_grow_by_more_with_probability_delta_at_most(delta):
+    """Losses of Gaussian noise are normal; a profile alone gives the odds of the likeliest event, delta/f(1 - delta)."""
+    made, mu = gaussian(1.0), 1.0
+    odds = made.odds(delta)
+    assert ndtr(-(math.log(odds) - mu**2 / 2) / mu) < delta
+    exact = delta / ndtr(ndtri(delta) - mu)
+    assert exact <= odds <= exact * (1 + 1e-2)
+    assert made.posterior(0.5, delta) == pytest.approx(odds / (1 + odds), rel=1e-9)
+    assert made.posterior(0.1, delta) < made.posterior(0.1) == 1.0
+
+
+def test_odds_of_jax_numbers_have_derivatives(x64):
+    def odds(sigma):
+        return guarantee(dpk.gaussian(sigma=sigma), 1.0).repeat(3).odds(1e-6)
+
+    assert odds(jnp.asarray(2.0)) == pytest.approx(odds(2.0), rel=1e-6)
+    slope = (odds(2.0 + 1e-3) - odds(2.0 - 1e-3)) / 2e-3
+    assert jax.grad(odds)(jnp.asarray(2.0)) == pytest.approx(slope, rel=1e-3)
+
+
+def test_inputs_that_are_never_confused():
+    fit = guarantee(weights([1.0, 0.0], [0.0, 1.0])).gaussian_mu()
+    assert fit == (math.inf, 0.0)
+
+
+def test_corners_of_inexact_lines_cover_the_curve_up_to_the_diagonal():
+    """Steep lines whose delta is too small cross the diagonal after that of eps = 0."""
+    eps, delta = np.array([0.0, 0.5, 2.0]), np.array([0.4, 0.25, 0.02])
+    mu = _mu_above(eps, delta, 1e-3)
+    alpha = np.linspace(1e-3, np.max((1 - delta) / (1 + np.exp(eps))), 2001)
+    height = np.max(1 - delta - np.exp(eps) * alpha[:, None], 1)
+    assert np.all(ndtr(-ndtri(alpha) - mu) <= height + 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +153,32 @@ def test_errors_name_the_argument():
     ):
         with pytest.raises(ValueError, match=f"^{name}: "):
             call()
+
+
+BATCH = dpk.laplace(epsilon=np.array([0.1, 0.2, 0.1]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: guarantee(dpk.gaussian(sigma=1.0), 1.0),
+        pytest.param(lambda: guarantee(BATCH), marks=pytest.mark.lengthy),
+        pytest.param(lambda: guarantee(BATCH, people="different"), marks=pytest.mark.lengthy),
+        pytest.param(lambda: shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), 20), marks=pytest.mark.lengthy),
+        pytest.param(
+            lambda: guarantee(dpk.laplace(epsilon=1.0)).random_allocation(4).repeat(2), marks=pytest.mark.lengthy
+        ),
+    ],
+    ids=["composed", "batch", "people", "shuffled", "allocation"],
+)
+def test_every_kind_of_guarantee_has_every_risk(make):
+    made = make()
+    assert 0 < made.true_positive_rate(0.1) == made.reconstruction(0.1) < 1
+    assert made.trade_off(0.1) == pytest.approx(1 - made.true_positive_rate(0.1), abs=1e-12)
+    assert made.gaussian_mu().mu > 0
+    assert math.exp(made.epsilon(1e-6)) <= made.odds(1e-6) <= made.odds()
+    text = str(made.report(1e-6))
+    assert made.neighbouring in text
 
 
 @pytest.mark.lengthy

@@ -68,12 +68,16 @@ def warn_of(release: Release) -> None:
 
 
 def _belief(epsilon: float, delta: float) -> str:
-    """Return what a guarantee means for one person."""
-    belief = 100 / (1 + math.exp(-epsilon)) * (1 + 1e-15)
-    but = f", but with probability {shortest(delta)}" if delta else ""
-    return (
-        f"a belief of 50 % in a row's value becomes at most {_rounded_up(min(belief, 100.0))} % after the release{but}"
+    """Return what (epsilon, delta)-DP means for one person.
+
+    Total variation is at most (e^eps - 1 + 2 delta)/(e^eps + 1). With a delta no belief is bounded with certainty.
+    """
+    right = (
+        f"{_rounded_up(min(100 * (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * (1 + 1e-15), 100))} %"
     )
+    if delta:
+        return f"a guess which of two values a row has, each with 50 % before the release, is right in at most {right}"
+    return f"a belief of 50 % in a row's value becomes at most {right} after the release"
 
 
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:

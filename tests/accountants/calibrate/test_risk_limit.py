@@ -9,6 +9,7 @@ from scipy.special import ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, shuffled
+from accountants.composition.self_composed import ConvergenceError
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 
@@ -51,6 +52,25 @@ def test_the_limit_is_met_by_the_bound_and_hardly_missed(noise, arguments, limit
 
     most = limit["advantage"] if "advantage" in limit else limit["true_positive_rate"][1]
     assert risk(1.0, 1) <= most < risk(0.999, 0)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"advantage": 1e-9}, {"advantage": 1e-12}, {"true_positive_rate": (1e-12, 1.0000001e-12)}],
+    ids=["small", "least", "rare"],
+)
+def test_limits_next_to_the_precision_of_floats_are_met(limit):
+    made = guarantee(dpk.Additive(Gaussian(calibrate.composed_scale(Gaussian(1.0), count=1, **limit)), 1.0))
+    if "advantage" in limit:
+        assert 0.999 * limit["advantage"] < made.advantage() <= limit["advantage"]
+    else:
+        rate, most = limit["true_positive_rate"]
+        assert made.true_positive_rate(rate) <= most
+
+
+def test_limits_that_floats_do_not_resolve_are_refused():
+    with pytest.raises(ConvergenceError, match=r"^advantage: 1e-14; "):
+        calibrate.composed_scale(Gaussian(1.0), advantage=1e-14, count=1)
 
 
 @pytest.mark.lengthy

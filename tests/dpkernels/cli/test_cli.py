@@ -40,6 +40,7 @@ from command_helpers import (
 from key_helpers import column_key
 
 import dpkernels as dpk
+from dpkernels.cli.release.summary import _belief
 from dpkernels.random.keys import column_secret
 
 __all__ = ["known_secret", "small_pieces"]  # Fixtures.
@@ -184,6 +185,13 @@ def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None
     assert form["epsilon"] == 0.3
     assert form["rows"] == 50
     assert [column["mechanism"] for column in form["columns"]] == names[1::2]
+
+
+def test_a_guess_is_right_more_often_by_delta() -> None:
+    """Of releases with a delta no belief is certain, so that the best guess is stated, by its total variation."""
+    assert "right in at most 73.61 %" in _belief(1.0, 0.01 * (1 + math.e) / 2)
+    assert "belief" not in _belief(1.0, 1e-6)
+    assert "becomes at most 73.11 %" in _belief(1.0, 0.0)
 
 
 def test_columns_do_not_share_noise(run: Run) -> None:
