@@ -189,7 +189,7 @@ def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None
 
 def test_a_guess_is_right_more_often_by_delta() -> None:
     """Of releases with a delta no belief is certain, so that the best guess is stated, by its total variation."""
-    assert "right in at most 73.61 %" in _belief(1.0, 0.01 * (1 + math.e) / 2)
+    assert "right in at most 73.61 %" in _belief(1.0, 0.01 * (1 + np.e) / 2)
     assert "belief" not in _belief(1.0, 1e-6)
     assert "becomes at most 73.11 %" in _belief(1.0, 0.0)
 
