@@ -50,7 +50,7 @@ def test_randomised_response():
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-3])
 def test_odds_grow_by_more_with_probability_delta_at_most(delta):
-    """Losses of Gaussian noise are normal. A profile alone gives the odds of the likeliest event, delta/f(1 - delta)."""
+    """Losses of Gaussian noise are normal. The odds that a profile allows are those of the likeliest event."""
     made, mu = gaussian(1.0), 1.0
     odds = made.odds(delta)
     assert ndtr(-(math.log(odds) - mu**2 / 2) / mu) < delta
