@@ -19,9 +19,10 @@ optimiser, as ``optax.MultiSteps`` does, and calls it once a release.
 **Keys.** Every step splits the state's key in two: a key for its noise, and a key for the steps to come. So no two
 steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
 be computed from a state. That of later steps can, so keep the state as secret as the data. In one process every call of
-``init`` begins a run with a key of its own, which is derived from the key and from the number of the call. ``init``
-cannot be compiled, because a compiled one would begin every run with the same key. Another process needs another key,
-or another name of the run, from which the keys of a run are derived as well.
+``init`` begins a run with a key of its own, which is derived from the key and from the number of the call, also if
+several transformations have the same key. ``init`` cannot be compiled, because a compiled one would begin every run
+with the same key. Another process needs another key, or another name of the run, from which the keys of a run are
+derived as well.
 
 **States.** A state is a named tuple of arrays, as those of optax, and belongs to one transformation. It carries a hash
 of the transformation's key, which does not disclose it, and the transformation's settings. ``update`` uses the
@@ -40,6 +41,7 @@ import hashlib
 import itertools
 import math
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -60,6 +62,8 @@ _FORMAT = 3
 _OWNER = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _SETTINGS = jax.ShapeDtypeStruct((7,), jnp.uint32)
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+# The runs that this process has begun, by the hash of their key.
+_RUNS: dict[bytes, Iterator[int]] = {}
 
 
 class PrivateAggregateState(NamedTuple):
@@ -100,10 +104,11 @@ def private_aggregate(
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
         noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
-        key: a ChaCha20 key, such as ``dpkernels.os_key()``, for this transformation alone. The first ``init`` begins a
-            run with it, and every further one with a key that is derived from it.
-        expected_batch_size: the divisor of the sum, by default the number of rows of all micro-batches. For Poisson
-            batches give the sampling rate times the number of examples, since the size of a batch is private.
+        key: a ChaCha20 key, such as ``dpkernels.os_key()``, for this transformation alone. Every ``init`` begins a run
+            with a key that is derived from it.
+        expected_batch_size: the divisor of the sum, required with micro-batches, whose sizes may differ, and by default
+            the number of rows. For Poisson batches give the sampling rate times the number of examples, since the size
+            of a batch is private.
         inner: the optimiser that takes the releases, required with micro-batches. By default updates are the releases.
         micro_batches: the number of updates that make one release. Updates in between are zeros, and do not reach the
             optimiser.
@@ -143,18 +148,21 @@ def private_aggregate(
             f"inner: is missing; with {micro_batches} micro-batches give the optimiser here, inner=optax.adam(...), "
             "and not in a chain, where the updates between releases would advance its moments and schedules"
         )
+    if micro_batches > 1 and expected_batch_size is None:
+        raise ValueError(f"expected_batch_size: is missing; {micro_batches} micro-batches may differ in size")
     base, owner = _base_key(key, run)
-    runs, optimiser = itertools.count(), optax.with_extra_args_support(inner or optax.identity())
+    optimiser = optax.with_extra_args_support(inner or optax.identity())
 
     def init(params: optax.Params) -> PrivateAggregateState:
         _refuse_multi_steps()
         leaves = jax.tree.leaves(params)
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         PrivateNoise.certified(clip, multiplier, size)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        number = next(_RUNS.setdefault(owner.tobytes(), itertools.count()))
+        words = jax.random.key_data(jax.random.fold_in(base, number))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in (words, *leaves)):
             raise ValueError("init: call it outside jit and other transformations; every run needs a key of its own")
         sums = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.int32), params) if micro_batches > 1 else ()
-        words = jax.random.key_data(jax.random.fold_in(base, next(runs)))
         zero, settings = jnp.zeros((), jnp.int32), jnp.asarray(_settings(clip, multiplier, size, micro_batches))
         return PrivateAggregateState(words, jnp.asarray(owner), settings, zero, zero, sums, optimiser.init(params))
 
@@ -191,6 +199,7 @@ def private_aggregate(
 
         def release(sums: Any) -> tuple[Any, Array, Any]:
             released, following = _release(jax.random.key_impl(base), noise, factor, clipped.types, state.key, sums)
+            released = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), released)
             moves, inner_state = optimiser.update(released, state.inner, params, **others)
             return moves, following, inner_state
 

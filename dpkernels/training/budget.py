@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -119,13 +119,17 @@ class TrainingPlan:
 
         return optax.GradientTransformationExtraArgs(init, aggregate.update)
 
-    def batches(self, key: Array, data: Any = None, *, start: int = 0) -> Iterator[PrivateBatch]:
+    def batches(
+        self, key: Array, data: Any = None, *, start: int = 0, run: str | None = None
+    ) -> Iterator[PrivateBatch]:
         """Return the Poisson samples of the steps from ``start`` on.
 
         Args:
             key: a ChaCha20 key for this run alone, which may be that of the optimiser.
             data: a pytree of arrays with a row for every example. By default batches hold the indices of rows.
             start: the number of steps that were made, the state's ``step`` of a restored run.
+            run: the name of the run, as for ``optimizer``. Runs that share their samples cost more together than their
+                plans say.
 
         Raises:
             TypeError: key is not a ChaCha20 key.
@@ -138,7 +142,8 @@ class TrainingPlan:
                 raise ValueError(
                     f"data: has an array of shape {list(np.shape(leaf))}; the plan is for {self.examples} rows"
                 )
-        return self._batches(column_key(key, ("private_training batches",)), data, start)
+        named = key if run is None else column_key(key, ("run", run))
+        return self._batches(column_key(named, ("private_training batches",)), data, start)
 
     def _batches(self, key: Array, data: Any, start: int) -> Iterator[PrivateBatch]:
         drawn = jax.jit(
@@ -182,6 +187,9 @@ class TrainingPlan:
         checks.whole("micro_batch_size", together, 1, 1 << 31)
         together = min(together, count)
         gradient, noise = jax.vmap(jax.grad(loss), (None, 0)), self.noise
+        # In shard_map JAX would add up the gradients of parameters that are the same on all devices, before they are
+        # clipped.
+        params = jax.tree.map(lambda leaf: varying_like(jnp.asarray(leaf), *jax.tree.leaves(batch)), params)
 
         def clipped(batch: PrivateBatch) -> ClippedSums:
             return clipped_sums(gradient(params, batch.examples), batch.mask, noise)
@@ -192,16 +200,16 @@ class TrainingPlan:
         def add(sums: Any, part: PrivateBatch) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, sums, clipped(part).sums), None
 
-        zeros = jax.tree.map(lambda leaf: varying_like(jnp.zeros_like(leaf, jnp.int32), batch.mask), params)
+        zeros = jax.tree.map(lambda leaf: varying_like(jnp.zeros_like(leaf, jnp.int32), leaf), params)
         sums, _ = jax.lax.scan(add, zeros, _micro_batches(batch, together))
-        types = tuple(str(jnp.asarray(leaf).dtype) for leaf in jax.tree.leaves(params))
+        types = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(params))
         return ClippedSums(sums, count, types, noise)
 
     def report(self) -> str:
         """Return a text: what the run does, and what every part of it costs."""
         epsilon, delta = self.budget
         run, noise = self.run, self.noise
-        factor = run.steps * (1 + math.exp(epsilon))
+        factor = run.slack_factor(epsilon)
         lines = {
             "budget": f"epsilon {shortest(epsilon)}, delta {shortest(delta)}, neighbours {run.neighbours}",
             "epsilon": f"{self.epsilon:.9g}, an upper bound that has every cost below",
@@ -277,9 +285,9 @@ def private_training(
         steps = max(1, math.ceil(checks.number("epochs", epochs) * examples / batch_size))
     checks.whole("steps", steps, 1, (1 << 31) - 1)
     rate = batch_size / examples
-    factor = steps * (1 + math.exp(min(epsilon, 700.0)))
-    capacity = poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta / factor, 1e-290))
-    run = TrainingRun(1.0, rate, steps, neighbours, poisson_overflow(examples, rate, capacity))
+    run = TrainingRun(1.0, rate, steps, neighbours)
+    capacity = poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta / run.slack_factor(epsilon), 1e-290))
+    run = replace(run, slack=poisson_overflow(examples, rate, capacity))
     run = noise_multiplier_for(run, epsilon=epsilon, delta=delta, dimensions=size)
     return TrainingPlan((float(epsilon), float(delta)), examples, capacity, size, float(clip), run)
 

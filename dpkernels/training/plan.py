@@ -27,6 +27,8 @@ from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 _ABOVE = 1e-9
 # Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
 _MOST_STEPS = 24
+# Below the logarithm of the largest float.
+_LARGEST_EPSILON = 709.0
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _PRECISION = 1e-6
 # Above the distance of a table, since a slightly different noise multiplier has another table.
@@ -122,8 +124,13 @@ class TrainingRun:
     def _with_slack(self, delta_at: Callable[[float], float], epsilon: float) -> float:
         return min(1.0, float(delta_at(epsilon)) + self._slack(epsilon))
 
+    def slack_factor(self, epsilon: float) -> float:
+        """Return T (1 + e^epsilon), by which the slack is multiplied in delta, above all rounding errors."""
+        growth = math.exp(epsilon) if epsilon < _LARGEST_EPSILON else math.inf
+        return self.steps * (1 + growth) * (1 + 2.0**-48)
+
     def _slack(self, epsilon: float) -> float:
-        return self.steps * self.slack * (1 + math.exp(min(epsilon, 700.0)))
+        return self.slack * self.slack_factor(epsilon) if self.slack else 0.0
 
     def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
         """Return an eps, found from below, with delta(eps) + slack(eps) <= delta, next to the smallest one."""

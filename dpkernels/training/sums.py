@@ -30,7 +30,7 @@ from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dpkernels.random.chacha import varying_like
-from dpkernels.release.traced import device_axes
+from dpkernels.release.traced import device_axes, varying_axes
 from dpkernels.training.noise import PrivateNoise
 
 # The factor by which norms stay below the sensitivity, for rounding errors.
@@ -63,7 +63,8 @@ def clipped_sums(
             it. Values above it, and NaN, count as 0. By default norms are computed.
 
     Raises:
-        ValueError: the mask is missing, or a shape is wrong, or so many examples may overflow 32-bit integers.
+        ValueError: the mask is missing, or a shape is wrong, or so many examples may overflow 32-bit integers, or
+            gradients in ``shard_map`` are sums of those of several devices.
         TypeError: gradients are not floats.
     """
     leaves, tree = jax.tree.flatten(gradients)
@@ -72,6 +73,7 @@ def clipped_sums(
     if own_norms is not None and (own_norms.shape != (count,) or not jnp.issubdtype(own_norms.dtype, jnp.floating)):
         raise ValueError(f"norms: are {form(own_norms)}; they must be floats of shape [{count}], one an example")
     check_overflow(count, noise)
+    _check_own(leaves, counted)
     add = explicitly_sharded(partial(_added, noise), leaves, 1)
     types = tuple(str(leaf.dtype) for leaf in leaves)
     return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, own_norms)), count, types, noise)
@@ -81,6 +83,22 @@ def check_overflow(rows: int, noise: PrivateNoise) -> None:
     """Refuse so many examples that their sum may not be a 32-bit integer."""
     if rows * noise.sensitivity >= 1 << 31:
         raise ValueError(f"updates: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
+
+
+def _check_own(leaves: list[Array], counted: Array) -> None:
+    """Refuse gradients that are the same along an axis of ``shard_map`` along which the examples differ.
+
+    JAX adds up the gradients of parameters that are the same on several devices. A row would then be the sum of several
+    examples, whatever their masks.
+    """
+    axes = device_axes()
+    varying = [set(varying_axes(array, axes) or ()) if axes else set[str]() for array in (*leaves, counted)]
+    if missing := sorted(set().union(*varying) - set.intersection(*varying[:-1])):
+        raise ValueError(
+            f"updates: are the same along {missing[0]!r}, where examples differ, because JAX has added up the "
+            "gradients of several devices before they are clipped; differentiate at parameters that are "
+            f"jax.lax.pcast(params, {missing[0]!r}, to='varying')"
+        )
 
 
 def explicitly_sharded(function: Any, leaves: list[Any], first: int = 0) -> Any:

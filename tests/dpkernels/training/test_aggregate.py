@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpkernels as dpk
+from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.noise import FIXED_BITS, cell_masses
 from dpkernels.exact.sampler import NOISE_STREAM
 from dpkernels.random.chacha import SPLIT_STREAM, stream_words
@@ -37,6 +39,7 @@ from dpkernels.training import (
     private_aggregate,
     renew_key,
 )
+from dpkernels.training.aggregate import _RUNS
 from dpkernels.training.noise import exact_noise
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -147,8 +150,14 @@ def test_a_mask_leaves_rows_out(noise):
     assert (sums_of(updates, noise, mask) == sums_of(kept, noise)).all()
 
 
+def first_state(aggregate, params):
+    """The state of the first run of a process."""
+    _RUNS.clear()
+    return aggregate.init(params)
+
+
 def run(aggregate, batches, params=PARAMS):
-    state, made, update = aggregate.init(params), [], every_row(aggregate)
+    state, made, update = first_state(aggregate, params), [], every_row(aggregate)
     for batch in batches:
         out, state = update(batch, state)
         made.append(out)
@@ -249,11 +258,14 @@ def copied(state):
 
 
 OTHER = dpk.key_from_bytes(bytes(32))
+ACCUMULATED = {"inner": optax.identity(), "expected_batch_size": 3.0}
 OTHERS = {
     "clip norm": lambda: private_aggregate(2.0, 5.0, KEY),
     "less noise": lambda: private_aggregate(1.0, 0.5, KEY),
     "key": lambda: private_aggregate(1.0, 5.0, OTHER),
-    "micro-batches": lambda: private_aggregate(1.0, 5.0, KEY, micro_batches=2, inner=optax.identity()),
+    "micro-batches": lambda: private_aggregate(
+        1.0, 5.0, KEY, micro_batches=2, inner=optax.identity(), expected_batch_size=3.0
+    ),
     "name of the run": lambda: private_aggregate(1.0, 5.0, KEY, run="second"),
 }
 
@@ -278,7 +290,10 @@ def test_a_state_of_another_transformation_is_refused(other):
 @pytest.mark.lengthy
 def test_sums_of_another_sensitivity_are_not_released():
     """In the middle of micro-batches, where a state holds true sums in the units of its own settings."""
-    wide, narrow = (private_aggregate(1.0, z, KEY, micro_batches=2, inner=optax.identity()) for z in (0.5, 5.0))
+    wide, narrow = (
+        private_aggregate(1.0, z, KEY, micro_batches=2, inner=optax.identity(), expected_batch_size=3.0)
+        for z in (0.5, 5.0)
+    )
     _, half = every_row(wide)(BATCH, wide.init(SMALL))
     assert flat(half.sums).any()
     assert np.isnan(flat(every_row(narrow)(BATCH, half)[0])).all()
@@ -355,7 +370,9 @@ def test_micro_batches_are_one_step_of_the_optimiser():
     parts = [jax.tree.map(lambda leaf, i=i: leaf[4 * i : 4 * i + 4], batch) for batch in whole for i in range(3)]
     adam = optax.adam(optax.linear_schedule(1.0, 0.1, 2))
     moves, state = run(private_aggregate(1.0, 1.5, KEY, inner=adam), whole)
-    in_parts, after = run(private_aggregate(1.0, 1.5, KEY, micro_batches=3, inner=adam), parts)
+    in_parts, after = run(
+        private_aggregate(1.0, 1.5, KEY, micro_batches=3, inner=adam, expected_batch_size=12.0), parts
+    )
     assert not any(flat(in_parts[i]).any() for i in (0, 1, 3, 4))
     for one, other in zip(moves, in_parts[2::3], strict=True):
         assert flat(one) == pytest.approx(flat(other), abs=1e-6)
@@ -371,6 +388,8 @@ def test_micro_batches_are_one_step_of_the_optimiser():
 def test_accumulation_outside_of_the_optimiser_is_refused():
     with pytest.raises(ValueError, match="inner: is missing; with 3 micro-batches"):
         private_aggregate(1.0, 1.5, KEY, micro_batches=3)
+    with pytest.raises(ValueError, match="expected_batch_size: is missing; 3 micro-batches may differ in size"):
+        private_aggregate(1.0, 1.5, KEY, micro_batches=3, inner=optax.identity())
     aggregate = private_aggregate(1.0, 1.5, KEY)
     for optimiser in (aggregate, optax.chain(aggregate, optax.sgd(0.1))):
         with pytest.raises(ValueError, match=r"MultiSteps averages .* use private_aggregate\(..., micro_batches=n"):
@@ -401,7 +420,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import jax, numpy as np, optax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from test_aggregate import KEY, PARAMS, flat, gradients, private_aggregate
+from test_aggregate import KEY, PARAMS, _RUNS, flat, gradients, private_aggregate
 assert jax.device_count() == 4
 batch, mask, order = gradients(8), jnp.arange(8) != 5, np.random.default_rng(0).permutation(8)
 whole, along = (private_aggregate(1.0, 1.5, KEY, axis_name=name) for name in (None, ("batch", "model")))
@@ -442,6 +461,7 @@ put = lambda leaf, *spec: jax.device_put(leaf, NamedSharding(mesh, P(*spec)))
 micro = private_aggregate(1.0, 1.5, KEY, micro_batches=2, inner=optax.sgd(1.0, momentum=0.5), expected_batch_size=8.0)
 params = {{"w": put(PARAMS["w"], None, "model"), "b": put(PARAMS["b"])}}
 given = {{"w": put(batch["w"], "batch", None, "model"), "b": put(batch["b"], "batch")}}
+_RUNS.clear()
 accumulated = micro.init(params)
 update = jax.jit(lambda g, s, mask: micro.update(g, s, params, mask=mask))
 for half in (mask & (jnp.arange(8) < 4), mask & (jnp.arange(8) >= 4)):
@@ -452,12 +472,13 @@ assert (flat(moves) == -one).all()
 
 def test_every_init_and_every_named_run_have_keys_of_their_own():
     """Else the difference of two runs would be the difference of their sums. Names are for other processes."""
-    named = [private_aggregate(1.0, 1.5, KEY, run=name) for name in (None, "a", "b", "run")]
-    keys = {tuple(aggregate.init(SMALL).key.tolist()) for aggregate in named for _ in range(3)}
-    assert len(keys) == 12
-    again = private_aggregate(1.0, 1.5, KEY, run="a").init(SMALL)
+    named = [private_aggregate(1.0, 5.0, KEY, run=name) for name in (None, None, "a", "b", "run")]
+    _RUNS.clear()
+    keys = {tuple(aggregate.init(SMALL).key.tolist()) for _ in range(3) for aggregate in named}
+    assert len(keys) == 15
+    again = first_state(private_aggregate(1.0, 5.0, KEY, run="a"), SMALL)
     assert tuple(again.key.tolist()) in keys  # The name of a restored run is given again.
-    assert (again.owner == named[1].init(SMALL).owner).all()
+    assert (again.owner == named[2].init(SMALL).owner).all()
     with pytest.raises(TypeError, match="run: is a int"):
         private_aggregate(1.0, 1.5, KEY, run=1)
 
@@ -498,7 +519,10 @@ def saved_leaves(state):
 def test_a_state_is_restored_from_a_checkpoint(way):
     """With the state of the optimiser, in a chain, and into another process's template of the same named run."""
     made, again = (
-        optax.chain(private_aggregate(1.0, 5.0, KEY, micro_batches=2, inner=optax.adam(0.1), run="a"), optax.scale(2.0))
+        optax.chain(
+            private_aggregate(1.0, 5.0, KEY, micro_batches=2, inner=optax.adam(0.1), expected_batch_size=3.0, run="a"),
+            optax.scale(2.0),
+        )
         for _ in range(2)
     )
     state = made.init(SMALL)
@@ -690,6 +714,14 @@ def test_a_step_whose_batch_may_overflow_has_the_stated_privacy(examples, rate, 
                     assert delta <= run.delta(eps) + 1e-9
 
 
+def test_the_factor_of_the_slack_is_rounded_up():
+    """Also where e^epsilon is no float."""
+    for epsilon in np.random.default_rng(0).uniform(0, 40, 200):
+        steps = int(math.exp(epsilon / 2))
+        assert Fraction(TrainingRun(1.0, 0.1, steps).slack_factor(epsilon)) >= steps * (1 + exp_lower_bound(epsilon))
+    assert TrainingRun(1.0, 0.1, 1, slack=1e-310).slack_factor(710.0) == math.inf
+
+
 @pytest.mark.lengthy
 def test_a_run_without_slack_is_its_guarantee():
     made = TrainingRun(1.1, 0.01, 100)
@@ -745,9 +777,33 @@ def test_a_calibrated_run_costs_no_more_than_its_budget_with_all_of_its_slack(ep
     assert run.noise_multiplier == 0.25 or whole.bracket(delta=delta)[1] > epsilon * (1 - 1e-4)
 
 
-@pytest.mark.lengthy
 def test_init_is_not_compiled():
-    """A compiled ``init`` would begin every run with one key."""
-    transformation = private_aggregate(1.0, 2.0, dpk.key_from_bytes(bytes(32)))
-    with pytest.raises(ValueError, match="init: call it outside jit"):
-        jax.jit(transformation.init)({"w": jnp.zeros(3)})
+    """A compiled ``init`` would begin every run with one key, whether its parameters are traced or constants."""
+    transformation = private_aggregate(1.0, 5.0, KEY)
+    for init in (transformation.init, lambda _: transformation.init(SMALL)):
+        with pytest.raises(ValueError, match="init: call it outside jit"):
+            jax.jit(init)(SMALL)
+
+
+def test_gradients_that_jax_added_up_over_devices_are_refused():
+    """Those of parameters that are the same on all devices, for examples that are not: a row is then several examples.
+
+    A mesh without devices is enough to trace the program.
+    """
+    noise = PrivateNoise.certified(1.0, 5.0, 3)
+    rows, mask, mesh = jnp.eye(4, 3), jnp.ones(4, bool), jax.sharding.AbstractMesh((2,), ("i",))
+
+    def sums(params, rows, mask, own):
+        params = jax.lax.pcast(params, "i", to="varying") if own else params
+        gradients = jax.vmap(jax.grad(lambda w, row: w @ row), (None, 0))(params, rows)
+        return jax.lax.psum(clipped_sums(gradients, mask, noise).sums, "i")
+
+    for own in (True, False):
+        mapped = jax.shard_map(
+            lambda *given, own=own: sums(*given, own), mesh=mesh, in_specs=(P(), P("i"), P("i")), out_specs=P()
+        )
+        if own:
+            assert jax.eval_shape(mapped, jnp.zeros(3), rows, mask).shape == (3,)
+            continue
+        with pytest.raises(ValueError, match="updates: are the same along 'i', where examples differ"):
+            jax.eval_shape(mapped, jnp.zeros(3), rows, mask)

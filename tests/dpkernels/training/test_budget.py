@@ -116,6 +116,13 @@ for kind in (AxisType.Auto, AxisType.Explicit):
         names = "all-gather|all-to-all|collective-permute|all-reduce"
         sent = re.findall(rf"= (.*) ({{names}})(?:-start)?\\(", compiled.as_text())
         assert sent and all(name == "all-reduce" and "f32" not in types for types, name in sent), sent
+# In shard_map, where JAX adds up the gradients of parameters that are the same on all devices.
+mesh = jax.make_mesh((4,), ("batch",))
+put = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P("batch")))
+for size in (None, 2):
+    local = lambda p, b: jax.lax.psum(plan.gradients(loss, p, b, micro_batch_size=size).sums, "batch")
+    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("batch")), out_specs=P()))
+    assert (flat(mapped(PARAMS, PrivateBatch(put(X[:16]), put(mask)))) == one).all()
 """
 
 
@@ -209,9 +216,24 @@ def test_a_state_of_another_plan_is_refused():
 def test_sampling_is_what_the_batches_do():
     """Rows are in a batch at the plan's rate: of 2,000 rows between 390 and 610, outside with probability 1e-7."""
     plan = planned(run=TrainingRun(4.0, 0.25, 1), examples=2000, capacity=2001)
-    (batch,) = plan.batches(KEY)
+    (batch,), (named,) = plan.batches(KEY), plan.batches(KEY, run="second")
     assert 390 <= int(batch.mask.sum()) <= 610
+    # Runs with the same samples would cost more together than independent runs. 375 rows of one are not in the other.
+    rows, others = (set(each.examples[each.mask].tolist()) for each in (batch, named))
+    assert 270 < len(rows - others) < 480
     assert plan.run.guarantee.terms[0].sampling_rate == 0.25
+
+
+def test_a_state_that_is_not_valid_gives_its_optimiser_nothing(without_noise):
+    """In a program, where it cannot be refused: moments would hold a release with less noise, or one too many."""
+    plan = planned()
+    updates = plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool)))
+    optimiser = plan.optimizer(optax.trace(0.9), KEY)
+    for steps, is_valid in ((2, True), (3, False)):
+        state = optimiser.init(PARAMS)._replace(step=jnp.int32(steps))
+        moves, state = jax.jit(optimiser.update)(updates, state)
+        assert np.isfinite(flat(moves)).all() == is_valid
+        assert np.isnan(flat(state.inner)).all() != is_valid
 
 
 @pytest.mark.lengthy
