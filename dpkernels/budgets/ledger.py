@@ -256,6 +256,11 @@ class Ledger:
             raise LedgerError(f"{path}: has a budget of {stored_budget}, not of {budget}; a budget cannot be changed")
         return ledger
 
+    @property
+    def voidable(self) -> frozenset[int]:
+        """Return the numbers of the charges that this object has made and not voided."""
+        return frozenset(self._made)
+
     def statement(self) -> LedgerState:
         """Return all that it holds, verified."""
         last_seen = self._seen  # before reading: another thread may see more meanwhile

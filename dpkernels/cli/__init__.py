@@ -8,13 +8,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
 from dpkernels.cache_folder import keep_programs
 from dpkernels.cli.errors import DONE, FAILED, error_form, exit_code, message_of, traceback_of
 from dpkernels.cli.interrupts import Requests, interruptible
-from dpkernels.cli.terminal import begin, is_kept_for_data, is_redacted, say, show
+from dpkernels.cli.terminal import (
+    answer_in_json,
+    begin,
+    is_answer_in_json,
+    is_kept_for_data,
+    is_redacted,
+    say,
+    show,
+    warn_of_library,
+)
 
 _JSON = "--json"
 _COMPLETE = "_DPKERNELS_COMPLETE"  # what a shell sets to ask for completions
@@ -29,8 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     requests = Requests()
     begin()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    answer_in_json(_JSON in given)
     try:
-        with interruptible(requests, last=arguments is None):
+        with interruptible(requests, last=arguments is None), warnings.catch_warnings():
+            warnings.showwarning = warn_of_library
             if arguments is None:
                 # Open closed standard streams: else a file opened later becomes the stream that a library writes to.
                 while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -39,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 keep_programs()
             return _run(given)
     except KeyboardInterrupt as error:
-        return _fail(error, "interrupted", as_json=_JSON in given)
+        return _fail(error, "interrupted")
     except Exception as error:
-        return _failed(error, requests, _JSON in given)
+        return _failed(error, requests)
 
 
 def _run(arguments: list[str]) -> int:
@@ -52,7 +64,10 @@ def _run(arguments: list[str]) -> int:
     if instruction := os.environ.get(_COMPLETE):
         from click.shell_completion import shell_complete
 
-        return shell_complete(dpkernels, {}, "dpkernels", _COMPLETE, instruction)
+        with suppress(KeyError, ValueError):  # of what a shell did not set
+            if (code := shell_complete(dpkernels, {}, "dpkernels", _COMPLETE, instruction)) == DONE:
+                return code
+        raise click.UsageError(f"{_COMPLETE}: {instruction!r}; it is bash_source, zsh_source or fish_source")
     try:
         with dpkernels.make_context("dpkernels", arguments) as context:
             dpkernels.invoke(context)
@@ -63,7 +78,7 @@ def _run(arguments: list[str]) -> int:
     return DONE
 
 
-def _failed(error: Exception, requests: Requests, as_json: bool) -> int:
+def _failed(error: Exception, requests: Requests) -> int:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -75,14 +90,14 @@ def _failed(error: Exception, requests: Requests, as_json: bool) -> int:
         say(f"the output is complete; what came after failed: {message_of(error)}")
         return DONE
     if requests.asked:  # while a library was imported or ran, which made another error of it
-        return _fail(error, "interrupted", as_json=as_json)
+        return _fail(error, "interrupted")
     if isinstance(error, BrokenPipeError) and not _left_behind(error):
         return FAILED  # The reader of stdout has gone, and wants no message; but what was charged is told.
-    return _fail(error, message_of(error), exit_code(error), as_json=as_json)
+    return _fail(error, message_of(error), exit_code(error))
 
 
-def _fail(error: BaseException, message: str, code: int = FAILED, *, as_json: bool) -> int:
-    left = _left_behind(error)
+def _fail(error: BaseException, message: str, code: int = FAILED) -> int:
+    left, as_json = _left_behind(error), is_answer_in_json()
     if as_json:
         with suppress(OSError):
             show(json.dumps(error_form(error, message, code, left), indent=2), error=is_kept_for_data())

@@ -16,8 +16,9 @@ import dpkernels as package
 from dpkernels.cli import config
 from dpkernels.cli import options as opts
 from dpkernels.cli.config import config_options
+from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.terminal import is_kept_for_data, show
+from dpkernels.cli.terminal import is_kept_for_data, show, warn
 
 _OVERVIEW = """\b
 Examples:
@@ -66,10 +67,17 @@ def _print(result: Any, as_json: bool, plot: Path | None = None) -> None:
     show(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
-def _is_session(path: Path) -> bool:
-    """Return whether a file was written by ``Session.save``, whose format stands first in it."""
+def _charged_ledger(ledger: Path | None) -> Path | None:
+    """Return the ledger of a release: the one that was given, or else that of the environment."""
+    usual = os.environ.get(_LEDGER_VARIABLE)
+    return Path(usual) if ledger is None and usual else ledger
+
+
+def _may_be_session(path: Path) -> bool:
+    """Return whether a file may be of ``Session.save``: its format stands first, unless the file is being replaced."""
     with path.open("rb") as file:
-        return b'"dpkernels session' in file.read(64)
+        head = file.read(64)
+    return b'"dpkernels session' in head or head.startswith(b'{"replacing"')
 
 
 _MORE_ACCOUNT = """\b
@@ -341,8 +349,8 @@ def perturb(
     runs, save_config = {name: options.pop(name) for name in opts.ENGINE}, options.pop("save_config")
     parameters = {name: options.pop(name) for name in list(options) if name in opts.OPTIONS}  # as the user ordered them
     of_mechanisms = {name: values for name, values in parameters.items() if values}
-    if not options["ledger"] and (usual := os.environ.get(_LEDGER_VARIABLE)):
-        options["ledger"] = (Path(usual),)
+    if not options["ledger"] and (usual := _charged_ledger(None)):
+        options["ledger"] = (usual,)
     request = plan.Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
         release: plan.Plan = plan.plan(request)
@@ -354,7 +362,10 @@ def perturb(
         release = datasets.plan(request, engine(runs))
     done, left = release.check(progress) if check else (release.release(progress, check_first), "")
     if save_config is not None:
-        config.save(save_config, context)
+        try:
+            config.save(save_config, context)
+        except OSError as error:  # The release is complete, and its summary is still to be printed.
+            warn(f"--save-config: {save_config} could not be written: {text_of(error)}")
     summary.warn_of(done)
     if not quiet or as_json:
         about = done, None if check else (target, release.sidecar)
@@ -413,7 +424,7 @@ def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **opti
 
     asked = {"count": ("",) if count else ()} | {name: options.pop(name) for name in _STATISTICS}
     keys = statistics.groups(by)
-    chosen = statistics.statistics(asked, keys)
+    chosen, options["ledger"] = statistics.statistics(asked, keys), _charged_ledger(options["ledger"])
     show(statistics.release(source, target, chosen, keys, **options).splitlines())
 
 
@@ -458,12 +469,13 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if verify is not None:
         if settings:
             raise click.UsageError("--verify: takes no other option but --json and --redact")
-        if _is_session(verify):
+        if _may_be_session(verify):
             with importing():
-                from dpkernels.cli.statistics import verified
+                from dpkernels.cli import statistics
 
-            _print(verified(verify), as_json)
-            return
+            if statistics.is_session(verify):
+                _print(statistics.verified(verify), as_json)
+                return
         with importing():
             from dpkernels.cli.release.verify import Findings
 

@@ -9,7 +9,8 @@ A file has a table for each command, whose keys are the names of its options wit
     epsilon = 1
     ledger = "people.ledger"
 
-A list repeats an option. What the command line gives replaces what the file has for the same option.
+A list repeats an option. What the command line gives replaces what the file has for the same option. A path is relative
+to the folder of the file, so that a job is the same in every folder: else a ``budget`` would make a new ledger there.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import Any
 import click
 
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.options import INPUT, OUTPUT, given_options, rare_options, together
+from dpkernels.cli.options import INPUT, OUTPUT, CategoryFile, given_options, rare_options, together
+from dpkernels.cli.terminal import answer_in_json
 
 # Options of the file itself, and those that one run alone is meant to have.
 _NOT_KEPT = ("config", "save_config", "force", "check")
+_NOT_SAVED = ("budget",)  # of a new ledger: if the ledger were gone, the next run would make another one
 
 
 def _key(option: click.Parameter) -> str:
@@ -53,7 +56,19 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
         raise click.UsageError(f"--config: {path}: {context.info_name!r} must be a table of options")
     if strange := sorted(table.keys() - known.keys()):
         raise click.UsageError(f"--config: {path}: {strange[0]!r} is no option of {context.info_name}")
-    context.default_map = {str(known[key].name): _value(known[key], value, path) for key, value in table.items()}
+    context.default_map = {
+        str(known[key].name): _in_folder(known[key], _value(known[key], value, path), path.absolute().parent)
+        for key, value in table.items()
+    }
+    if context.default_map.get("as_json"):
+        answer_in_json()
+
+
+def _in_folder(option: click.Option, value: Any, folder: Path) -> Any:
+    """Return a value with paths as they are from a folder."""
+    if not isinstance(option.type, click.Path | CategoryFile):
+        return value
+    return [str(folder / path) for path in value] if isinstance(value, list) else str(folder / value)
 
 
 def _value(option: click.Option, value: Any, path: Path) -> Any:
@@ -87,7 +102,11 @@ config_options = together(
 def save(path: Path, context: click.Context) -> None:
     """Write the options of a command, those of ``--config`` included, to a new file; OSError if it exists."""
     known, given = _options(context.command), {**(context.default_map or {}), **given_options(context)}
-    lines = [f"{key} = {_toml(given[option.name])}\n" for key, option in known.items() if option.name in given]
+    lines = [
+        f"{key} = {_toml(_in_folder(option, given[option.name], Path.cwd()))}\n"
+        for key, option in known.items()
+        if option.name in given and option.name not in _NOT_SAVED
+    ]
     with path.open("x", encoding="utf-8") as file:
         file.write(f"[{context.info_name}]\n{''.join(lines)}")
 

@@ -76,10 +76,14 @@ class LedgerAccount:
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
         return cls(path, budget, files[0] if files else None)
 
+    def opened(self, charge: EpsilonDelta) -> Ledger:
+        """Return the ledger for a charge; it is made, if it is a new one, unless the charge exceeds its budget."""
+        self._check_new(charge)
+        return Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
+
     def charge(self, price: Price, label: str) -> LedgerCharge:
         with self._advice():
-            self._check_new(price.amounts)  # No ledger is made for a release above its budget.
-            ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
+            ledger = self.opened(price.amounts)
             return LedgerCharge(self.path, price, ledger.charge(*price.amounts, label), ledger)
 
     def check(self, charge: EpsilonDelta) -> str:
@@ -176,11 +180,20 @@ def charging(
     cost = price()
     with uninterrupted():  # so that no charge is made without a ledger_charge
         ledger_charge = ledger_account.charge(cost, cost.describe(label))
-    try:
+    with settling(lambda: ledger_charge, output):
         stop_if_asked()
         yield ledger_charge
+
+
+@contextmanager
+def settling(charged: Callable[[], LedgerCharge | None], output: Any) -> Iterator[None]:
+    """Settle the charge of a failed release, if one was made, and let the error say what became of it."""
+    try:
+        yield
     except BaseException as error:
         with uninterrupted():
+            if (ledger_charge := charged()) is None:
+                raise
             left_behind = ledger_charge.settle(error, output)
         failed = click.ClickException(error.message) if isinstance(error, click.UsageError) else error
         failed.left_behind = left_behind  # type: ignore[attr-defined]

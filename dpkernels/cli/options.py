@@ -125,6 +125,8 @@ class Command(click.Command):
             self.params.append(more)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any(parameter.name == "target" for parameter in self.params):
+            keep_for_data(str(DASH) in args)  # until it is known what each argument is
         given, *_ = self.make_parser(ctx).parse_args(list(args))
         ctx.meta[_GIVEN] = given
         keep_for_data(given.get("target") == str(DASH))
@@ -160,7 +162,7 @@ def given_options(context: click.Context) -> dict[str, Any]:
 
 
 def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
-    if is_given:
+    if is_given and not context.resilient_parsing:
         context.meta[_ALL] = True
         show(context.get_help())
         context.exit()

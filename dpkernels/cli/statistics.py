@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 
 from dpkernels import checks
-from dpkernels.budgets.filters import format_amount
+from dpkernels.bounded_json import parse_json, read_text
+from dpkernels.budgets.filters import EpsilonDelta, amount, format_amount
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.errors import text_of
+from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, settling
 from dpkernels.cli.options import flag, usage_errors
-from dpkernels.cli.text import aligned
+from dpkernels.cli.release.output import Output, check_target, digest, own_sidecar, sidecar_path
+from dpkernels.cli.release.sidecar import WrittenFile
+from dpkernels.cli.terminal import private, warnings
+from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import format_number
 from dpkernels.exact.certificate import CertificateError
@@ -34,9 +39,10 @@ from dpkernels.session import (
     Variance,
 )
 from dpkernels.session.reports import verify
-from dpkernels.session.tables import table_of
-from dpkernels.staging import replaced
+from dpkernels.session.tables import UnknownColumnError, table_of
+from dpkernels.staging import naming, sha256_and_size, write_png
 
+_SPACE = 1 << 20  # Bytes that a table and its sidecar may need; it is checked before the charge.
 _BOUNDED: dict[str, Any] = {"sum": Sum, "mean": Mean, "variance": Variance}
 
 
@@ -111,17 +117,58 @@ def tidy(results: Sequence[Result], by: Mapping[str, Any] | None, confidence: fl
     return columns
 
 
-def _write(columns: Mapping[str, Any], target: Path) -> None:
+def _write(columns: Mapping[str, Any], target: Path, file: Any) -> None:
     table = table_of("pyarrow", columns)
-    with replaced(target, 0o666) as file:
-        if target.suffix == ".parquet":
-            import pyarrow.parquet
+    if target.suffix == ".parquet":
+        import pyarrow.parquet
 
-            pyarrow.parquet.write_table(table, file)
-        else:
-            import pyarrow.csv
+        pyarrow.parquet.write_table(table, file)
+    else:
+        import pyarrow.csv
 
-            pyarrow.csv.write_csv(table, file)
+        pyarrow.csv.write_csv(table, file)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a release of statistics; what one of them is must not be another."""
+
+    source: Path
+    target: Path
+    plot: Path | None
+    ledger: LedgerAccount | None
+
+    @classmethod
+    def of(
+        cls, source: Path, target: Path, plot: Path | None, charged: Mapping[str, Any], force: bool, is_dry: bool
+    ) -> Self:
+        """Check the files before anything is read, and raise a click.UsageError about those that cannot be used."""
+        if target.suffix not in (".csv", ".parquet"):
+            raise click.UsageError(f"OUT: {target} must end in .csv or .parquet")
+        check_target(source, target, force or is_dry)
+        if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
+            raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
+        files = [source, target, sidecar_path(target), *([] if plot is None else [plot])]
+        if is_dry and not (charged.get("ledger") or source).exists():
+            charged = {}
+        return cls(source, target, plot, LedgerAccount.of(charged, files, [source] if source.is_dir() else []))
+
+
+def _session(files: Files, ledger: Ledger | None, statistics_: Sequence[Statistic], **options: Any) -> tuple[Any, Any]:
+    """Return the session and the plan of a release, which nothing of the options prevents."""
+    epsilon, delta, rows = (options.pop(name) for name in ("epsilon", "delta", "rows"))
+    try:
+        with usage_errors():
+            session = Session(files.source, epsilon=epsilon, delta=delta, ledger=ledger, **options)
+            plan = session.plan(statistics_, epsilon=epsilon, delta=delta, rows=rows)
+            for statistic, own, own_delta in zip(plan.statistics, plan.epsilons, plan.deltas, strict=True):
+                session.check(statistic, epsilon=own, delta=own_delta)
+    except click.UsageError as error:
+        if not isinstance(unknown := error.__cause__, UnknownColumnError):
+            raise
+        columns = private(listed(unknown.columns), f"{len(unknown.columns)} columns")
+        raise click.UsageError(f"column: there is no {unknown.name!r}; {files.source} has {columns}") from unknown
+    return session, plan
 
 
 def release(
@@ -143,50 +190,63 @@ def release(
     **unit: Any,
 ) -> str:
     """Release statistics of a file into a table and a sidecar, and return a summary; or print what would be done."""
-    sidecar = target.with_name(f"{target.name}.json")
+    charged = {"ledger": ledger, **({} if budget is None else {"budget": budget})}
+    files = Files.of(source, target, plot, charged, force, dry_run)
     with usage_errors():
-        if target.suffix not in (".csv", ".parquet") or not target.parent.is_dir():
-            raise ValueError(f"OUT: {target} must be a .csv or .parquet file in an existing folder")
-        if not dry_run and not force and (existing := [path for path in (target, sidecar) if path.exists()]):
-            raise ValueError(f"OUT: {existing[0]} exists; --force replaces it")
         checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
         if not statistics_:
             raise ValueError("give at least one statistic, such as --count")
         if plot is not None and len(statistics_) > 1:
             raise ValueError("--plot: draws one statistic")
-        if budget is not None and ledger is None:
-            raise ValueError("--budget: is that of a new --ledger")
-    charged = None
-    if ledger is not None and not (dry_run and not ledger.exists()):
-        charged = Ledger(ledger) if budget is None else Ledger.create(ledger, *budget)
-    with usage_errors():
-        session = Session(source, epsilon=epsilon, delta=delta, ledger=charged, **unit)
-        plan = session.plan(statistics_, epsilon=epsilon, delta=delta, rows=rows)
-        for statistic, own, own_delta in zip(plan.statistics, plan.epsilons, plan.deltas, strict=True):
-            session.check(statistic, epsilon=own, delta=own_delta)
+        cost = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
+    of_session = {"epsilon": epsilon, "delta": delta, "rows": rows, **unit}
+    if files.ledger is not None and not files.ledger.path.exists():
+        _session(files, None, statistics_, **of_session)  # No ledger is made for a release that is refused.
+    account = None if files.ledger is None else files.ledger.opened(cost)
+    session, plan = _session(files, account, statistics_, **of_session)
     if dry_run:
-        expected = plan.expected().to_pydict()
-        if as_json:
-            return json.dumps({"rows": rows, "cost": [format_amount(each) for each in plan.cost], **_finite(expected)})
-        table = [("statistic", "epsilon", "width of the 95 % interval")]
-        for name, own, width in zip(*expected.values(), strict=True):
-            shown = "depends on the data" if math.isnan(width) else format_number(width)
-            table.append((name, shortest(own), shown))
-        about = (
-            f"Nothing is released or charged. Widths are for groups of {rows:,} rows; the cost would be {plan.cost}."
-        )
-        return "\n".join([*aligned(table), about])
-    results = plan.release()
-    columns = tidy(results, by, confidence)
-    session.save(sidecar, confidence=confidence)
-    _write(columns, target)
+        return _expected(plan, rows, as_json)
+    with Output(source, target, force).run() as output:
+        output.check_space(_SPACE)
+        with settling(lambda: _charge(files.ledger, account, plan), output):
+            results = plan.release()
+            columns = tidy(results, by, confidence)
+            with naming(target):
+                _write(columns, target, output.file)
+                written = WrittenFile(*sha256_and_size(output.file))
+            form = session.to_dict(confidence=confidence) | {"output": written.to_dict()}
+            output.commit(json.dumps(form) + "\n")
     if plot is not None:
-        results[0].plot(confidence=confidence).figure.savefig(plot, dpi=150)
+        write_png(results[0].plot(confidence=confidence).figure, plot)
     if as_json:
-        return json.dumps(json.loads(sidecar.read_text()) | {"certificates": None}, indent=2)
+        about = {"certificates": str(sidecar_path(target)), "table": str(target), "warnings": warnings()}
+        return json.dumps(form | about, indent=2)
     rows_ = ([_shown(cell) for cell in row] for row in zip(*columns.values(), strict=True))
     lines = [list(columns), *rows_]
-    return "\n".join([*aligned(lines), "", *session.report().splitlines()[-3:], f"Written: {target}, {sidecar}"])
+    place = f"Written: {target}, {sidecar_path(target)}"
+    return "\n".join([*aligned(lines), "", *session.report().splitlines()[-3:], place])
+
+
+def _charge(files_ledger: LedgerAccount | None, ledger: Ledger | None, plan: Any) -> LedgerCharge | None:
+    """Return the charge that a release has made, if it has made one."""
+    if files_ledger is None or ledger is None or not ledger.voidable:
+        return None
+    state = ledger.statement()
+    after = replace(state, entries=state.entries[: max(ledger.voidable)])
+    return LedgerCharge(files_ledger.path, Price(plan.cost, None, 1), after, ledger)
+
+
+def _expected(plan: Any, rows: int, as_json: bool) -> str:
+    """Return what a release would cost, and how wide its intervals would be."""
+    expected = plan.expected().to_pydict()
+    if as_json:
+        return json.dumps({"rows": rows, "cost": [format_amount(each) for each in plan.cost], **_finite(expected)})
+    table = [("statistic", "epsilon", "width of the 95 % interval")]
+    for name, own, width in zip(*expected.values(), strict=True):
+        shown = "depends on the data" if math.isnan(width) else format_number(width)
+        table.append((name, shortest(own), shown))
+    about = f"Nothing is released or charged. Widths are for groups of {rows:,} rows; the cost would be {plan.cost}."
+    return "\n".join([*aligned(table), about])
 
 
 def _shown(cell: Any) -> str:
@@ -213,13 +273,38 @@ class VerifiedSession:
         return "\n".join(self.lines)
 
 
+def is_session(path: Path) -> bool:
+    """Return whether a file is the sidecar of statistics, or was written by ``Session.save``."""
+    try:
+        form = _form(path)
+    except ValueError:
+        return False
+    return type(form) is dict and str(form.get("format")).startswith("dpkernels session")
+
+
+def _form(path: Path) -> Any:
+    text = own_sidecar(_table(path), read_text(path))
+    return None if text is None else parse_json(text)
+
+
+def _table(sidecar: Path) -> Path:
+    return sidecar.with_name(sidecar.name.removesuffix(".json"))
+
+
 def verified(path: Path) -> VerifiedSession:
-    """Verify a saved session.
+    """Verify a saved session, and the table beside it if it has one.
 
     Raises:
         CertificateError: what it states does not follow.
     """
+    form, table = _form(path), _table(path)
     try:
-        return VerifiedSession(path, verify(json.loads(path.read_text())))
+        lines = verify(form)
     except ValueError as error:
         raise CertificateError(f"{path}: {text_of(error)}") from error
+    if "output" in form:
+        stated = form["output"].get("sha256") if type(form["output"]) is dict else None
+        if stated is None or digest(table) != stated:
+            raise CertificateError(f"{table}: is not the table that {path} is for, or is not there")
+        lines.append(f"{table}: SHA-256 verified; its numbers are the declared ones")
+    return VerifiedSession(path, lines)

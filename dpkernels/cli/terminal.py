@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 # Noncharacters of Unicode, which no text contains. A marked text is a plain string: it can be part of any message.
 _OPEN, _OTHERWISE, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
@@ -18,6 +19,7 @@ _MARKED = re.compile(f"{_OPEN}(.*?){_OTHERWISE}(.*?){_CLOSE}", re.DOTALL)
 _MARKS = re.compile(f"[{_OPEN}{_OTHERWISE}{_CLOSE}]")
 
 _redacted = False  # by --redact
+_answers_in_json = False  # whether a failure is JSON, too
 _holds_data = False  # whether standard output is the output of a release
 _warnings = list[str]()  # of this run
 
@@ -26,6 +28,7 @@ def begin() -> None:
     """Forget what an earlier command of this process has set."""
     redact(False)
     keep_for_data(False)
+    answer_in_json(False)
     _warnings.clear()
 
 
@@ -33,6 +36,17 @@ def keep_for_data(holds_data: bool) -> None:
     """Keep standard output for the output of a release: JSON then goes to standard error."""
     global _holds_data
     _holds_data = holds_data
+
+
+def answer_in_json(is_json: bool = True) -> None:
+    """Let a failure be JSON, as the result would be."""
+    global _answers_in_json
+    _answers_in_json = is_json
+
+
+def is_answer_in_json() -> bool:
+    """Return whether a failure is JSON."""
+    return _answers_in_json
 
 
 def is_kept_for_data() -> bool:
@@ -49,6 +63,11 @@ def warn(message: str) -> None:
     """Print a warning on standard error, and keep it for JSON."""
     _warnings.append(printable(public(" ".join(message.split()))))
     say(f"warning: {message}")
+
+
+def warn_of_library(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Print a warning of Python, whose text may quote a cell of a file."""
+    warn(private(str(message), category.__name__))
 
 
 def redact(redacted: bool = True) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jax import Array
@@ -365,12 +365,16 @@ class Session:
         """
         return reports.report(self._entries, self.spent, self.left, self.neighbouring)
 
-    def save(self, path: str | os.PathLike[str], *, confidence: float = 0.95) -> None:
-        """Write results, intervals, certificates and charges as JSON, which ``dpkernels certify --verify`` verifies."""
+    def to_dict(self, *, confidence: float = 0.95) -> dict[str, Any]:
+        """Return results, intervals, certificates and charges as JSON, which ``save`` writes."""
         ledger = None if self._ledger is None else self._ledger.statement().ledger
         form = reports.to_dict(self._entries, self.spent, self.neighbouring, ledger, confidence)
+        return cast(dict[str, Any], json.loads(json.dumps(form, default=lambda number: number.item())))
+
+    def save(self, path: str | os.PathLike[str], *, confidence: float = 0.95) -> None:
+        """Write results, intervals, certificates and charges as JSON, which ``dpkernels certify --verify`` verifies."""
         with replaced(Path(path), 0o666) as file:
-            file.write(json.dumps(form, indent=1, default=lambda number: number.item()).encode())
+            file.write(json.dumps(self.to_dict(confidence=confidence), indent=1).encode())
 
 
 @dataclass(frozen=True, repr=False)

@@ -297,6 +297,14 @@ class DelimitedLines:
         return b"\n".join(array.filter(pc.and_(is_sound, is_short)).to_pylist())
 
 
+class UnknownColumnError(ValueError):
+    """A name that is not a column's; ``columns`` are the names, which may be cells of a file without a header."""
+
+    def __init__(self, name: str, columns: Sequence[Any]) -> None:
+        self.name, self.columns = name, tuple(map(str, columns))
+        super().__init__(f"column: there is no {name!r}; the data has {', '.join(self.columns)}")
+
+
 @dataclass
 class Table:
     """Columns that are read in blocks, and which of their rows count.
@@ -340,8 +348,7 @@ class Table:
                 "or the path of a CSV or Parquet file"
             )
         names = containers.columns_of(data)
-        if len(set(names)) < len(names):
-            raise ValueError("data: two columns have the same name; rename one of them")
+        _check_unique(names)
         if len(data) > MOST_ROWS:
             raise ValueError(f"data: has more than {MOST_ROWS} rows")
         return cls(kind, tuple(names), data)
@@ -356,18 +363,20 @@ class Table:
             raise ValueError(f"data: {path} must be a .csv, .tsv or .parquet file, or a folder of one kind of these")
         if formats == {"parquet"}:
             files = datasets.dataset(path, format="parquet")
+            _check_unique(files.schema.names)
             return cls("pyarrow", tuple(files.schema.names), None, files)
         if {".csv", ".tsv"} <= endings:
             raise ValueError(f"data: {path} has .csv and .tsv files; name a folder of one kind of them")
         paths = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _ENDINGS)
         lines = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
+        _check_unique(lines.names)
         return cls("pyarrow", tuple(lines.names), None, lines)
 
     def check_columns(self, *names: str) -> None:
-        """Raise a ValueError for a name that is not a column's."""
+        """Raise an UnknownColumnError for a name that is not a column's."""
         for name in names:
             if name not in self.columns:
-                raise ValueError(f"column: there is no {name!r}; the data has {', '.join(map(str, self.columns))}")
+                raise UnknownColumnError(name, self.columns)
 
     def _all_blocks(self, names: Sequence[str]) -> Iterator[Block]:
         if self.files is not None:
@@ -426,6 +435,11 @@ class Table:
         self.counted = np.zeros(len(order), bool)
         self.counted[order[rank < rows]] = True
         self.counted &= self.persons >= 0
+
+
+def _check_unique(names: Sequence[Any]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError("data: two columns have the same name; rename one of them")
 
 
 def table_of(kind: str, columns: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -197,6 +198,82 @@ def test_a_shell_can_complete_the_command() -> None:
     variables = {"_DPKERNELS_COMPLETE": "bash_complete", "COMP_WORDS": "dpkernels perturb --led", "COMP_CWORD": "2"}
     done = subprocess.run(COMMAND, capture_output=True, text=True, env=os.environ | variables, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "plain,--ledger\n", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"_DPKERNELS_COMPLETE": "bash"}, "is bash_source, zsh_source or fish_source"),
+        ({"_DPKERNELS_COMPLETE": "bash_complete"}, "is bash_source, zsh_source or fish_source"),
+    ],
+)
+def test_a_completion_that_no_shell_asks_for_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert_refused(run(), 2, words)
+
+
+def test_completion_prints_no_help(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_DPKERNELS_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "dpkernels perturb --help-all --led")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert run() == (0, "plain,--ledger\n", "")
+
+
+def test_failures_are_json_if_a_file_of_options_says_so(run: Run) -> None:
+    Path("in.csv").write_text(BAD_CSV)
+    Path("a.toml").write_text('[perturb]\ncolumn = "age"\nlower = 0\nupper = 120\nepsilon = 1\njson = true\n')
+    assert json.loads(run("perturb", "in.csv", "out.csv", "--config", "a.toml").out)["code"] == 1
+    assert json.loads(run("perturb", "in.csv", "out.csv", "--config", "a.toml", "--epsilon", "0").out)["code"] == 2
+    assert run("perturb", "in.csv", "out.csv", *AGE).out == ""
+
+
+def test_standard_output_with_data_has_no_json_of_wrong_options(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    done = run("perturb", "in.csv", "-", "--sidecar", "out.json", "--colum", "age", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert json.loads(done.err)["code"] == 2
+
+
+def test_paths_of_a_file_of_options_are_in_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    more = ["--ledger", "l.ledger", "--budget", "2", "--save-config", "night.toml"]
+    assert run(*RELEASE, *more).code == 0
+    assert "budget" not in Path("night.toml").read_text()
+    other = Path("other")
+    other.mkdir()
+    monkeypatch.chdir(other)
+    text = Path("../night.toml").read_text().replace(str(Path("..").resolve()) + "/", "")
+    Path("../night.toml").write_text(text + 'budget = "2"\n')
+    for name, code in (("a.csv", 0), ("b.csv", 3)):
+        assert run("perturb", "../in.csv", name, "--config", "../night.toml").code == code
+    assert not Path("l.ledger").exists()
+    assert Ledger("../l.ledger").statement().spent.epsilon == 2
+
+
+def test_options_that_cannot_be_saved_do_not_hide_the_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "n.toml")
+
+    monkeypatch.setattr("dpkernels.cli.config.save", full)
+    Path("in.csv").write_text(GOOD_CSV)
+    done = run(*RELEASE, "--save-config", "n.toml", "--json")
+    assert done.code == 0
+    assert "n.toml could not be written" in json.loads(done.out)["warnings"][0]
+
+
+def test_warnings_of_libraries_are_withheld_from_logs(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def library(*_: object, **__: object) -> None:
+        warnings.warn("cell secret", UserWarning, stacklevel=2)
+        raise ValueError
+
+    monkeypatch.setattr(terminal, "is_redacted", lambda: True)
+    monkeypatch.setattr("dpkernels.cli.mechanisms.listing_dict", library)
+    done = run("mechanisms", "--json")
+    assert json.loads(done.out)["warnings"] == ["UserWarning"]
+    assert "secret" not in done.out + done.err
 
 
 def test_warnings_of_one_run_are_not_those_of_the_next() -> None:

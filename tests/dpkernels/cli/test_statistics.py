@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
+from dpkernels.budgets.ledger import Ledger
+from dpkernels.cli import main
 from dpkernels.cli.commands import dpkernels as command
 from dpkernels.cli.errors import EXHAUSTED, UNVERIFIED, exit_code
 
@@ -128,3 +131,96 @@ def test_a_file_is_replaced_by_force_alone(folder):
     assert (folder / "out.csv").read_text() == before
     run("release people.csv out.csv --count --sum age:0:90 --epsilon 1 --force")
     assert len(rows_of("out.csv")) == 2
+
+
+# Files, charges and what is shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("people.csv people.csv --force", "is the input"),
+        ("people.csv out.csv --ledger out.csv --budget 3", "is a file of the release"),
+        ("people.csv out.csv --ledger out.csv.json --budget 3", "is a file of the release"),
+        ("people.csv out.csv --ledger p.png --plot p.png --budget 3", "is a file of the release"),
+        ("in in/out.csv", "is in the folder of the input"),
+        ("people.csv out.csv --mean size:0:1 --ledger l --budget 3", "there is no 'size'"),
+        ("people.csv out.csv --ledger l --budget 0.5", "exceed"),
+    ],
+)
+def test_no_file_of_a_release_of_statistics_is_another_one(folder, arguments, words):
+    (folder / "in").mkdir()
+    (folder / "in/1.csv").write_bytes((folder / "people.csv").read_bytes())
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    result = run(f"release {arguments} --count --epsilon 1", fails=True)
+    assert words in str(result.output) + str(result.exception)
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
+    assert not (folder / "l").exists()
+
+
+def test_the_ledger_of_the_environment_is_charged_for_statistics(folder, monkeypatch):
+    monkeypatch.setenv("DPKERNELS_LEDGER", str(folder / "usual"))
+    ledger = Ledger.create("usual", 1)
+    run("release people.csv out.csv --count --epsilon 0.75")
+    assert ledger.statement().spent.epsilon == 0.75
+    run("release people.csv more.csv --count --epsilon 0.75", fails=True)
+    assert not (folder / "more.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "spent"), [(OSError(errno.ENOSPC, "full"), 1, 1), (KeyboardInterrupt(), 1, 0)]
+)
+def test_a_release_of_statistics_that_fails_says_what_became_of_its_charge(
+    folder, monkeypatch, capsys, failure, code, spent
+):
+    ledger, names = Ledger.create("l", 2), {path.name for path in folder.iterdir()} | {"l"}
+
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr("dpkernels.cli.statistics._write", fail)
+    assert main(["release", "people.csv", "out.csv", "--count", "--epsilon", "1", "--ledger", "l", "--json"]) == code
+    form = json.loads(capsys.readouterr().out)
+    assert form["code"] == 1
+    assert ("stays in l" if spent else "is voided") in form["charge"]
+    assert ledger.statement().spent.epsilon == spent
+    assert {path.name for path in folder.iterdir()} == names
+
+
+def test_a_release_of_statistics_is_the_old_or_the_new_one(folder):
+    run("release people.csv out.csv --count --epsilon 1")
+    table, old = (folder / "out.csv").read_bytes(), (folder / "out.csv.json").read_text()
+    run("release people.csv new.csv --count --epsilon 1")
+    new = (folder / "new.csv.json").read_text()
+    # A run that was killed between its renames has left this.
+    (folder / "out.csv.json").write_text(f'{{"replacing": {json.dumps(old)}, {new[1:]}')
+    assert "verified" in run("certify --verify out.csv.json").output
+    run("release people.csv out.csv --count --epsilon 1", fails=True)
+    assert (folder / "out.csv").read_bytes() == table
+    run("release people.csv out.csv --count --epsilon 1 --force")
+    assert "verified" in run("certify --verify out.csv.json").output
+
+
+def test_a_table_that_was_altered_is_not_verified(folder):
+    run("release people.csv out.csv --count --epsilon 1")
+    (folder / "out.csv").write_text((folder / "out.csv").read_text().replace("count", "total"))
+    assert exit_code(run("certify --verify out.csv.json", fails=True).exception) == UNVERIFIED
+    (folder / "out.csv").unlink()
+    assert exit_code(run("certify --verify out.csv.json", fails=True).exception) == UNVERIFIED
+
+
+def test_columns_that_were_not_named_are_withheld_from_logs(folder, capsys):
+    (folder / "bare.csv").write_text("Ann Smith,31\nBob,40\n")
+    assert main(["release", "bare.csv", "out.csv", "--mean", "age:0:90", "--epsilon", "1", "--json"]) == 2
+    said = capsys.readouterr()
+    assert "bare.csv has 2 columns" in said.out
+    assert "Smith" not in said.out + said.err
+
+
+@pytest.mark.parametrize("more", ["", "--person id --rows-per-person 2"])
+def test_two_columns_of_one_name_are_refused(folder, more):
+    (folder / "twice.csv").write_text("id,age,age\n1,31,2\n")
+    assert (
+        "two columns have the same name"
+        in run(f"release twice.csv out.csv --count --epsilon 1 {more}", fails=True).output
+    )
