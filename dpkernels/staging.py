@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedIOBase, BufferedRandom
@@ -82,14 +82,15 @@ def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Itera
 
 
 @contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
-    """Yield a new private folder for the target; it is removed at the end unless it has been renamed."""
-    path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.parts")
+def staged_folder(target: Path, is_left: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+    """Yield a new private folder for the target; it is removed at the end, unless it was renamed or is to be left."""
+    path = _folder_path(target)
     path.mkdir(0o700)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        if not is_left():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def place_folder(new: Path, target: Path, like: Path | None = None) -> None:
@@ -129,13 +130,30 @@ class Swept:
     is_folder: bool = False
 
 
-def sweep(target: Path) -> list[Swept]:
-    """Remove the files that killed processes have left of a target, whose name must be claimed: none is in use."""
+def leftovers(target: Path) -> list[Path]:
+    """Return the files and folders that killed processes have left of a target, whose name must be claimed."""
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.(part(-journal)?|parts)")
     with os.scandir(target.parent) as entries:
-        left = [Path(entry) for entry in entries if ours.fullmatch(entry.name) and not entry.is_symlink()]
+        return [Path(entry) for entry in entries if ours.fullmatch(entry.name) and not entry.is_symlink()]
+
+
+def renamed_folder(folder: Path, target: Path) -> Path:
+    """Rename a folder that a killed process has left of a target: processes that survived it no longer find it."""
+    path = _folder_path(target)
+    folder.rename(path)
+    return path
+
+
+def _folder_path(target: Path) -> Path:
+    return target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.parts")
+
+
+def sweep(target: Path, kept: Collection[Path] = ()) -> list[Swept]:
+    """Remove the files that killed processes have left of a target, whose name must be claimed: none is in use."""
     swept = list[Swept]()
-    for path in left:
+    for path in leftovers(target):
+        if path in kept:
+            continue
         size, is_folder = 0, path.suffix == ".parts"
         with suppress(OSError):  # another user's, in a folder of many
             if is_folder and path.is_dir():

@@ -27,7 +27,7 @@ from dpkernels.cli.options import INPUT, OUTPUT, CategoryFile, given_options, ra
 from dpkernels.cli.terminal import answer_in_json
 
 # Options of the file itself, and those that one run alone is meant to have.
-_NOT_KEPT = ("config", "save_config", "force", "check")
+_NOT_KEPT = ("config", "save_config", "force", "check", "resume")
 _NOT_SAVED = ("budget",)  # of a new ledger: if the ledger were gone, the next run would make another one
 
 

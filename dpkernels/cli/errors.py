@@ -45,6 +45,13 @@ class RowError(ValueError):
         self.others: BadRows | None = None
         super().__init__(("" if column is None else f"column {column!r}: ") + f"{place} {text}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowError, (self.row, self.place, self.kind, self.text, self.column)
+
+    def in_file(self, name: str) -> RowError:
+        """Return the error with the name of its file before its place."""
+        return RowError(self.row, f"{name}: {self.place}", self.kind, self.text, self.column)
+
     def in_column(self, column: str | None) -> RowError:
         """Return the error with the name of its column."""
         return RowError(self.row, self.place, self.kind, self.text, column)

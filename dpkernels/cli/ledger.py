@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
@@ -130,6 +130,7 @@ class LedgerCharge:
     price: Price
     after: LedgerState
     ledger: Ledger = field(repr=False, compare=False)
+    is_resumed: bool = False  # whether a killed run has made it
 
     @property
     def entry(self) -> Entry:
@@ -145,7 +146,9 @@ class LedgerCharge:
     def settle(self, error: BaseException, output: Any) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
         charge, why = f"charge {self.entry.id} of {self.entry.amounts}", ""
-        if not is_independent(error):
+        if self.is_resumed:
+            why = "a killed run has made it"
+        elif not is_independent(error):
             why = "whether such a run fails may depend on the reports"
         elif not output.withdraw():
             why = "part of the release may already have been read"
@@ -156,7 +159,8 @@ class LedgerCharge:
                 why = f"it could not be voided: {text_of(failed)}"
         if why:
             error.keeps_charge = True  # type: ignore[attr-defined]
-            return f"({charge} stays in {self.path}: {why})"
+            goes_on = "; --resume continues the run" if output.is_resumable else ""
+            return f"({charge} stays in {self.path}: {why}{goes_on})"
         return f"({charge} in {self.path} is voided: nothing was released)"
 
     def __str__(self) -> str:
@@ -183,6 +187,55 @@ def charging(
     with settling(lambda: ledger_charge, output):
         stop_if_asked()
         yield ledger_charge
+
+
+@contextmanager
+def resuming(
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], charge: Mapping[str, Any] | None, output: Any
+) -> Iterator[LedgerCharge | None]:
+    """Yield the charge that a killed run has made, which stays; a click.UsageError says that it is not in the ledger.
+
+    ``charge`` is what the run has noted of it. The ledger gets an entry of 0 each time, so that a copy of an earlier
+    state of the run cannot be continued: its rows would get other noise for the same charge.
+    """
+    if (ledger_account is None) != (charge is None):
+        raise click.UsageError(f"--resume: the killed run {'had no' if charge is None else 'charged a'} ledger")
+    if ledger_account is None or charge is None:
+        yield None
+        return
+    with uninterrupted():
+        ledger = Ledger(ledger_account.path)
+        state, number, cost = ledger.statement(), charge["charge"], price()
+        entry = next((entry for entry in state.entries if entry.id == number), None)
+        if state.ledger != charge["ledger"] or entry is None or entry.hash != charge["hash"]:
+            raise click.UsageError(f"--resume: {ledger_account.path} does not have the charge of the killed run")
+        if number in state.voided or entry.amounts != cost.amounts:
+            raise click.UsageError(
+                f"--resume: charge {number} of {ledger_account.path} is voided, or is for other rows"
+            )
+        if _marks(state, number) != charge["marks"]:
+            raise click.UsageError(
+                f"--resume: {ledger_account.path} says that the run was continued or completed after it was killed"
+            )
+        mark(ledger, number)
+    after = replace(state, entries=state.entries[:number])
+    made = LedgerCharge(ledger_account.path, cost, after, ledger, is_resumed=True)
+    with settling(lambda: made, output):
+        stop_if_asked()
+        yield made
+
+
+def mark(ledger: Ledger, charge: int) -> None:
+    """Note in a ledger, at no cost, that the run of a charge goes on, or is complete."""
+    ledger.charge(0, 0, _mark(charge))
+
+
+def _mark(charge: int) -> str:
+    return f"the run of charge {charge} was continued or completed"
+
+
+def _marks(state: LedgerState, charge: int) -> int:
+    return sum(entry.label == _mark(charge) for entry in state.entries)
 
 
 @contextmanager

@@ -7,27 +7,29 @@ beside them until the sidecar is there.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Self
+from typing import Any, Self
 
 import click
 from pyarrow import fs
 
+from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.cli.release.output import ClaimedOutput, check_parent
-from dpkernels.staging import naming, place_folder, replaced, staged_folder
+from dpkernels.cli.release.output import ClaimedOutput, check_parent, digest, say_swept
+from dpkernels.staging import leftovers, naming, place_folder, renamed_folder, replaced, staged_folder, sweep, to_disk
 
-SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
+SIDECAR, NOTE, JOURNAL = "_release.json", "_NOT_A_RELEASE", "_journal.jsonl"
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
@@ -35,22 +37,84 @@ _NOTE = "A run of dpkernels is writing here, or was killed: these files are no r
 class LocalFolder(ClaimedOutput):
     """A folder on a file system of this machine, or one that all machines share; it goes to every worker.
 
-    ``like`` is a folder whose permissions it gets at most.
+    ``like`` is a folder whose permissions it gets at most. With ``resume`` it is the hidden folder of a killed run. A
+    journal in the hidden folder says what the run is, and which parts are complete. It holds no key: a part that is not
+    in the journal is deleted, before its rows get other noise.
     """
 
-    def __init__(self, target: Path, like: Path | None) -> None:
+    def __init__(self, target: Path, like: Path | None, resume: bool = False) -> None:
         super().__init__(target)
-        self._like, self.staging = like, Path()  # the hidden folder, once it is made
+        self._like, self.resume = like, resume
+        self.staging = Path()  # the hidden folder, once it is made
+        self._is_left = False  # whether the hidden folder stays if the run fails
 
-    def named(self, number: int, parts: int, suffix: str) -> str:
-        return f"part-{number:0{len(str(parts - 1))}}{suffix}"
+    def named(self, name: str, number: int, parts: int, suffix: str) -> str:
+        """Return the name of a part, which is that of its file if ``name`` says so."""
+        return name or f"part-{number:0{len(str(parts - 1))}}{suffix}"
+
+    def _resumable(self) -> list[Path]:
+        return [path for path in leftovers(self.target) if (path / JOURNAL).is_file()]
 
     def _make(self, held: ExitStack) -> None:
         check_local(self.target)
-        self.staging = held.enter_context(staged_folder(self.target))
-        (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
+        if not self.resume:
+            self.staging = held.enter_context(staged_folder(self.target, lambda: self._is_left))
+            (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
+            return
+        left = self._resumable()
+        if len(left) != 1:
+            raise click.UsageError(f"--resume: {self.target} has {len(left)} killed runs with a journal; one is needed")
+        self.staging = renamed_folder(left[0], self.target)
 
-    def part(self, name: str, like: Path | None) -> AbstractContextManager[BufferedIOBase]:
+    @contextmanager
+    def run(self) -> Iterator[Self]:
+        with super().run():
+            try:
+                yield self
+            except BaseException as error:
+                # A release whose charge stays can be continued, as after a kill.
+                self._is_left = getattr(error, "keeps_charge", False) and self.is_resumable
+                raise
+
+    @property
+    def is_resumable(self) -> bool:
+        return (self.staging / JOURNAL).is_file()
+
+    def begin(self, entry: Mapping[str, Any]) -> None:
+        """Begin the journal with the description of the run, which is charged, before the first part is made."""
+        say_swept(sweep(self.target, [self.staging]), self.target)
+        with replaced(self.staging / JOURNAL) as file:
+            file.write(f"{json.dumps(entry)}\n".encode())
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry to the journal; when this returns, it is on the disk."""
+        with (self.staging / JOURNAL).open("ab") as file:
+            file.write(f"{json.dumps(entry)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the entries of the journal; the last line may be incomplete, and is no entry then."""
+        *lines, last = read_text(self.staging / JOURNAL).split("\n")
+        if last:  # A later entry would be written onto it.
+            with (self.staging / JOURNAL).open("r+b") as file:
+                file.truncate(sum(len(line.encode()) + 1 for line in lines))
+        return [parse_json(line) for line in lines]
+
+    def keep(self, files: Mapping[str, str]) -> None:
+        """Delete what is not complete. Every file of these names must be there with its SHA-256.
+
+        A complete part that was taken away may have been read, so its rows must not get other noise.
+        """
+        for name, sha256 in files.items():
+            if digest(self.staging / name) != sha256:
+                raise click.UsageError(f"--resume: {name} was complete, and was changed or taken away since")
+        for path in self.staging.iterdir():
+            if path.name not in {*files, JOURNAL, NOTE}:
+                path.unlink()
+        to_disk(self.staging)
+
+    def part(self, name: str, like: Path | None) -> AbstractContextManager[Any]:
         """Yield a new file that gets its name at once when it is complete."""
         return replaced(self.staging / name, like=like)
 
@@ -66,15 +130,17 @@ class LocalFolder(ClaimedOutput):
             shutil.rmtree(self.staging, ignore_errors=True)
         return not self.visible and not os.path.lexists(self.staging)
 
-    def commit(self, sidecar: str, names: Sequence[str] = ()) -> None:
+    def commit(self, sidecar: str, names: Sequence[str] = (), completing: Callable[[], object] = lambda: None) -> None:
+        """Put the folder in place; ``completing`` is called when it is complete, before anybody sees it."""
         with naming(self.target), replaced(self.staging / SIDECAR, like=self.staging / names[0]) as file:
             file.write(sidecar.encode())
-        for name in self.sizes().keys() - {*names, SIDECAR}:
-            (self.staging / name).unlink(missing_ok=True)  # what killed workers had begun, and the note
         stop_if_asked()
         with uninterrupted():
             with independent_of_reports():
                 check_local(self.target)
+            completing()
+            for name in self.sizes().keys() - {*names, SIDECAR}:
+                (self.staging / name).unlink(missing_ok=True)  # what killed workers had begun, the note, the journal
             self.visible = True
             place_folder(self.staging, self.target, self._like)
             finished()
@@ -88,8 +154,16 @@ class StoreFolder:
     # The run's number is in the names of its parts, since workers of an earlier run may still put theirs.
     number: str = ""
 
-    def named(self, number: int, parts: int, suffix: str) -> str:
+    resume = is_resumable = False
+
+    def named(self, name: str, number: int, parts: int, suffix: str) -> str:
         return f"part-{number:0{len(str(parts - 1))}}-{self.number}{suffix}"
+
+    def begin(self, entry: Mapping[str, Any]) -> None:
+        """Keep no journal: a store shows the parts of a killed run, so none of its rows can get other noise."""
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Keep no journal."""
 
     @contextmanager
     def run(self) -> Iterator[Self]:
@@ -122,7 +196,7 @@ class StoreFolder:
     def withdraw(self) -> bool:
         return False  # a store shows each part as soon as it is put, and may keep its versions
 
-    def commit(self, sidecar: str, names: Sequence[str]) -> None:
+    def commit(self, sidecar: str, names: Sequence[str], completing: Callable[[], object] = lambda: None) -> None:
         if self._note() != self.number:
             raise OSError(f"{self.target}: another run has begun to write here")
         others = self.sizes().keys() - {*names, NOTE}
@@ -160,13 +234,15 @@ class StoreFolder:
 Folder = LocalFolder | StoreFolder
 
 
-def folder(text: str, like: Path | None) -> Folder:
+def folder(text: str, like: Path | None, resume: bool = False) -> Folder:
     """Return the folder OUT; click.UsageError if it cannot be made there, or something is there."""
     place = Place.of(text)
     if place.local is None:
+        if resume:
+            raise click.UsageError("--resume: is for folders; a store of objects shows a killed run's parts to others")
         return StoreFolder(place)
     check_local(place.local)
-    return LocalFolder(place.local, like)
+    return LocalFolder(place.local, like, resume)
 
 
 def check_local(target: Path) -> None:

@@ -8,19 +8,23 @@ makes no difference.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
 import jax
 
-from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.dataset.folder import SIDECAR, Folder, LocalFolder, folder
+from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.arrays import ArrayFile
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import DASH, Layout, layout_of
@@ -28,8 +32,9 @@ from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
-from dpkernels.cli.release.plan import Done, Plan, Request, release_file
-from dpkernels.cli.release.sidecar import ReleaseSpec, versions
+from dpkernels.cli.ledger import LedgerCharge, mark, resuming
+from dpkernels.cli.release.plan import MOST_SHOWN, Done, Plan, Request, bad_rows, release_file
+from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
 from dpkernels.exact.certificate import CertificateError
@@ -47,6 +52,7 @@ class Part:
     """Rows of one file, and their place in the release. For arrays, rows are values."""
 
     number: int  # of the part, in the order of the rows
+    name: str  # of its new file, or empty if that has a number
     file: Place
     stamp: tuple[int, int, str]  # of the file when it was planned
     groups: tuple[int, int] | None  # the range of its row groups; None for a file without any
@@ -150,15 +156,28 @@ def plan_parts(files: Sequence[Place], layout: Layout, columns: Sequence[str | N
     parts, first = list[Part](), 0
     for planned_file in planned_files:
         planned_file.check_like(planned_files[0])
-        row = 0
-        for groups, rows in planned_file.pieces:
-            size = 0 if row else planned_file.output_bytes
-            parts.append(Part(len(parts), planned_file.file, planned_file.stamp, groups, row, first + row, rows, size))
+        row, file, stamp = 0, planned_file.file, planned_file.stamp
+        for number, (groups, rows) in enumerate(planned_file.pieces):
+            size, name = 0 if row else planned_file.output_bytes, _name(file.name, layout, number, planned_file.pieces)
+            parts.append(Part(len(parts), name, file, stamp, groups, row, first + row, rows, size))
             row += rows
         first += row
     if not parts:
         raise ValueError(f"{files[0]}: no file has a row to perturb")
+    names = [part.name for part in parts]
+    # In the order of their names the new files must have the rows in their order, also where case does not count.
+    is_in_order = names == sorted(names) and len({name.casefold() for name in names}) == len(names)
+    if not is_in_order or any(name[0] in "._" for name in names):
+        parts = [replace(part, name="") for part in parts]
     return tuple(parts)
+
+
+def _name(name: str, layout: Layout, number: int, pieces: Sequence[Any]) -> str:
+    """Return the name of the new file of a piece of a file; the file's own if there is one piece."""
+    if len(pieces) == 1:
+        return name
+    stem = name.removesuffix(layout.suffix)
+    return f"{stem}.{number:0{len(str(len(pieces) - 1))}}{name[len(stem) :]}"
 
 
 @contextmanager
@@ -193,6 +212,7 @@ class TaskError:
     """The failure of a part whose data are unfit: no exception, because engines write those to logs many can read."""
 
     message: str
+    row: RowError | None = None  # the value that cannot be perturbed
     usage: bool = False  # whether the options are wrong
     unsound: bool = False  # whether the release is not what its sidecar says
     independent: bool = False  # whether the failure does not depend on the reports
@@ -215,7 +235,8 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
         name = str(part.file)
         text = text_of(error)
         message = text if name in text else f"{name}: {text}"
-        return TaskError(message, unsound=isinstance(error, CertificateError), independent=is_independent(error))
+        bad = None if (bad := row_error(error)) is None else bad.in_file(name)
+        return TaskError(message, bad, unsound=isinstance(error, CertificateError), independent=is_independent(error))
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -223,15 +244,28 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
 
     ValueError if its values cannot be perturbed, or the file has changed.
     """
-    name = job.folder.named(part.number, job.parts, job.spec.layout.suffix)
+    name = part_name(job, part)
     with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
         with independent_of_reports():
             source = held.enter_context(part.opened(job.spec.layout))
         output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
-        done = release_file(job.spec, source, output, name=name, row=part.row, first=part.first, devices=devices)
+        place = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
+        done = release_file(job.spec, source, output, **place, devices=devices)
         part.check_whole(done.read)
     return done
+
+
+def part_name(job: Job, part: Part) -> str:
+    """Return the name of a part's new file."""
+    return job.folder.named(part.name, part.number, job.parts, job.spec.layout.suffix)
+
+
+def bad_rows_of_part(job: Job, secret: Secret | None, part: Part) -> tuple[int, BadRows]:
+    """Return the number of a part, and its values that cannot be perturbed."""
+    with part.opened(job.spec.layout) as source:
+        bad = bad_rows(job.spec, source, part.row)
+    return part.number, replace(bad, first=[error.in_file(str(part.file)) for error in bad.first])
 
 
 def results(
@@ -244,6 +278,7 @@ def results(
             if isinstance(outcome, TaskError):
                 kind = click.UsageError if outcome.usage else CertificateError if outcome.unsound else ValueError
                 error = kind(outcome.message)
+                error.__cause__ = outcome.row
                 if outcome.independent:
                     mark_independent(error)
                 raise error
@@ -258,6 +293,7 @@ class DatasetPlan(Plan):
     parts: tuple[Part, ...]
     folder: Folder
     engine: Any
+    whole: dict[str, Done] = field(default_factory=dict)  # the parts that a killed run has completed, by name
 
     def values(self) -> int:
         return sum(part.rows for part in self.parts)
@@ -270,13 +306,74 @@ class DatasetPlan(Plan):
     def output_bytes(self) -> int:
         return sum(part.output_bytes for part in self.parts)
 
+    def _job(self) -> Job:
+        return Job(self.spec, len(self.parts), self.folder, on_accelerators=self.engine.gpus > 0)
+
+    def _bad_rows(self) -> BadRows | None:
+        with suppress(ValueError, OSError, click.UsageError):
+            of_parts = dict(results(self.engine, bad_rows_of_part, self._job(), None, self.parts, progress=False))
+            parts = [of_parts[number] for number in sorted(of_parts)]  # An engine gives them as they come.
+            counts = sum((Counter(part.counts) for part in parts), Counter[str]())
+            first = [error for part in parts for error in part.first]
+            return BadRows(counts, first[:MOST_SHOWN], all(part.is_all for part in parts))
+        return None
+
+    def _charging(self, output: Folder) -> AbstractContextManager[LedgerCharge | None]:
+        return self._resuming(output) if output.resume else self._beginning(output)
+
+    @contextmanager
+    def _beginning(self, output: Folder) -> Iterator[LedgerCharge | None]:
+        with super()._charging(output) as charge:
+            noted = None if charge is None else {**charge.to_dict(), "marks": 0}
+            output.begin(self._description() | {"charge": noted})
+            yield charge
+
+    @contextmanager
+    def _resuming(self, output: LocalFolder) -> Iterator[LedgerCharge | None]:
+        """Continue a killed run, after checking that everything that its parts depend on is what it was."""
+        try:
+            begun, *entries = output.journal()
+            charge = begun.pop("charge")
+            for entry in (entry for entry in entries if "marks" in entry):
+                charge |= entry
+            files = {entry["name"]: entry for entry in entries if "name" in entry}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"--resume: the journal of the killed run to {output.target} is damaged") from error
+        for word, value in json.loads(json.dumps(self._description())).items():
+            if begun.get(word) != value:
+                raise click.UsageError(f"--resume: {word} differ from those of the killed run to {output.target}")
+        output.keep({name: entry["sha256"] for name, entry in files.items()})
+        with resuming(self.ledger_account, self.price, charge, output) as made:
+            if charge is not None:
+                output.note({"marks": charge["marks"] + 1})
+            self.whole.update((name, _done(entry)) for name, entry in files.items())
+            yield made
+
+    def _description(self) -> dict[str, Any]:
+        """Return what the parts depend on, in words and numbers that a later run compares."""
+        return {
+            "versions": versions(),
+            "options": hashlib.sha256(json.dumps(self.spec.to_dict()).encode()).hexdigest(),
+            "input files": [_identity(part) for part in self.parts],
+        }
+
+    def _commit(self, output: Folder, charge: LedgerCharge | None, sidecar: str, names: Sequence[str]) -> None:
+        output.commit(sidecar, names, partial(_mark, charge))
+
     def write(self, output: Folder | None, progress: bool | None) -> list[Done]:
+        job = self._job()
+        parts = [part for part in self.parts if part_name(job, part) not in self.whole]
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         secret = None if output is None else Secret(os.urandom(32))
-        job = Job(self.spec, len(self.parts), self.folder, on_accelerators=self.engine.gpus > 0)
-        with closing(results(self.engine, perturb_part, job, secret, self.parts, progress)) as outcomes:
-            done = sorted(outcomes, key=lambda file: file.written.name if file.written else "")
+        made = list[Done]()
+        with closing(results(self.engine, perturb_part, job, secret, parts, progress)) as outcomes:
+            for file in outcomes if parts else ():
+                made.append(file)
+                if output is not None and file.written is not None:
+                    output.note({**file.written.to_dict(), "read": file.read, "kept": file.rows, "lost": file.not_kept})
         del secret
+        order = {part_name(job, part): part.number for part in self.parts}
+        done = sorted([*made, *self.whole.values()], key=lambda file: order[file.written.name] if file.written else 0)
         written = [file.written for file in done if file.written]
         if output is not None and len(written) < len(self.parts):
             raise OSError(
@@ -292,6 +389,27 @@ class DatasetPlan(Plan):
                 sizes_here = f"{sizes.get(file.name, 'no')} bytes here, {file.size} where it was written"
                 raise OSError(f"{file.name}: has {sizes_here}; OUT must be a folder that all machines share")
         return done
+
+
+def _identity(part: Part) -> list[Any]:
+    """Return the file and the rows of a part. On this machine a file that was written again has another identity."""
+    place = [str(part.file), *part.stamp, *(part.groups or ()), part.name, part.row, part.first, part.rows]
+    if part.file.local is None:
+        return place
+    status = part.file.local.stat()
+    return [*place, status.st_ino, status.st_ctime_ns]
+
+
+def _mark(charge: LedgerCharge | None) -> None:
+    """Note in the ledger that a run is complete, so that no copy of an earlier state of it can be continued."""
+    if charge is not None:
+        mark(charge.ledger, charge.entry.id)
+
+
+def _done(entry: Mapping[str, Any]) -> Done:
+    """Return what the journal says of a complete part."""
+    written = WrittenFile(entry["sha256"], entry["bytes"], entry["name"], entry["rows"], entry["input"])
+    return Done(entry["read"], entry["kept"], written, tuple(entry["lost"]))
 
 
 def plan(request: Request, engine: Any) -> DatasetPlan:
@@ -311,7 +429,7 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
         why = "folders, which a pattern does not read" if dataset.folder is None else "names that begin with . or _"
         warn(f"IN: of {source} these are not read ({why}): {listed(dataset.skipped)}")
     like, place = dataset.files[0].local, Place.of(target)
-    out = folder(target, None if like is None else like.parent)
+    out = folder(target, None if like is None else like.parent, request.resume)
     _check_apart(source, dataset, place)
     folders = [place_.local for place_ in (place, dataset.folder) if place_ is not None and place_.local is not None]
     ledger_account = request.account([file.local for file in dataset.files if file.local], folders)
@@ -329,8 +447,9 @@ def _check_apart(source: str, dataset: FoundFiles, target: Place) -> None:
         raise click.UsageError(f"OUT: {target} is the folder of the input")
     if dataset.folder is not None and _is_within(target, dataset.folder):
         raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
-    name = f"part-0{''.join(PurePosixPath(dataset.files[0].name).suffixes[-2:])}"
-    if dataset.folder is None and would_match(source, target, name):
+    numbered = f"part-0{''.join(PurePosixPath(dataset.files[0].name).suffixes[-2:])}"
+    new = {numbered, *(file.name for file in dataset.files)}
+    if dataset.folder is None and any(would_match(source, target, name) for name in new):
         raise click.UsageError(f"OUT: {target} would have files that match {source}, so the next run would read them")
 
 

@@ -91,6 +91,7 @@ class ClaimedOutput(abc.ABC):
     """A claimed name, and new files that ``commit`` puts in place; otherwise they are deleted."""
 
     visible = False  # whether another user may have read some of the output
+    is_resumable = False  # whether another run can continue this one
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -103,13 +104,17 @@ class ClaimedOutput(abc.ABC):
             # An interrupt between a file and the note that it must go would leave the file.
             with uninterrupted():
                 held.enter_context(claimed(self.target))
-                say_swept(sweep(self.target), self.target)
+                say_swept(sweep(self.target, self._resumable()), self.target)
                 self._make(held)
             stop_if_asked()
             yield self
         finally:
             with uninterrupted():
                 held.close()
+
+    def _resumable(self) -> Sequence[Path]:
+        """Return what killed runs have left that can be continued, so that it stays until this run is charged."""
+        return ()
 
     @abc.abstractmethod
     def _make(self, held: ExitStack) -> None:

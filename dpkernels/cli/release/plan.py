@@ -87,6 +87,7 @@ def release_file(
     show: Callable[[], object] = lambda: None,
     *,
     name: str = "",
+    file_name: str = "",
     row: int = 0,
     first: int = 0,
     devices: Sequence[Any] | None = None,
@@ -96,6 +97,7 @@ def release_file(
     ``output`` is the release's key of 32 bytes and a new file; what has no key has no file. ``row`` is the first
     piece's row in the file, and ``first`` in the whole release, whose noise it gets. ``show`` is called after every
     piece. ``name`` is the new file's in a dataset, a part of which may have no row left; else that is a ValueError.
+    ``file_name`` is that of the part's file.
     ``devices`` are those of JAX that make the reports, by default the CPU.
     """
     key, file = output or (None, None)
@@ -135,7 +137,7 @@ def release_file(
                 write(piece)
     if file is None or not read:
         return Done(read, rows)
-    written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row)
+    written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row, file_name)
     return Done(read, rows, written, tuple(source.not_kept(path_of(file))))
 
 
@@ -224,13 +226,14 @@ def _row_error(source: Source, piece: Any, start: int, is_bad: np.ndarray, kind:
     return RowError(row, source.place(piece, row, start), kind, text)
 
 
-def bad_rows(spec: ReleaseSpec, source: Source) -> BadRows:
+def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
     """Return the values of a file that cannot be perturbed: the first ones of each column, and the count of each kind.
 
     At most ``MOST_COUNTED`` are counted. A fault of the file itself, such as a row of too few cells, ends the search.
+    ``start`` is the first row of a part of a file.
     """
     uses = {column.name: _use(spec, source, column, None, 0, None) for column in spec.columns}
-    first, counts, start = list[RowError](), Counter[str](), 0
+    first, counts = list[RowError](), Counter[str]()
     with suppress(ValueError, OSError), closing(source.pieces(list(uses))) as pieces:
         for piece in pieces:
             values = (_bad_values(spec, source, column, piece, start, uses[column.name]) for column in spec.columns)
@@ -297,6 +300,7 @@ class Request:
     multiline: bool
     missing_markers: tuple[str, ...] = ()  # texts of cells without a value, besides the usual ones
     label: str | None = None  # of the charge
+    resume: bool = False  # whether to continue a killed run to the same output
 
     def name(self, what: str) -> str:
         """Return what the ledger calls the charge for a release."""
@@ -401,7 +405,8 @@ class Plan(abc.ABC):
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
         left = "" if self.ledger_account is None else self.ledger_account.check(self.price().amounts)
-        return self._release(self.write(None, progress)), left
+        with self._naming_bad_rows():
+            return self._release(self.write(None, progress)), left
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         """Charge the ledger, if there is one, then write the files and, last, their sidecar.
@@ -409,16 +414,37 @@ class Plan(abc.ABC):
         After an error there is no release. With ``check_first`` every value is read once before the charge.
         ``progress`` shows a bar; None is for long work only.
         """
-        with self.output() as output:
+        with self._naming_bad_rows(), self.output() as output:
             if check_first:
                 self.write(None, progress)
             output.check_space(self.output_bytes())
-            with charging(self.ledger_account, self.price, self.label, output) as ledger_charge:
+            with self._charging(output) as ledger_charge:
                 done = self.write(output, progress)
                 self._check_rows(sum(file.read for file in done), ledger_charge)
                 release, written = self._release(done, ledger_charge), [file.written for file in done if file.written]
-                output.commit(to_json(release, written), [file.name for file in written])
+                self._commit(output, ledger_charge, to_json(release, written), [file.name for file in written])
         return release
+
+    def _charging(self, output: Any) -> AbstractContextManager[LedgerCharge | None]:
+        """Charge the ledger, if there is one, and settle the charge if the release fails."""
+        return charging(self.ledger_account, self.price, self.label, output)
+
+    def _commit(self, output: Any, charge: LedgerCharge | None, sidecar: str, names: Sequence[str]) -> None:
+        output.commit(sidecar, names)
+
+    @abc.abstractmethod
+    def _bad_rows(self) -> BadRows | None:
+        """Return all values that cannot be perturbed, or None if the input cannot be read again."""
+
+    @contextmanager
+    def _naming_bad_rows(self) -> Iterator[None]:
+        """Let the error of a row know all others of the input, which is read again after the charge was voided."""
+        try:
+            yield
+        except Exception as error:
+            if (bad := row_error(error)) is not None:
+                bad.others = self._bad_rows()
+            raise
 
     def _check_rows(self, read: int, ledger_charge: LedgerCharge | None) -> None:
         """Refuse a release of another number of rows than were charged together: the input has changed."""
@@ -453,26 +479,14 @@ class FilePlan(Plan):
     def output_bytes(self) -> int:
         return self.source.output_bytes([column.name for column in self.spec.columns])
 
-    @contextmanager
-    def _naming_bad_rows(self) -> Iterator[None]:
-        """Let the error of a row know all others of the file, which is read again after the charge was voided."""
-        try:
-            yield
-        except Exception as error:
-            if (bad := row_error(error)) is not None and self.source.path != STANDARD_INPUT:
-                bad.others = bad_rows(self.spec, self.source)
-            raise
-
-    def check(self, progress: bool | None) -> tuple[Release, str]:
-        with self._naming_bad_rows():
-            return super().check(progress)
+    def _bad_rows(self) -> BadRows | None:
+        return None if self.source.path == STANDARD_INPUT else bad_rows(self.spec, self.source)
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         if check_first and self.source.path == STANDARD_INPUT:
             raise click.UsageError("--check-first: standard input can be read only once")
         is_second = self.ledger_account is None and self.target != DASH and Path(self.sidecar).exists()
-        with self._naming_bad_rows():
-            release = super().release(progress, check_first)
+        release = super().release(progress, check_first)
         if is_second:
             warn(
                 f"{display_name(str(self.target))} was a release before. If it is about the same people, the "
@@ -497,6 +511,8 @@ def plan(request: Request) -> FilePlan:
     layout = layout_of(path, target, request.kind, request.delimiter, request.multiline, request.missing_markers)
     if path != DASH and (state := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {state}; it must be a file, or - for standard input")
+    if request.resume:
+        raise click.UsageError("--resume: is for a dataset; the release of one file is made as a whole, or not at all")
     if path == DASH and SAME_PEOPLE in request.rows:
         raise click.UsageError(
             "--rows same-people: standard input cannot be read twice, and its rows are counted first"

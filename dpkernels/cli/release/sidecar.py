@@ -197,6 +197,19 @@ class ReleaseSpec:
         """Return the guarantee of a row."""
         return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form of everything that decides about the reports of given values, but the key."""
+        return {
+            "columns": [column.to_dict(self.row_options.decimals) for column in self.columns],
+            "clip": self.clip,
+            "layout": self.layout.to_dict(),
+            **self.row_options.to_dict(),
+            "names": self.names,
+            "values_per_row": self.values_per_row,
+            "copied": self.copied,
+            "rows": self.rows,
+        }
+
     def price(self, rows: int) -> Price:
         """Return the cost of this many rows about the same people; of one, if rows are about different people."""
         if self.rows != SAME_PEOPLE:
@@ -249,11 +262,18 @@ class WrittenFile:
     size: int
     name: str = ""
     rows: int = 0
+    source: str = ""  # the name of the file whose rows it has, if it is one of several
 
     def to_dict(self) -> dict[str, Any]:
         if not self.name:
             return {"sha256": self.sha256, "bytes": self.size}
-        return {"name": self.name, "rows": self.rows, "bytes": self.size, "sha256": self.sha256}
+        return {
+            "name": self.name,
+            "input": self.source,
+            "rows": self.rows,
+            "bytes": self.size,
+            "sha256": self.sha256,
+        }
 
 
 def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
@@ -310,7 +330,7 @@ _COLUMN: dict[str, Rule] = {
 }
 _OUTPUT: dict[str, Rule] = {"sha256": _HASH, "bytes": _COUNT, "columns": _NAMES}
 _PARTS: dict[str, Rule] = {"parts": _OBJECTS, "columns": _NAMES}
-_PART: dict[str, Rule] = {"name": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes": _COUNT}
+_PART: dict[str, Rule] = {"name": _TEXT, "input?": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes": _COUNT}
 
 
 def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:

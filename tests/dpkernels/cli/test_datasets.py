@@ -210,7 +210,7 @@ def test_a_single_file_may_be_released_in_parts(run: Run, known_secret: None, mo
     ages = write(Path("in"), files=1, rows=1000, group=100)
     small_parts(monkeypatch)
     assert run("perturb", "in/0000.parquet", "out", "--engine", "local", *AGE).code == 0
-    assert len(list(Path("out").glob("part-*"))) == 10
+    assert len(list(Path("out").glob("0*"))) == 10
     assert is_release_of(Path("out"), ages)
 
 
@@ -255,7 +255,7 @@ def test_parts_are_named_in_the_order_of_their_rows(run: Run, monkeypatch: pytes
     monkeypatch.setattr(LocalEngine, "each", reversed_)
     assert run("perturb", "in", "out", *AGE).code == 0
     parts = json.loads(Path("out", SIDECAR).read_text())["output"]["parts"]
-    assert [part["name"] for part in parts] == [f"part-{number}.parquet" for number in range(4)]
+    assert [part["name"] for part in parts] == [f"{number:04}.parquet" for number in range(4)]
 
 
 def test_a_ledger_is_charged_once(run: Run) -> None:
@@ -445,7 +445,7 @@ def test_a_killed_run_leaves_no_release_and_the_next_removes_what_it_left(run: R
     code = "import sys; from dpkernels.cli import main; sys.exit(main())"
     process = subprocess.Popen([sys.executable, "-c", code, "perturb", "in", "out", "--quiet", *AGE], cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".dpkernels-*.parts/part-*")):
+    while not list(tmp_path.glob(".dpkernels-*.parts/0*")):
         assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
@@ -670,7 +670,7 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
 def test_a_number_that_is_no_report_is_named_by_its_row_of_the_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write(Path("in"), files=1, rows=1000, group=100)
     assert run("perturb", "in", "out", *AGE).code == 0
-    table, path = released(Path("out")), Path("out/part-0.parquet")
+    table, path = released(Path("out")), Path("out/0000.parquet")
     reports = table["age"].to_numpy().copy()
     reports[777] = 1e6
     pq.write_table(table.set_column(1, "age", pa.array(reports)), path, row_group_size=100)
@@ -694,10 +694,10 @@ def test_a_part_of_another_release_is_no_part_of_this(run: Run) -> None:
     Path("in.npy").rename("in/0.npy")
     for out in ("out", "other"):
         assert run("perturb", "in", out, *BOUNDS).code == 0
-    Path("out/part-0.npy").write_bytes(Path("other/part-0.npy").read_bytes())
+    Path("out/0.npy").write_bytes(Path("other/0.npy").read_bytes())
     result = run("estimate", "out")
     assert result.code == 4
-    assert "part-0.npy: is not the file that was released, its SHA-256 is another" in result.err
+    assert "0.npy: is not the file that was released, its SHA-256 is another" in result.err
 
 
 @pytest.mark.parametrize(
@@ -763,14 +763,14 @@ def test_a_release_of_many_files_is_verified(run: Run) -> None:
     sidecar = Path("out", SIDECAR)
     assert "3 files" in run("certify", "--verify", sidecar).out
     assert run("certify", "--verify", sidecar).code == 0
-    part, text = Path("out/part-1.parquet"), sidecar.read_text()
+    part, text = Path("out/0001.parquet"), sidecar.read_text()
     good = part.read_bytes()
     part.write_bytes(good[:-9] + b"x" + good[-8:])
     assert "sha256" in run("certify", "--verify", sidecar).err
     part.write_bytes(good)
     sidecar.write_text(text.replace('"rows": 300', '"rows": 301'))
     assert "rows" in run("certify", "--verify", sidecar).err
-    sidecar.write_text(text.replace("part-1.parquet", "../part-1.parquet"))
+    sidecar.write_text(text.replace("0001.parquet", "../0001.parquet"))
     assert "is not the name of a file" in run("certify", "--verify", sidecar).err
     twice = json.loads(text)
     twice["output"]["parts"][2] = twice["output"]["parts"][1]
@@ -782,28 +782,28 @@ def test_a_release_of_many_files_is_verified(run: Run) -> None:
 
 
 def _another_part(out: Path) -> None:
-    (out / "part-3.parquet").write_bytes((out / "part-0.parquet").read_bytes())
+    (out / "0003.parquet").write_bytes((out / "0000.parquet").read_bytes())
 
 
 FOLDERS: dict[str, tuple[list[Any], list[str]]] = {
-    "a part is missing": ([lambda out: (out / "part-1.parquet").unlink()], ["part-1.parquet: is not there"]),
-    "a part is altered": ([lambda out: _altered(out / "part-1.parquet")], ["output: sha256", "part-1.parquet"]),
+    "a part is missing": ([lambda out: (out / "0001.parquet").unlink()], ["0001.parquet: is not there"]),
+    "a part is altered": ([lambda out: _altered(out / "0001.parquet")], ["output: sha256", "0001.parquet"]),
     "one is missing, one altered": (
-        [lambda out: (out / "part-0.parquet").unlink(), lambda out: _altered(out / "part-2.parquet")],
-        ["part-0.parquet: is not there", "output: sha256", "part-2.parquet"],
+        [lambda out: (out / "0000.parquet").unlink(), lambda out: _altered(out / "0002.parquet")],
+        ["0000.parquet: is not there", "output: sha256", "0002.parquet"],
     ),
     "two are altered": (
-        [lambda out: _altered(out / "part-0.parquet"), lambda out: _altered(out / "part-2.parquet")],
-        ["part-0.parquet", "part-2.parquet"],
+        [lambda out: _altered(out / "0000.parquet"), lambda out: _altered(out / "0002.parquet")],
+        ["0000.parquet", "0002.parquet"],
     ),
-    "one more": ([_another_part], ["part-3.parquet: is in the folder of the release"]),
+    "one more": ([_another_part], ["0003.parquet: is in the folder of the release"]),
     "a folder more": ([lambda out: (out / "more").mkdir()], ["more: is in the folder of the release"]),
     "a note": ([lambda out: (out / NOTE).touch()], [f"{NOTE}: is in the folder of the release"]),
     "a pipe": (
-        [lambda out: (out / "part-1.parquet").unlink(), lambda out: os.mkfifo(out / "part-1.parquet")],
-        ["part-1.parquet: is not a file"],
+        [lambda out: (out / "0001.parquet").unlink(), lambda out: os.mkfifo(out / "0001.parquet")],
+        ["0001.parquet: is not a file"],
     ),
-    "no part": ([lambda out: [one.unlink() for one in out.glob("part-*")]], [f"part-{at}.parquet" for at in range(3)]),
+    "no part": ([lambda out: [one.unlink() for one in out.glob("0*")]], [f"{at:04}.parquet" for at in range(3)]),
 }
 
 
@@ -973,7 +973,7 @@ def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
     done = run("perturb", "in", "out", *AGE)
-    assert_refused(done, 5, "in/0000.parquet to part-0.parquet: No space left on device")
+    assert_refused(done, 5, "in/0000.parquet to 0000.parquet: No space left on device")
 
 
 def test_a_sidecar_that_is_not_utf_8_is_named(run: Run) -> None:

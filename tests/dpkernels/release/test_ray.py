@@ -113,7 +113,7 @@ def test_a_release_of_a_cluster_is_that_of_one_process(cluster: Any, run: Run, k
     assert is_release_of(Path("out"), ages)
     assert names() == ["in", "out"]
     assert run("perturb", "in", "alone", "--quiet", *AGE).code == 0
-    for path in Path("alone").glob("part-*"):
+    for path in Path("alone").glob("[!_]*"):
         assert path.read_bytes() == Path("out", path.name).read_bytes()
     assert Path("alone", SIDECAR).read_text() == Path("out", SIDECAR).read_text()
     assert "mean" in run("estimate", "out", "--column", "age", "--engine", "ray").out
@@ -177,7 +177,7 @@ def test_a_driver_that_is_killed(cluster: Any, run: Run, tmp_path: Path) -> None
     ages = write(Path("in"), files=300, rows=200)
     command = [sys.executable, "-c", CODE, "perturb", "in", "out", "--address", cluster.address, *RAY]
     process = subprocess.Popen(command, cwd=tmp_path)
-    gone_by(60, lambda: list(tmp_path.glob(".dpkernels-*.parts/part-*")))
+    gone_by(60, lambda: list(tmp_path.glob(".dpkernels-*.parts/0*")))
     process.kill()
     assert process.wait() == -signal.SIGKILL
     (left,) = tmp_path.glob(".dpkernels-*.parts")
@@ -185,7 +185,7 @@ def test_a_driver_that_is_killed(cluster: Any, run: Run, tmp_path: Path) -> None
     assert not Path("out").exists()
     assert "no release" in (left / NOTE).read_text()
     assert not (left / SIDECAR).exists()
-    before = {path.name: path.read_bytes() for path in left.glob("part-*")}
+    before = {path.name: path.read_bytes() for path in left.glob("[!_]*")}
     result = run("perturb", "in", "out", *RAY)
     assert result.code == 0
     assert "removed" in result.err
@@ -385,7 +385,7 @@ def test_what_ray_leaves_of_a_session_ends_with_a_driver_that_is_killed(tmp_path
 def test_a_killed_driver_leaves_no_process_of_its_own_cluster(tmp_path: Path) -> None:
     write(tmp_path / "in", files=40, rows=200_000)
     process = subprocess.Popen([sys.executable, "-c", CODE, "perturb", "in", "out", *RAY], cwd=tmp_path)
-    gone_by(60, lambda: list(tmp_path.glob(".dpkernels-*.parts/part-*")))
+    gone_by(60, lambda: list(tmp_path.glob(".dpkernels-*.parts/0*")))
     family = psutil.Process(process.pid).children(recursive=True)
     assert any(one.cmdline()[0].startswith("ray::") for one in family if one.is_running() and one.cmdline())
     process.kill()
@@ -481,11 +481,11 @@ def test_a_large_release_of_a_cluster_whose_worker_and_node_are_killed(
     killed = list[str]()
 
     def kill() -> None:
-        gone_by(60, lambda: len(list(tmp_path.glob(".dpkernels-*.parts/part-*"))) >= 5)
+        gone_by(60, lambda: len(list(tmp_path.glob(".dpkernels-*.parts/0*"))) >= 5)
         busy = [one for one in psutil.process_iter(["cmdline"]) if str(one.info["cmdline"]).startswith("['ray::part")]
         killed.append(busy[0].info["cmdline"][0])
         busy[0].kill()
-        gone_by(60, lambda: len(list(tmp_path.glob(".dpkernels-*.parts/part-*"))) >= 15)
+        gone_by(60, lambda: len(list(tmp_path.glob(".dpkernels-*.parts/0*"))) >= 15)
         killed.append("node")
         kill_node(cluster, next(iter(cluster.worker_nodes)))
 
