@@ -219,6 +219,8 @@ class FewOutcomes(ClosedForm):
             upper = partial(self.bound, side=1)
             return around(searched_place(upper, alpha, is_flat, largest_loss, _PRECISE))
         ((loss, p, q),) = self._sorted
+        if not len(loss):  # All losses are infinite.
+            return np.zeros(1)
         place = int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha))
         return np.append(around(float(loss[min(place, len(loss) - 1)])), 0.0)
 

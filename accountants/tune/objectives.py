@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from accountants.calibrate.scale import rescaled
+from accountants.guarantee import Guarantee, guarantee
+from accountants.risk import Risks
 from accountants.tune.family import Member
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
@@ -31,10 +33,12 @@ __all__ = [
     "Objective",
     "absolute_error",
     "acceptance",
+    "advantage",
     "average_variance",
     "distribution",
     "maximise",
     "quantile",
+    "true_positive_rate",
     "variance_at",
     "worst_variance",
 ]
@@ -146,7 +150,7 @@ def _at_valid_input(mechanism: Member, x: Real, error: Real) -> Real:
     return namespace(x, low, error).where((x >= low - rounding) & (x <= high + rounding), error, np.nan)[()]
 
 
-@partial(pytree, static=("function", "name", "sign", "power", "places"))
+@partial(pytree, static=("function", "name", "sign", "power", "places", "bound"))
 @dataclass(frozen=True)
 class Objective:
     """A function of a mechanism and some numbers that is minimised (sign 1) or maximised (sign -1).
@@ -159,6 +163,7 @@ class Objective:
         theta: the tolerated error of an acceptance, else None; it is the last number that the function gets.
         power: the power of a length that the value has; None where it is unknown, as for a user-defined function.
         places: how many of the first numbers are inputs, in data units.
+        bound: the function for the mechanism that is released, if the value of a search is an estimate.
     """
 
     function: Callable[..., Any]
@@ -168,6 +173,12 @@ class Objective:
     theta: Any = None
     power: int | None = None
     places: int = 0
+    bound: Callable[..., Any] | None = None
+
+    @property
+    def of_release(self) -> Objective:
+        """Return the objective that a mechanism is certified by."""
+        return self if self.bound is None else dataclasses.replace(self, function=self.bound, bound=None)
 
     def __call__(self, mechanism: Any) -> Real:
         """Return the value, in its natural direction."""
@@ -269,6 +280,61 @@ def distribution(reports: float = 1e5) -> Objective:
     """
     checks.within("reports", reports, 1.0, 1e15)
     return Objective(cdf_error, "error of the distribution", numbers=(reports,), power=1)
+
+
+# From the guarantee of one report to that of all reports.
+Releases = Callable[[Guarantee], Risks]
+
+
+def advantage(releases: Releases | None = None) -> Objective:
+    """Return the largest advantage of an attack on one report, or on all releases; see ``Guarantee.advantage``.
+
+    It is mostly a constraint. A search uses estimates; what ``best`` returns meets the limit by the rigorous bound.
+
+    Args:
+        releases: from the guarantee of one report to that of all, such as ``lambda report: report.repeat(20)``. Define
+            it once: it is compiled once for each object.
+
+    Example:
+        >>> from accountants import tune
+        >>> constraint = tune.Constraint(tune.advantage(), at_most=0.1)
+    """
+    return _of_guarantee(_estimated_advantage, Risks.advantage, releases, "advantage")
+
+
+def true_positive_rate(false_positive_rate: float, releases: Releases | None = None) -> Objective:
+    """Return the largest true positive rate of an attack at a false positive rate; otherwise as ``advantage``.
+
+    Raises:
+        ValueError: the rate is not in (0, 1).
+    """
+    checks.within("false_positive_rate", false_positive_rate, 0.0, 1.0, open_ends=True)
+    risks = _estimated_true_positive_rate, Risks.true_positive_rate
+    return _of_guarantee(*risks, releases, "true positive rate", false_positive_rate)
+
+
+def _estimated_advantage(risks: Risks) -> Any:
+    return risks.estimate_delta(0.0)
+
+
+def _estimated_true_positive_rate(risks: Risks, false_positive_rate: Real) -> Any:
+    return 1 - risks.estimate_trade_off(false_positive_rate)
+
+
+def _of_guarantee(
+    estimate: Callable[..., Any], bound: Callable[..., Any], releases: Releases | None, name: str, *numbers: Real
+) -> Objective:
+    return Objective(_risk(estimate, releases), name, numbers=numbers, power=0, bound=_risk(bound, releases))
+
+
+@cache  # One object for each, so that equal objectives compile once.
+def _risk(risk: Callable[..., Any], releases: Releases | None) -> Callable[..., Any]:
+    return partial(_risk_of, risk, releases)
+
+
+def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: Any, *numbers: Real) -> Any:
+    report = guarantee(mechanism)
+    return risk(report if releases is None else releases(report), *numbers)
 
 
 # An objective, or a function of the mechanism that is minimised.

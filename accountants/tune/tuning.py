@@ -407,7 +407,7 @@ def _by_search(
             )
         else:
             raise ValueError(f"subject_to: {', '.join(map(str, wanted))}; no member that is released meets it")
-    is_estimated = family.is_estimated or not points.size
+    is_estimated = family.is_estimated or objective.bound is not None or not points.size
     value = _value(objective, mechanism) if is_estimated else lowest.value * _factor(family, objective)
     steps = np.array([z for z, _ in lowest.path]), np.array([value for _, value in lowest.path])
     finite = np.isfinite(steps[1])
@@ -441,8 +441,9 @@ def _factor(family: Family, objective: Objective) -> float:
 
 
 def _value(objective: Objective, mechanism: Any) -> float:
+    """Return the objective of a mechanism that is released."""
     with jax.enable_x64(True):
-        return float(evaluate(as_float64(objective), as_float64(mechanism)))
+        return float(evaluate(as_float64(objective.of_release), as_float64(mechanism)))
 
 
 def _by_enumeration(family: Family, objective: Objective) -> Result:

@@ -60,6 +60,7 @@ def test_odds_grow_by_more_with_probability_delta_at_most(delta):
     assert made.posterior(0.1, delta) < made.posterior(0.1) == 1.0
 
 
+@pytest.mark.lengthy
 def test_odds_of_jax_numbers_have_derivatives(x64):
     def odds(sigma):
         return guarantee(dpk.gaussian(sigma=sigma), 1.0).repeat(3).odds(1e-6)
