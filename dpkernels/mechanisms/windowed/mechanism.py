@@ -17,7 +17,7 @@ from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
-from dpkernels.mechanisms.windowed.windows import Uniform, Window
+from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
 from dpkernels.numerics import Real, elementary, floating, namespace, plain, root_or_zero, squared
 from dpkernels.pytrees import pytree
 
@@ -249,12 +249,32 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
     xp = namespace(*jax.tree.leaves(parameters))
+    if xp is np and (is_one := _is_steepest_one(window, base, width)).all():
+        return np.ones(np.broadcast_shapes(is_one.shape, np.shape(epsilon)))[()]
     if has_axes(*jax.tree.leaves(parameters)):
         return _of_entries(lambda base, width, epsilon: _steepest(window, base, width, epsilon), base, width, epsilon)
     if xp is np:
         return solve.maximum_on(lambda v: _steepness(v, parameters), critical_points(window, base, width))
     ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
     return solve.maximum_between(_steepness, parameters, xp.sort(xp.clip(ends, 0.0, 1.0)))
+
+
+# The largest width at which some v are within the window of every input's and beyond that of another one, 4/3, less
+# what rounding may change.
+_WIDEST_PLATEAU = 1.33
+
+
+def _is_steepest_one(window: Window, base: Base, width: Any) -> np.ndarray:
+    """Return whether ``_steepest`` is 1 by its formula, since some v has the ceiling 1 and the floor 0, and no base."""
+    is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
+    return is_falling & (np.asarray(width) <= _WIDEST_PLATEAU)
+
+
+def _least_steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+    """Return a lower bound of ``_steepest`` for a falling window on a flat base, which is exact on a plateau."""
+    near, far = 1 - width / 2, np.minimum(np.maximum(width - 1, 1 - width / 2), 1.0)
+    values = [_steepness(v, (window, base, width, epsilon)) for v in (near, (near + far) / 2, far)]
+    return np.where(_is_steepest_one(window, base, width), 1.0, np.maximum.reduce(values))
 
 
 def _steepness(v: Any, parameters: tuple[Window, Base, Any, Any]) -> Any:
@@ -315,18 +335,32 @@ def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Any) 
 def _best_shapes(
     window: Window, base: Base | None, epsilon: np.ndarray, condition: str, objective: str
 ) -> tuple[Base, Any]:
-    """Return ``best_shape`` of a batch of budgets or bases: all at once where the height has a closed form."""
-    if base is None or not (condition == "sup_inf" or (window.is_flat and base.is_flat)):
+    """Return ``best_shape`` of a batch of budgets or bases: all at once where the height has a closed form.
+
+    A falling window on a flat base has one up to the width of a plateau. Beyond it the variance is at least that of a
+    height that is too large. So an entry whose minimum and grid points around it are on the plateau has its width.
+    """
+    is_closed = base is not None and (condition == "sup_inf" or (window.is_flat and base.is_flat))
+    if base is None or not (is_closed or (isinstance(window, FallingWindow) and base.is_flat)):
         return _of_entries(lambda base, eps: best_shape(window, base, eps, condition, objective), base, epsilon)
     shape = np.broadcast_shapes(base.batch_shape, np.shape(epsilon))
     budgets = np.broadcast_to(epsilon, shape).ravel()
     bases = flat_leaves(jax.tree.map(lambda leaf: np.broadcast_to(leaf, shape), base))
 
     def variances(logits: np.ndarray, entries: np.ndarray) -> np.ndarray:
-        some = bases[entries] if bases.batch_shape else base
-        return _best_height_variance(window, some, _width_of(logits), budgets[entries], condition, objective)
+        some, width, eps = bases[entries] if bases.batch_shape else base, _width_of(logits), budgets[entries]
+        if is_closed:
+            return _best_height_variance(window, some, width, eps, condition, objective)
+        relative = np.expm1(eps) / _least_steepest(window, some, width, eps)
+        return variance_at(window, some, width, height_at(relative, window, some, width), objective)
 
-    return base, _width_of(minima_near_grid(variances, len(budgets), _LOGITS, _XATOL)).reshape(shape)
+    logits = minima_near_grid(variances, len(budgets), _LOGITS, _XATOL)
+    widths = _width_of(logits)
+    if not is_closed:
+        others = ~_is_steepest_one(window, base, _width_of(logits + 2 * (_LOGITS[1] - _LOGITS[0])))
+        for entry in np.flatnonzero(others).tolist():
+            widths[entry] = _best_width(window, base, float(budgets[entry]), condition, objective)[0]
+    return base, widths.reshape(shape)
 
 
 def _shape(x: Any, base: Base | None, epsilon: Any, condition: str) -> tuple[Base, Any]:

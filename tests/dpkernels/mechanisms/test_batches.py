@@ -15,6 +15,10 @@ from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.student import Student
+from dpkernels.mechanisms.windowed.bases import Constant
+from dpkernels.mechanisms.windowed.mechanism import _least_steepest, _steepest, _steepness, critical_points
+from dpkernels.mechanisms.windowed.windows import Sine, Triangle
+from dpkernels.solve import maximum_on
 
 NOISE = LAWS | {
     "logistic": Logistic(0.7),
@@ -251,3 +255,27 @@ def test_the_best_widths_of_many_budgets_are_those_of_each():
         assert batch.width.tolist() == [
             dpk.piecewise(epsilon=epsilon, lower=0.0, upper=1.0, **arguments).width for epsilon in budgets.tolist()
         ]
+
+
+@pytest.mark.parametrize(
+    ("window", "condition"), [("sine", "pointwise"), ("triangle", "pointwise"), ("sine", "sup_inf")]
+)
+def test_the_best_widths_of_falling_windows_are_those_of_each(window, condition):
+    """Also at budgets whose best width is beyond the plateau, where the search is that of each."""
+    budgets = np.geomspace(0.02, 20.0, 9)
+    arguments = {"condition": condition, "lower": 0.0, "upper": 1.0}
+    batch = dpk.composite(window, epsilon=budgets, **arguments)
+    assert list(batch) == [dpk.composite(window, epsilon=epsilon, **arguments) for epsilon in budgets.tolist()]
+
+
+def test_on_a_plateau_the_steepest_is_one_without_a_search():
+    """At random widths up to 4/3; and the bound of the others is below the maximum, and not far."""
+    random = np.random.default_rng(3)
+    for window in (Sine(), Triangle()):
+        for width in [*random.uniform(1e-5, 1.33, 8).tolist(), 1.33, 1.34, 1.6, 1.99]:
+            parameters = window, Constant(), width, float(random.uniform(0.01, 3))
+            points = critical_points(*parameters[:3])
+            dense = maximum_on(lambda v, parameters=parameters: _steepness(v, parameters), points)
+            assert _steepest(*parameters) == dense
+            assert (dense == 1.0) == (width < 4 / 3)
+            assert 0.8 * dense <= float(_least_steepest(*parameters)) <= dense
