@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from typing import Any
 
-from accountants.guarantee import guarantee
+from accountants.mechanism_guarantee import guarantee
 from dpkernels import checks
 from dpkernels.budgets.filters import EpsilonDelta
 from dpkernels.decimals import rational

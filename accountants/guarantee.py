@@ -16,7 +16,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ from accountants.composition.self_composed import (
 )
 from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.base import DominatingPair, as_float64, check_masses
-from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs, reject_sensitivity
 from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import UNKNOWN, from_json_form, to_json_form
 from accountants.precision import in_64_bits
@@ -59,14 +57,10 @@ from accountants.schemes.groups import MOST_RECORDS, grouped_pair, sampled_group
 from accountants.schemes.poisson import truncated_pair
 from accountants.schemes.shuffled import shuffled_pair
 from dpkernels import checks
-from dpkernels.batches import distinct_entries, flat_leaves, map_leaves
-from dpkernels.distributions.base import Distribution
-from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
 
 ASK_FOR_AN_ESTIMATE = "ask for estimate_delta or estimate_epsilon, which may be below the truth"
-_SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 
 
 class ComposableGuarantee(Risks):
@@ -246,6 +240,7 @@ class Guarantee(ComposableGuarantee):
 
         Example:
             >>> import dpkernels as dpk
+            >>> from accountants import guarantee
             >>> step = guarantee(dpk.Additive(dpk.Gaussian(1.0)), 1.0)
             >>> round(step.random_allocation(100).epsilon(1e-6), 3)
             0.858
@@ -572,298 +567,3 @@ class Guarantee(ComposableGuarantee):
         profile.set(title="Privacy profile", xlabel="epsilon (nats)", ylabel="delta")
         plot_trade_off(self, trade)
         figure.savefig(Path(path), dpi=120)
-
-
-class BatchGuarantee(ComposableGuarantee):
-    """The guarantee of all entries of a batch together, about the same person; ``guarantee`` makes it.
-
-    Entries of one kind are counted. Gaussian entries are one Gaussian release. Of noise of one shape, entries with many
-    different scales are joined in few levels: with all ratios of sensitivity to scale rounded up for upper bounds, and
-    down for lower ones. ``terms`` are those of the entries as they are.
-    """
-
-    def __init__(self, batch: Any, sensitivity: Any = None, times: int = 1) -> None:
-        if sensitivity is not None:
-            if not isinstance(batch, Additive):
-                reject_sensitivity(sensitivity)
-            batch = dataclasses.replace(batch, sensitivity=sensitivity)
-        if isinstance(batch, Additive):
-            if batch.sensitivity is None:
-                raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
-            batch = Additive(batch.noise, batch.sensitivity)  # Whatever entries claim, equal noise is counted.
-        self.batch, self.times = batch, times
-
-    @cached_property
-    def _entries(self) -> tuple[Any, np.ndarray]:
-        """Return the distinct entries as a flat batch, and how many of each there are."""
-        firsts, kinds = distinct_entries(self.batch)
-        return flat_leaves(self.batch)[firsts], np.bincount(kinds)
-
-    @cached_property
-    def terms(self) -> tuple[SelfComposed, ...]:  # type: ignore[override]
-        """Return the releases of every distinct entry."""
-        distinct, counts = self._entries
-        numbers = zip(distinct, counts.tolist(), strict=True)
-        return tuple(SelfComposed(dominating_pairs(entry), count * self.times) for entry, count in numbers)
-
-    @cached_property
-    def unjoined(self) -> Guarantee:
-        """Return the guarantee of the ``terms``, such as for its JSON or a plot; slow for many different entries."""
-        return Guarantee(self.terms)
-
-    def renyi(self, order: Any) -> Any:
-        """Return the Renyi divergence of all reports; see ``Guarantee.renyi``."""
-        return self.unjoined.renyi(order)
-
-    @cached_property
-    def _upper(self) -> Guarantee:
-        return self._joined(1)
-
-    @cached_property
-    def _lower(self) -> Guarantee:
-        return self._joined(-1)
-
-    @cached_property
-    def _near(self) -> Guarantee:
-        return self._joined(0)
-
-    def _joined(self, side: int) -> Guarantee:
-        """Return the guarantee of joined entries, each one's ratio moved up, down, or with 0 to a mean of a level."""
-        distinct, counts = self._entries
-        noise: Any = getattr(distinct, "noise", None)
-        lengths = noise.lengths if isinstance(noise, Distribution) and noise.is_even else ()
-        if not lengths or not hasattr(noise, lengths[0]) or len(counts) <= (_LEVELS if side else _CELLS):
-            return self.unjoined
-        length = np.broadcast_to(getattr(noise, lengths[0]), len(counts))
-        ratios = np.broadcast_to(distinct.sensitivity, len(counts)) / length
-        # A shift by more is never more private: noise_pairs. So is the composition of such releases.
-        shapes = dataclasses.replace(distinct, noise=noise.rescale(1.0, length), sensitivity=None)
-        firsts, kinds = distinct_entries(_of_size(shapes, len(counts)))
-        terms: list[SelfComposed] = []
-        for number, first in enumerate(firsts.tolist()):
-            shape = _of_size(shapes, len(counts))[first].noise
-            own = kinds == number
-            terms += self._levels(shape, ratios[own], counts[own], side)
-        return Guarantee(tuple(terms))
-
-    def _levels(self, shape: Distribution, ratios: np.ndarray, counts: np.ndarray, side: int) -> list[SelfComposed]:
-        """Return releases of noise of one shape, with few ratios of the sensitivity to its length."""
-        if shape.gaussian_sigma is not None:
-            squares = (counts * ratios**2).tolist()
-            # The sum is exact but for the rounding of its terms and of the root.
-            mu = math.sqrt(math.fsum(squares)) * (1 + side * _ROUNDING)
-            return [SelfComposed(noise_pairs(shape, mu), self.times)]
-        order = np.argsort(ratios)
-        ratios, counts = ratios[order], counts[order]
-        return [
-            SelfComposed(noise_pairs(shape, ratio * (1 + side * _ROUNDING)), int(count) * self.times)
-            for ratio, count in joined_levels(ratios, counts, _LEVELS if side else _CELLS, side)
-        ]
-
-    def delta(self, epsilon: Real) -> Any:
-        """Return a delta such that all reports are (epsilon, delta)-DP; see ``Guarantee.delta``."""
-        return self._upper.delta(epsilon)
-
-    def epsilon(self, delta: Real) -> Any:
-        """Return an epsilon such that all reports are (epsilon, delta)-DP; see ``Guarantee.epsilon``."""
-        return self._upper.epsilon(delta)
-
-    def estimate_delta(self, epsilon: Real) -> Any:
-        """Return an estimate of the smallest delta at an epsilon, with ratios joined in cells of one mean square."""
-        return self._near.estimate_delta(epsilon)
-
-    def estimate_epsilon(self, delta: Real) -> Any:
-        """Return an estimate of the smallest epsilon at a delta, with ratios joined in cells of one mean square."""
-        return self._near.estimate_epsilon(delta)
-
-    def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        return self._lower._delta_bracket(epsilon)[0], self._upper._delta_bracket(epsilon)[1]
-
-    def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        return self._lower._epsilon_bracket(delta)[0], self._upper._epsilon_bracket(delta)[1]
-
-    def _curve_point(self, alpha: float) -> CurvePoint:
-        private, revealing = self._lower._curve_point(alpha), self._upper._curve_point(alpha)
-        return CurvePoint((revealing.error[0], private.error[1]), (private.power[0], revealing.power[1]))
-
-    def _gaussian_mu(self) -> float:
-        return self._upper._gaussian_mu()
-
-    def _pure_epsilon(self) -> float:
-        return self._upper._pure_epsilon()
-
-    def _check_proven(self) -> None:
-        self._upper._check_proven()
-
-    def _is_traced(self, *values: Any) -> bool:
-        return namespace(*values) is not np
-
-    @property
-    def neighbouring(self) -> str:
-        """Describe which inputs are neighbours."""
-        return ON_ALL_DATA
-
-    def repeat(self, count: Real) -> Any:
-        """Return the guarantee of all reports repeated ``count`` times; see ``Guarantee.repeat``."""
-        if isinstance(count, jax.Array):
-            return self.unjoined.repeat(count)
-        return BatchGuarantee(self.batch, times=self.times * checks.whole("count", count, 1, 1 << 40))
-
-    def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
-        """Return the guarantee if every report uses a Poisson sample of its own; see ``Guarantee.subsample``."""
-        return self.unjoined.subsample(rate, adjacency)
-
-
-class LargestGuarantee(Risks):
-    """The guarantee of several guarantees, each about people of its own: the largest of each number."""
-
-    def __init__(self, members: tuple[Any, ...]) -> None:
-        self.terms = members
-
-    def delta(self, epsilon: Real) -> Any:
-        """Return a delta such that every person has (epsilon, delta)-DP."""
-        return self._largest(lambda member: member.delta(epsilon))
-
-    def epsilon(self, delta: Real) -> Any:
-        """Return an epsilon such that every person has (epsilon, delta)-DP."""
-        return self._largest(lambda member: member.epsilon(delta))
-
-    def estimate_delta(self, epsilon: Real) -> Any:
-        """Return an estimate of the smallest such delta."""
-        return self._largest(lambda member: member.estimate_delta(epsilon))
-
-    def estimate_epsilon(self, delta: Real) -> Any:
-        """Return an estimate of the smallest such epsilon."""
-        return self._largest(lambda member: member.estimate_epsilon(delta))
-
-    @property
-    def neighbouring(self) -> str:
-        """Describe which inputs are neighbours."""
-        return "; or ".join(dict.fromkeys(member.neighbouring for member in self.terms))
-
-    def bracket(self, **at: Any) -> tuple[float, float]:
-        """Return a rigorous interval (lower, upper); see ``Guarantee.bracket``."""
-        brackets = [member.bracket(**at) for member in self.terms]
-        choose = min if at.get("alpha") is not None else max
-        low, high = zip(*brackets, strict=True)
-        return choose(low), choose(high)
-
-    def repeat(self, count: Real) -> LargestGuarantee:
-        """Return the guarantee of the same reports repeated ``count`` times."""
-        return LargestGuarantee(tuple(member.repeat(count) for member in self.terms))
-
-    def compose(self, *others: ComposableGuarantee) -> LargestGuarantee:
-        """Return the guarantee of these reports, and of others that are about every one of the people."""
-        return LargestGuarantee(tuple(member.compose(*others) for member in self.terms))
-
-    def _largest(self, quantity: Callable[[Any], Any]) -> Any:
-        values = [quantity(member) for member in self.terms]
-        xp = namespace(*values)
-        return plain(xp.stack([xp.asarray(value) for value in values]).max(0))
-
-    def _curve_point(self, alpha: float) -> CurvePoint:
-        points = [member._curve_point(alpha) for member in self.terms]
-        errors, powers = zip(*((point.error, point.power) for point in points), strict=True)
-        (low, high), (least, most) = zip(*errors, strict=True), zip(*powers, strict=True)
-        return CurvePoint((min(low), min(high)), (max(least), max(most)))
-
-    def _pure_epsilon(self) -> float:
-        return max(member._pure_epsilon() for member in self.terms)
-
-    def _check_proven(self) -> None:
-        for member in self.terms:
-            member._check_proven()
-
-    def _is_traced(self, *values: Any) -> bool:
-        return any(member._is_traced(*values) for member in self.terms)
-
-
-# The most different ratios of a noise's sensitivity to its scale that bounds are computed for, and the share by which a
-# ratio is moved to cover the rounding of a sum of at most 2^40 squares, a quotient and a root.
-_LEVELS, _ROUNDING = 8, 2.0**-49
-_CELLS, _FINE_CELLS = 64, 512  # Of close ratios: those of estimates, and those of which the levels are made.
-
-
-def _of_size(batch: Any, size: int) -> Any:
-    """Return a flat batch whose leaves all have an axis."""
-    return map_leaves(lambda leaf, axes: leaf if np.ndim(leaf) > axes else np.broadcast_to(leaf, size), batch)
-
-
-def joined_levels(ratios: np.ndarray, counts: np.ndarray, most: int, side: int) -> list[tuple[float, int]]:
-    """Return (ratio, count) of at most so many groups of neighbours, for increasing ratios.
-
-    A group has its largest ratio, or with ``side`` -1 its smallest one. The groups are those of the least change of the
-    sum of squared ratios, with cells of close ratios kept together, by dynamic programming. With ``side`` 0 a group is
-    a cell, and has the root of its mean square.
-    """
-    edges = np.linspace(0, 1, (_FINE_CELLS if side else most) + 1)[1:-1]
-    cells = np.searchsorted(edges, np.cumsum(counts * ratios**2) / (counts * ratios**2).sum())
-    starts = np.flatnonzero(np.diff(cells, prepend=-1))
-    ends = np.append(starts[1:], len(ratios))
-    number, square = np.add.reduceat(counts, starts), np.add.reduceat(counts * ratios**2, starts)
-    if not side:
-        return list(zip(np.sqrt(square / number).tolist(), number.tolist(), strict=True))
-    level = ratios[ends - 1] if side > 0 else ratios[starts]
-    before, squares = np.append(0, np.cumsum(number)), np.append(0.0, np.cumsum(square))
-    n = len(starts)
-    cost, choices = np.full(n + 1, np.inf), []
-    cost[0] = 0.0
-    for _ in range(min(most, n)):
-        least, choice = np.full(n + 1, np.inf), np.zeros(n + 1, int)
-        for end in range(1, n + 1):
-            begin = np.arange(end)
-            at = level[end - 1] if side > 0 else level[begin]
-            changes = np.abs((before[end] - before[begin]) * at**2 - (squares[end] - squares[begin]))
-            totals = cost[begin] + changes
-            choice[end] = int(totals.argmin())
-            least[end] = totals[choice[end]]
-        cost = least
-        choices.append(choice)
-    groups, end = [], n
-    for choice in reversed(choices):
-        begin_of_group = int(choice[end])
-        ratio = level[end - 1] if side > 0 else level[begin_of_group]
-        groups.append((float(ratio), int(before[end] - before[begin_of_group])))
-        end = begin_of_group
-    return groups[::-1]
-
-
-def guarantee(mechanism: Any, sensitivity: Any = None, *, people: str = "same") -> Any:
-    """Return the guarantee of one report of a mechanism, or of all reports of a batch about the same person, composed.
-
-    With ``people="different"`` every entry of a batch is about people of its own. The guarantee is then the largest one
-    of an entry (parallel composition).
-
-    Args:
-        mechanism: a mechanism of dpkernels; an exact sampler, or the certificate of noise on numbers, whose integers
-            are then accounted; a batch of mechanisms; or a dominating pair, as ``weights``, ``randomised_response`` and
-            ``densities`` make.
-        sensitivity: D of an additive mechanism; the default is that of its claim. Other mechanisms take none.
-        people: whom the entries of a batch are about, "same" or "different".
-
-    Raises:
-        TypeError: the mechanism is unknown.
-        ValueError: the sensitivity is missing or not applicable; or p or q of a pair is not a probability distribution.
-    """
-    checks.one_of("people", people, ("same", "different"))
-    if getattr(mechanism, "batch_shape", ()):
-        return _of_batch(BatchGuarantee(mechanism, sensitivity), people)
-    if isinstance(mechanism, DominatingPair):
-        reject_sensitivity(sensitivity)
-        if namespace(*jax.tree.leaves(mechanism)) is np:
-            mechanism.check()
-        odd = checks.concrete(mechanism.symmetry_gap())
-        # Pairs that may be asymmetric are composed in both directions.
-        alone = mechanism.may_be_asymmetric or (odd is not None and odd <= _SYMMETRIC)
-        return Guarantee((SelfComposed((mechanism,) if alone else (mechanism, mechanism.mirror()), 1),))
-    return Guarantee((SelfComposed(dominating_pairs(mechanism, sensitivity), 1),))
-
-
-def _of_batch(batch: BatchGuarantee, people: str) -> Any:
-    if namespace(*jax.tree.leaves(batch.batch)) is not np:  # JAX's numbers have estimates with derivatives.
-        terms = tuple(SelfComposed(dominating_pairs(entry), 1) for entry in flat_leaves(batch.batch))
-        return Guarantee(terms) if people == "same" else LargestGuarantee(tuple(Guarantee((term,)) for term in terms))
-    if people == "same":
-        return batch
-    members = tuple(Guarantee((dataclasses.replace(term, count=1),)) for term in batch.terms)
-    return members[0] if len(members) == 1 else LargestGuarantee(members)

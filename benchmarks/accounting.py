@@ -29,7 +29,8 @@ from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms
-from accountants.guarantee import Guarantee, guarantee
+from accountants.guarantee import Guarantee
+from accountants.mechanism_guarantee import guarantee
 from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.distributions.gaussian import Gaussian
 

@@ -19,7 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpkernels as dpk
-from accountants.guarantee import Guarantee, guarantee
+from accountants.guarantee import Guarantee
+from accountants.mechanism_guarantee import guarantee
 from benchmarks.shown import machine, markdown, parser_of
 
 DELTA = 1e-6

@@ -25,7 +25,8 @@ from accountants.calibrate.risk_limit import RiskLimit, risk_limit, risk_paramet
 from accountants.calibrate.scale import check_target, rescaled
 from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
-from accountants.guarantee import Guarantee, guarantee
+from accountants.guarantee import Guarantee
+from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.profile import epsilon as realised_epsilon
 from accountants.shuffle import shuffled as account

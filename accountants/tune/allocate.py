@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.batch_guarantee import BatchGuarantee
 from accountants.calibrate.scale import check_target
 from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.registry import noise_pairs
-from accountants.guarantee import BatchGuarantee, Guarantee, guarantee
+from accountants.guarantee import Guarantee
+from accountants.mechanism_guarantee import guarantee
 from accountants.profile import delta as delta_of
 from accountants.profile import epsilon as smallest_epsilon
 from dpkernels import checks

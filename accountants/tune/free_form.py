@@ -22,7 +22,7 @@ import numpy as np
 
 from accountants.calibrate.composed import with_own_claim
 from accountants.composition.rigorous import RigorousBounds
-from accountants.guarantee import guarantee
+from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.best_noise import BestNoise, noise
 from dpkernels import checks

@@ -16,7 +16,8 @@ from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.registry import dominating_pairs
-from accountants.guarantee import Guarantee, guarantee
+from accountants.guarantee import Guarantee
+from accountants.mechanism_guarantee import guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.family import Family, Member, checked

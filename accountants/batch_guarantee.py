@@ -1,0 +1,276 @@
+"""Guarantees of batches: of all entries together, about the same person, or of each about people of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.composition.self_composed import ON_ALL_DATA, SelfComposed
+from accountants.composition.trade_off import CurvePoint
+from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs, reject_sensitivity
+from accountants.guarantee import ComposableGuarantee, Guarantee
+from accountants.risk import Risks
+from dpkernels import checks
+from dpkernels.batches import distinct_entries, flat_leaves, map_leaves
+from dpkernels.distributions.base import Distribution
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real, namespace, plain
+
+# The most different ratios of a noise's sensitivity to its scale that bounds are computed for, and the share by which a
+# ratio is moved to cover the rounding of a sum of at most 2^40 squares, a quotient and a root.
+_LEVELS, _ROUNDING = 8, 2.0**-49
+_CELLS, _FINE_CELLS = 64, 512  # Of close ratios: those of estimates, and those of which the levels are made.
+
+
+class BatchGuarantee(ComposableGuarantee):
+    """The guarantee of all entries of a batch together, about the same person; ``guarantee`` makes it.
+
+    Entries of one kind are counted. Gaussian entries are one Gaussian release. Of noise of one shape, entries with many
+    different scales are joined in few levels: with all ratios of sensitivity to scale rounded up for upper bounds, and
+    down for lower ones. ``terms`` are those of the entries as they are.
+    """
+
+    def __init__(self, batch: Any, sensitivity: Any = None, times: int = 1) -> None:
+        if sensitivity is not None:
+            if not isinstance(batch, Additive):
+                reject_sensitivity(sensitivity)
+            batch = dataclasses.replace(batch, sensitivity=sensitivity)
+        if isinstance(batch, Additive):
+            if batch.sensitivity is None:
+                raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
+            batch = Additive(batch.noise, batch.sensitivity)  # Whatever entries claim, equal noise is counted.
+        self.batch, self.times = batch, times
+
+    @cached_property
+    def _entries(self) -> tuple[Any, np.ndarray]:
+        """Return the distinct entries as a flat batch, and how many of each there are."""
+        firsts, kinds = distinct_entries(self.batch)
+        return flat_leaves(self.batch)[firsts], np.bincount(kinds)
+
+    @cached_property
+    def terms(self) -> tuple[SelfComposed, ...]:  # type: ignore[override]
+        """Return the releases of every distinct entry."""
+        distinct, counts = self._entries
+        numbers = zip(distinct, counts.tolist(), strict=True)
+        return tuple(SelfComposed(dominating_pairs(entry), count * self.times) for entry, count in numbers)
+
+    @cached_property
+    def unjoined(self) -> Guarantee:
+        """Return the guarantee of the ``terms``, such as for its JSON or a plot; slow for many different entries."""
+        return Guarantee(self.terms)
+
+    def renyi(self, order: Any) -> Any:
+        """Return the Renyi divergence of all reports; see ``Guarantee.renyi``."""
+        return self.unjoined.renyi(order)
+
+    @cached_property
+    def _upper(self) -> Guarantee:
+        return self._joined(1)
+
+    @cached_property
+    def _lower(self) -> Guarantee:
+        return self._joined(-1)
+
+    @cached_property
+    def _near(self) -> Guarantee:
+        return self._joined(0)
+
+    def _joined(self, side: int) -> Guarantee:
+        """Return the guarantee of joined entries, each one's ratio moved up, down, or with 0 to a mean of a level."""
+        distinct, counts = self._entries
+        noise: Any = getattr(distinct, "noise", None)
+        lengths = noise.lengths if isinstance(noise, Distribution) and noise.is_even else ()
+        if not lengths or not hasattr(noise, lengths[0]) or len(counts) <= (_LEVELS if side else _CELLS):
+            return self.unjoined
+        length = np.broadcast_to(getattr(noise, lengths[0]), len(counts))
+        ratios = np.broadcast_to(distinct.sensitivity, len(counts)) / length
+        # A shift by more is never more private: noise_pairs. So is the composition of such releases.
+        shapes = dataclasses.replace(distinct, noise=noise.rescale(1.0, length), sensitivity=None)
+        firsts, kinds = distinct_entries(_of_size(shapes, len(counts)))
+        terms: list[SelfComposed] = []
+        for number, first in enumerate(firsts.tolist()):
+            shape = _of_size(shapes, len(counts))[first].noise
+            own = kinds == number
+            terms += self._levels(shape, ratios[own], counts[own], side)
+        return Guarantee(tuple(terms))
+
+    def _levels(self, shape: Distribution, ratios: np.ndarray, counts: np.ndarray, side: int) -> list[SelfComposed]:
+        """Return releases of noise of one shape, with few ratios of the sensitivity to its length."""
+        if shape.gaussian_sigma is not None:
+            squares = (counts * ratios**2).tolist()
+            # The sum is exact but for the rounding of its terms and of the root.
+            mu = math.sqrt(math.fsum(squares)) * (1 + side * _ROUNDING)
+            return [SelfComposed(noise_pairs(shape, mu), self.times)]
+        order = np.argsort(ratios)
+        ratios, counts = ratios[order], counts[order]
+        return [
+            SelfComposed(noise_pairs(shape, ratio * (1 + side * _ROUNDING)), int(count) * self.times)
+            for ratio, count in joined_levels(ratios, counts, _LEVELS if side else _CELLS, side)
+        ]
+
+    def delta(self, epsilon: Real) -> Any:
+        """Return a delta such that all reports are (epsilon, delta)-DP; see ``Guarantee.delta``."""
+        return self._upper.delta(epsilon)
+
+    def epsilon(self, delta: Real) -> Any:
+        """Return an epsilon such that all reports are (epsilon, delta)-DP; see ``Guarantee.epsilon``."""
+        return self._upper.epsilon(delta)
+
+    def estimate_delta(self, epsilon: Real) -> Any:
+        """Return an estimate of the smallest delta at an epsilon, with ratios joined in cells of one mean square."""
+        return self._near.estimate_delta(epsilon)
+
+    def estimate_epsilon(self, delta: Real) -> Any:
+        """Return an estimate of the smallest epsilon at a delta, with ratios joined in cells of one mean square."""
+        return self._near.estimate_epsilon(delta)
+
+    def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
+        return self._lower._delta_bracket(epsilon)[0], self._upper._delta_bracket(epsilon)[1]
+
+    def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        return self._lower._epsilon_bracket(delta)[0], self._upper._epsilon_bracket(delta)[1]
+
+    def _curve_point(self, alpha: float) -> CurvePoint:
+        private, revealing = self._lower._curve_point(alpha), self._upper._curve_point(alpha)
+        return CurvePoint((revealing.error[0], private.error[1]), (private.power[0], revealing.power[1]))
+
+    def _gaussian_mu(self) -> float:
+        return self._upper._gaussian_mu()
+
+    def _pure_epsilon(self) -> float:
+        return self._upper._pure_epsilon()
+
+    def _check_proven(self) -> None:
+        self._upper._check_proven()
+
+    def _is_traced(self, *values: Any) -> bool:
+        return namespace(*values) is not np
+
+    @property
+    def neighbouring(self) -> str:
+        """Describe which inputs are neighbours."""
+        return ON_ALL_DATA
+
+    def repeat(self, count: Real) -> Any:
+        """Return the guarantee of all reports repeated ``count`` times; see ``Guarantee.repeat``."""
+        if isinstance(count, jax.Array):
+            return self.unjoined.repeat(count)
+        return BatchGuarantee(self.batch, times=self.times * checks.whole("count", count, 1, 1 << 40))
+
+    def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
+        """Return the guarantee if every report uses a Poisson sample of its own; see ``Guarantee.subsample``."""
+        return self.unjoined.subsample(rate, adjacency)
+
+
+class LargestGuarantee(Risks):
+    """The guarantee of several guarantees, each about people of its own: the largest of each number."""
+
+    def __init__(self, members: tuple[Any, ...]) -> None:
+        self.terms = members
+
+    def delta(self, epsilon: Real) -> Any:
+        """Return a delta such that every person has (epsilon, delta)-DP."""
+        return self._largest(lambda member: member.delta(epsilon))
+
+    def epsilon(self, delta: Real) -> Any:
+        """Return an epsilon such that every person has (epsilon, delta)-DP."""
+        return self._largest(lambda member: member.epsilon(delta))
+
+    def estimate_delta(self, epsilon: Real) -> Any:
+        """Return an estimate of the smallest such delta."""
+        return self._largest(lambda member: member.estimate_delta(epsilon))
+
+    def estimate_epsilon(self, delta: Real) -> Any:
+        """Return an estimate of the smallest such epsilon."""
+        return self._largest(lambda member: member.estimate_epsilon(delta))
+
+    @property
+    def neighbouring(self) -> str:
+        """Describe which inputs are neighbours."""
+        return "; or ".join(dict.fromkeys(member.neighbouring for member in self.terms))
+
+    def bracket(self, **at: Any) -> tuple[float, float]:
+        """Return a rigorous interval (lower, upper); see ``Guarantee.bracket``."""
+        brackets = [member.bracket(**at) for member in self.terms]
+        choose = min if at.get("alpha") is not None else max
+        low, high = zip(*brackets, strict=True)
+        return choose(low), choose(high)
+
+    def repeat(self, count: Real) -> LargestGuarantee:
+        """Return the guarantee of the same reports repeated ``count`` times."""
+        return LargestGuarantee(tuple(member.repeat(count) for member in self.terms))
+
+    def compose(self, *others: ComposableGuarantee) -> LargestGuarantee:
+        """Return the guarantee of these reports, and of others that are about every one of the people."""
+        return LargestGuarantee(tuple(member.compose(*others) for member in self.terms))
+
+    def _largest(self, quantity: Callable[[Any], Any]) -> Any:
+        values = [quantity(member) for member in self.terms]
+        xp = namespace(*values)
+        return plain(xp.stack([xp.asarray(value) for value in values]).max(0))
+
+    def _curve_point(self, alpha: float) -> CurvePoint:
+        points = [member._curve_point(alpha) for member in self.terms]
+        errors, powers = zip(*((point.error, point.power) for point in points), strict=True)
+        (low, high), (least, most) = zip(*errors, strict=True), zip(*powers, strict=True)
+        return CurvePoint((min(low), min(high)), (max(least), max(most)))
+
+    def _pure_epsilon(self) -> float:
+        return max(member._pure_epsilon() for member in self.terms)
+
+    def _check_proven(self) -> None:
+        for member in self.terms:
+            member._check_proven()
+
+    def _is_traced(self, *values: Any) -> bool:
+        return any(member._is_traced(*values) for member in self.terms)
+
+
+def _of_size(batch: Any, size: int) -> Any:
+    """Return a flat batch whose leaves all have an axis."""
+    return map_leaves(lambda leaf, axes: leaf if np.ndim(leaf) > axes else np.broadcast_to(leaf, size), batch)
+
+
+def joined_levels(ratios: np.ndarray, counts: np.ndarray, most: int, side: int) -> list[tuple[float, int]]:
+    """Return (ratio, count) of at most so many groups of neighbours, for increasing ratios.
+
+    A group has its largest ratio, or with ``side`` -1 its smallest one. The groups are those of the least change of the
+    sum of squared ratios, with cells of close ratios kept together, by dynamic programming. With ``side`` 0 a group is
+    a cell, and has the root of its mean square.
+    """
+    edges = np.linspace(0, 1, (_FINE_CELLS if side else most) + 1)[1:-1]
+    cells = np.searchsorted(edges, np.cumsum(counts * ratios**2) / (counts * ratios**2).sum())
+    starts = np.flatnonzero(np.diff(cells, prepend=-1))
+    ends = np.append(starts[1:], len(ratios))
+    number, square = np.add.reduceat(counts, starts), np.add.reduceat(counts * ratios**2, starts)
+    if not side:
+        return list(zip(np.sqrt(square / number).tolist(), number.tolist(), strict=True))
+    level = ratios[ends - 1] if side > 0 else ratios[starts]
+    before, squares = np.append(0, np.cumsum(number)), np.append(0.0, np.cumsum(square))
+    n = len(starts)
+    cost, choices = np.full(n + 1, np.inf), []
+    cost[0] = 0.0
+    for _ in range(min(most, n)):
+        least, choice = np.full(n + 1, np.inf), np.zeros(n + 1, int)
+        for end in range(1, n + 1):
+            begin = np.arange(end)
+            at = level[end - 1] if side > 0 else level[begin]
+            changes = np.abs((before[end] - before[begin]) * at**2 - (squares[end] - squares[begin]))
+            totals = cost[begin] + changes
+            choice[end] = int(totals.argmin())
+            least[end] = totals[choice[end]]
+        cost = least
+        choices.append(choice)
+    groups, end = [], n
+    for choice in reversed(choices):
+        begin_of_group = int(choice[end])
+        ratio = level[end - 1] if side > 0 else level[begin_of_group]
+        groups.append((float(ratio), int(before[end] - before[begin_of_group])))
+        end = begin_of_group
+    return groups[::-1]
