@@ -19,9 +19,7 @@ from accountants.dominating_pairs.additive import AdditivePair, HalvedPair, addi
 from accountants.dominating_pairs.base import DominatingPair, Sampled
 from accountants.dominating_pairs.discrete import Atoms, shifted_pair
 from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
-from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.schemes.groups import LOG_CONCAVE
-from accountants.schemes.pieces import with_pieces_together
 from dpkernels import checks
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
@@ -34,9 +32,6 @@ class FixedSize(ReplacedBounded):
     """The pair of one release on a sample of a fixed size, from that on all data with a record replaced."""
 
     neighbours: ClassVar[str | None] = "replace"
-
-    def privacy_loss(self) -> PrivacyLossDistribution:
-        return with_pieces_together(super().privacy_loss())
 
     def attained(self) -> tuple[DominatingPair, ...]:
         """Return the pairs where all other records have the opposite value of the record, and where they have 0."""

@@ -23,7 +23,6 @@ from scipy import special
 
 from accountants.dominating_pairs.base import Curve, DominatingPair, Sampled, upper
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
-from accountants.schemes.pieces import with_pieces_together
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
@@ -111,7 +110,7 @@ class Truncated(DominatingPair):
         return namespace(*levels).stack(levels).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        return with_pieces_together(join([pair.privacy_loss().scaled(weight) for weight, pair in self._parts]))
+        return join([pair.privacy_loss().scaled(weight) for weight, pair in self._parts])
 
     def mirror(self) -> Truncated:
         return Truncated(self.one, self.other, self.rate, self.full, self.kept, not self.removed)
