@@ -347,9 +347,9 @@ class Guarantee(ComposableGuarantee):
     def attained(self) -> list[Guarantee]:
         """Return guarantees that bound this one from below, none if its own pairs are attained."""
         numeric = self.numeric
-        choices = [[pair.attained() or (pair,) for pair in term.pairs] for term in numeric.terms]
         if not any(pair.attained() for term in numeric.terms for pair in term.pairs):
             return []
+        choices = [[term.attained(pair) for pair in term.pairs] for term in numeric.terms]
         count = max(len(several) for choice in choices for several in choice)
         return [
             Guarantee(

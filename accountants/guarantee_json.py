@@ -10,7 +10,7 @@ import numpy as np
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.additive import AdditivePair, HalvedPair
 from accountants.dominating_pairs.base import Mixed
-from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.discrete import Atoms, RowPair
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.dominating_pairs.windowed import WindowedPair
 from accountants.schemes.allocation import Allocated, AllocatedBlock
@@ -25,7 +25,7 @@ from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 # The classes that a file may hold in addition to distributions with a density, windows and bases. The dictionaries hold
 # the names that files use for classes and fields, where they differ from the names in the code.
 _CLASSES: tuple[type, ...] = (
-    *(SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear, GaussianMixture, HalvedPair),
+    *(SelfComposed, Atoms, RowPair, Mixed, WindowedPair, AdditivePair, PiecewiseLinear, GaussianMixture, HalvedPair),
     *(Allocated, AllocatedBlock, FixedSize, Grouped, ShuffledBatches, Truncated),
 )
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}

@@ -105,12 +105,13 @@ class RigorousBounds:
 
     @cached_property
     def method(self) -> ClosedForm | Bracket | ByDirections | FromBothSides:
-        """Return the narrowest method that applies."""
+        """Return the narrowest method that applies, with lower ends of pairs that are attained."""
         lower = [RigorousBounds(attained) for attained in self.guarantee.attained()]
         return FromBothSides(self._method, lower) if lower else self._method
 
     @cached_property
     def _method(self) -> ClosedForm | Bracket | ByDirections:
+        """Return the narrowest method of upper ends."""
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")
         for formula in (OneRelease, GaussianReleases, FewOutcomes):
@@ -135,19 +136,19 @@ class RigorousBounds:
 
     def upper_ends_of_delta(self, epsilon: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``delta`` at every eps; those of closed forms without the lower ones."""
-        if isinstance(self.method, OneRelease):
-            beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self.method.pairs, epsilon))
+        if isinstance(self._method, OneRelease):
+            beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self._method.pairs, epsilon))
             return np.where(beyond, self._of_infinite_losses[1], delta) if beyond.any() else delta
-        is_formula, ends = isinstance(self.method, ClosedForm), np.empty(epsilon.shape)
+        is_formula, ends = isinstance(self._method, ClosedForm), np.empty(epsilon.shape)
         for index, eps in np.ndenumerate(epsilon):
             ends[index] = self.upper_delta(float(eps)) if is_formula else self.delta(float(eps))[1]
         return ends
 
     def upper_ends_of_epsilon(self, delta: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``epsilon`` at every delta; those of closed forms without the lower ones."""
-        if isinstance(self.method, OneRelease):
-            return np.minimum(epsilon_of(self.method.pairs, delta), self.largest_loss)
-        is_formula, ends = isinstance(self.method, ClosedForm), np.empty(delta.shape)
+        if isinstance(self._method, OneRelease):
+            return np.minimum(epsilon_of(self._method.pairs, delta), self.largest_loss)
+        is_formula, ends = isinstance(self._method, ClosedForm), np.empty(delta.shape)
         for index, number in np.ndenumerate(delta):
             ends[index] = self.upper_epsilon(float(number)) if is_formula else self.epsilon(float(number))[1]
         return ends

@@ -21,7 +21,8 @@ import numpy as np
 from accountants.composition.grid import pointwise_maximum
 from accountants.dominating_pairs.additive import AdditivePair, larger_profile
 from accountants.dominating_pairs.base import DominatingPair, Sampled, is_whole
-from accountants.dominating_pairs.replaced import check_replaceable, replaced_pair
+from accountants.dominating_pairs.discrete import NO_LOSS
+from accountants.dominating_pairs.replaced import SYMMETRIC, check_replaceable, replaced_pair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -77,6 +78,13 @@ class SelfComposed:
         if self.sampling_rate is not None:
             return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
+
+    def attained(self, pair: Any) -> tuple[Any, ...]:
+        """Return pairs that bound one of this term from below, where records are replaced symmetric ones; or itself."""
+        pairs = pair.attained() or (pair,)
+        if self.neighbours == "replace" and self.sampling_rate is not None:
+            pairs = tuple(each for each in pairs if each.symmetry_gap() <= SYMMETRIC) or (NO_LOSS,)
+        return pairs
 
     @property
     def is_gaussian(self) -> bool:

@@ -98,6 +98,9 @@ class AdditivePair(DominatingPair):
     def hockey_stick(self) -> Curve:
         return self.formulas.hockey_stick()
 
+    def nearest_curve(self) -> Curve:
+        return self.formulas.hockey_stick(-1)
+
     def largest_loss(self) -> Real:
         return self.formulas.largest_loss()
 
@@ -244,8 +247,11 @@ class NoiseFormulas:
         at = inside(left, right, D)[:, None] - D * xp.array(distances, ends.dtype)
         return Pieces(left, right, width, at, self.noise.weight(at))
 
-    def hockey_stick(self) -> Curve:
-        """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative."""
+    def hockey_stick(self, side: int = 1) -> Curve:
+        """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative.
+
+        Allowances for rounding errors are added; those that may be large are subtracted with ``side`` -1.
+        """
         source, D, pieces = self.source, self.D, self.split(further=self._far_joints)
         left, right, width = pieces[:3]
         (weight_p, weight_q), both_positive, change = (
@@ -271,7 +277,7 @@ class NoiseFormulas:
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
             short, direct = self._gap_by_quadrature(start, end, level - change)
             gap = xp.where(short & both_positive, weight_p * direct, gap)
-            return gap * (1 + _UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
+            return gap * (1 + side * _UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
 
         return sum_of_pieces(of_pieces, len(left) * len(_NODES))
 
@@ -386,7 +392,7 @@ class NoiseFormulas:
 
     # One release on a sample of rate r with a record replaced, D > 0: see ``replaced``.
 
-    def replaced_hockey_stick(self, rate: Any) -> Curve:
+    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
         """Use that {p > t q} is a half line for an even log-concave density: f(. - D)/f rises and f(. + D)/f falls."""
         noise, D, points = self.noise, self.D, without_derivative(self.noise.quantiles)
         low, high = points[0] - D, points[-1] + D
@@ -394,7 +400,7 @@ class NoiseFormulas:
 
         def at(eps: Any) -> Any:
             xp = namespace(eps, low)
-            eps = eps - _UNITS_REPLACED * xp.finfo(eps.dtype).eps * (1 + xp.abs(without_derivative(eps)))
+            eps = eps - side * _UNITS_REPLACED * xp.finfo(eps.dtype).eps * (1 + xp.abs(without_derivative(eps)))
             level = without_derivative(eps)
 
             def before(x: Any) -> Any:
@@ -490,6 +496,10 @@ class PolynomialFormulas(NoiseFormulas):
     @property
     def joints(self) -> Any:
         return self.knots
+
+    def _units(self, size: Any) -> Any:
+        """Return the relative errors, in units in the last place, of masses with log densities of this size."""
+        return _UNITS * size + (_UNITS_REWEIGHTED if len(self.noise.edges) else 0)
 
     def _at(self, at: Any) -> tuple[Any, Any]:
         """Return (point at which the loss is given, slope of the loss) of pieces, from points inside them."""
@@ -588,7 +598,7 @@ def inside(left: Real, right: Real, D: Real) -> RealArray:
 class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
     """Closed forms for noise that is exponential between knots."""
 
-    def hockey_stick(self) -> Curve:
+    def hockey_stick(self, side: int = 1) -> Curve:
         """Return eps -> delta(eps), the sum over pieces of a closed integral.
 
         integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s,
@@ -596,29 +606,31 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         where t is the distance from the top, r the derivative of log p in t, and s = |slope|.
         """
         pieces, source = self.pieces(), self.source
-        top, side, offset = pieces.top
+        top, direction, offset = pieces.top
         xp = namespace(pieces.at)
         fall, loss = xp.abs(pieces.slope), pieces.loss + xp.abs(pieces.slope) * offset
 
         def density(weight: Any, at: Any) -> tuple[Any, Any, Any]:
             score = source.score(at)
-            return weight, source.log_prob(at) + score * (top - pieces.at), -side * score
+            return weight, source.log_prob(at) + score * (top - pieces.at), -direction * score
 
         p, q = density(pieces.weights[:, 0], pieces.at), density(pieces.weights[:, 1], pieces.at - self.D)
         # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
-        rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(p[1]), xp.abs(p[1]), 0.0))
+        unit, size = xp.finfo(loss.dtype).eps, without_derivative(xp.where(xp.isfinite(p[1]), xp.abs(p[1]), 0.0))
+        factor = 1 + side * unit * self._units(size)
 
         (weight_p, log_p, r), (weight_q, log_q, r_q) = p, q
 
         def of_pieces(eps: Real) -> Any:
-            eps = eps - rounding
+            eps = eps - side * unit * size
             T = xp.clip((loss - eps) / xp.where(fall > 0, fall, 1.0), 0.0, pieces.width)
             T = xp.where(fall > 0, T, xp.where(loss > eps, pieces.width, 0.0))
-            return weight_p * exponential_growth(log_p, r, T) - weight_q * exponential_growth(log_q + eps, r_q, T)
+            gap = weight_p * exponential_growth(log_p, r, T) - weight_q * exponential_growth(log_q + eps, r_q, T)
+            return gap * factor
 
         return sum_of_pieces(of_pieces, len(loss))
 
-    def replaced_hockey_stick(self, rate: Any) -> Curve:
+    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
         """Return eps -> delta(eps), a sum over pieces; s is the distance from their finite end, log densities l + k s.
 
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
@@ -632,14 +644,15 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         logs = source.log_prob(origin[:, None] - places) + log_or_never(pieces.weights)
         logs = logs + xp.stack([xp.log1p(-rate) + 0 * rate, xp.log(rate), xp.log(rate)])
         size = xp.where(xp.isfinite(logs), xp.abs(logs), 0.0).max(-1)
-        lowering = 2 * xp.finfo(logs.dtype).eps * without_derivative(size)
+        unit, size = xp.finfo(logs.dtype).eps, without_derivative(size)
+        factor = 1 + side * unit * (_UNITS_REPLACED + self._units(size))
 
         (free, own, other), (free_slope, slope, other_slope), width = logs.T, slopes.T, pieces.width
         finite = xp.where(xp.isfinite(width), width, 0.0)
 
         def of_pieces(eps: RealArray) -> Any:
             xp = namespace(eps, logs)
-            eps = eps - lowering
+            eps = eps - side * 2 * unit * size
             growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
 
             def excess(s: Any) -> tuple[Any, Any]:
@@ -660,7 +673,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
                 return exponential_growth(log_start + slope * first, slope, last - first)
 
             lost = xp.expm1(eps) * mass(free, free_slope) + mass(eps + other, other_slope)
-            return (mass(own, slope) - lost) * (1 + _UNITS_REPLACED * np.finfo(logs.dtype).eps)
+            return (mass(own, slope) - lost) * factor
 
         return sum_of_pieces(of_pieces, len(width))
 
@@ -724,7 +737,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         reach = _REACH * self.source.sigma + floating(self.xp.zeros(()))
         return -reach, reach
 
-    def hockey_stick(self) -> Curve:
+    def hockey_stick(self, side: int = 1) -> Curve:
         """Return eps -> the sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where loss > eps.
 
         x is in units of sigma and rises with the loss: there the loss is log(w_P/w_Q) + a (x + a/2), a = |D|/sigma.
@@ -744,7 +757,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
 
         def of_pieces(eps: RealArray) -> Any:
             xp = namespace(eps, loss)
-            eps = eps - _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
+            eps = eps - side * _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
             cut = (eps - loss) / a - a / 2
             all_above = ~sloped | (cut <= far)
             start = xp.where(all_above, far, xp.minimum(cut, top))
@@ -758,11 +771,11 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
             # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
             unbounded = xp.where(pieces.loss > 0, weight_p * p - xp.exp(eps) * weight_q * q, 0.0)
             delta = xp.where(is_present, xp.where(sloped, weight_p * gain, unbounded), 0.0)
-            return delta * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
+            return delta * (1 + side * _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
 
         return sum_of_pieces(of_pieces, len(loss) * gaussian_integrals.VALUES)
 
-    def replaced_hockey_stick(self, rate: Any) -> Curve:
+    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
         """Return the sum over pieces, with x in units of sigma and a = D/sigma."""
         sigma = self.source.sigma
         a = self.D / sigma
@@ -877,7 +890,7 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
         width = pieces.width * self.copies(pieces.at)
         return PrivacyLossDistribution(_possible(p, pieces.loss, width), q, pieces.loss, 0 * p)
 
-    def hockey_stick(self) -> Curve:
+    def hockey_stick(self, side: int = 1) -> Curve:
         """Return eps -> delta(eps), which is linear in e^eps between the values l_1 < l_2 < ... of the loss.
 
         delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
@@ -886,9 +899,12 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
         p, q = self._masses(pieces)
         xp = namespace(pieces.loss)
         largest = cap(pieces.loss.dtype)
+        unit, places = xp.finfo(pieces.loss.dtype).eps, (pieces.at, pieces.at - self.D)
+        size_p, size_q = (without_derivative(xp.abs(self.source.log_prob(at))) for at in places)
+        p, q = p * (1 + side * unit * self._units(size_p)), q * (1 - side * unit * self._units(size_q))
         infinite = pieces.loss >= largest
         infinity_mass, infinity_mass_q = (xp.where(infinite, mass, 0.0).sum() for mass in (p, q))
-        level = xp.clip(pieces.loss, -largest, largest)
+        level = xp.clip(pieces.loss + side * unit * (size_p + size_q), -largest, largest)
         order = xp.argsort(-level)
         level, other = level[order], xp.where(infinite, 0.0, p * xp.exp(-level))[order]
         above = xp.cumsum(other)
@@ -905,9 +921,10 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
 
         return at
 
-    def replaced_hockey_stick(self, rate: Any) -> Curve:
+    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
         losses = self.replaced_privacy_loss(rate)
-        return Atoms(losses.p, losses.q).hockey_stick()
+        pair = Atoms(losses.p, losses.q)
+        return pair.hockey_stick() if side > 0 else pair.nearest_curve()
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
         pieces = self.split(_REPLACED)

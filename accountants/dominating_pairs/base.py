@@ -50,9 +50,13 @@ class DominatingPair(abc.ABC):
         It is differentiable in every parameter; in an ``outside`` weight of 0, the end of its range, from the right.
         """
 
+    def nearest_curve(self) -> Curve:
+        """Return the curve that ``lower_hockey_stick`` lowers, with no allowance on the upper side that may be large."""
+        return upper(self)
+
     def lower_hockey_stick(self) -> Curve:
         """Return a lower bound of the divergence of plain numbers: at a higher eps and without all allowances."""
-        above, unit = upper(self), np.finfo(np.float64).eps
+        above, unit = self.nearest_curve(), np.finfo(np.float64).eps
 
         def at(eps: Any) -> Any:
             delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
@@ -238,12 +242,12 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     return at
 
 
-def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False) -> Curve:
+def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False, side: int = 1) -> Curve:
     """Return the profile of a release on a Poisson sample of rate r from that on all data, t -> H_t.
 
     With s the odds on all data that lead to the odds e^eps of the sample, it is r H_s(P, Q) for an added record, and
-    r (1 - y) H_s(Q, P) for a removed one, whose profile on all data is that of the mirror. It is an upper bound if the
-    profile is one.
+    r (1 - y) H_s(Q, P) for a removed one, whose profile on all data is that of the mirror. It is an upper (side 1) or
+    lower (side -1) bound if the profile is one.
     """
     sign = -1 if removed else 1
 
@@ -251,12 +255,12 @@ def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False) -> Curv
         xp = namespace(epsilon, rate)
         kind = xp.finfo(xp.result_type(epsilon))
         eps = xp.minimum(epsilon, cap(kind.dtype))
-        eps = eps - _UNITS * kind.eps * abs(eps)
+        eps = eps - side * _UNITS * kind.eps * abs(eps)
         y = -xp.expm1(-sign * eps) / rate * (1 - rate)  # Negative for a removed record.
         none = y <= -1
         y = xp.where(none, 0.0, y)
         inner = xp.minimum(eps + sign * xp.log1p(y), cap(kind.dtype))
-        delta = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + _UNITS * kind.eps)
+        delta = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + side * _UNITS * kind.eps)
         return xp.where(none, 0.0, delta)
 
     return at
@@ -325,6 +329,10 @@ class Sampled(DominatingPair):
     def hockey_stick(self) -> Curve:
         pair = self.pair.mirror() if self.removed else self.pair
         return sampled_profile(upper(pair), self.rate, removed=self.removed)
+
+    def lower_hockey_stick(self) -> Curve:
+        pair = self.pair.mirror() if self.removed else self.pair
+        return sampled_profile(pair.lower_hockey_stick(), self.rate, removed=self.removed, side=-1)
 
     def largest_loss(self) -> Real:
         if self.removed:

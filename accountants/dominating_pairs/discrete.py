@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -38,10 +39,17 @@ class Atoms(DominatingPair):
         return self.moved is not None
 
     def hockey_stick(self) -> Curve:
+        return self._curve(1)
+
+    def nearest_curve(self) -> Curve:
+        return self._curve(-1)
+
+    def _curve(self, side: int) -> Curve:
+        """Return the divergence of masses whose errors are all added (side 1), or subtracted."""
         xp = namespace(self.p, self.q)
         p, q = (floating(xp.asarray(mass)) for mass in (self.p, self.q))
         error_p, error_q = (_rounding(mass, _OF_TABLES if self.moved is None else _OF_NORMS) for mass in (p, q))
-        p, q = p * (1 + error_p), q * (1 - error_q)
+        p, q = p * (1 + side * error_p), q * (1 - side * error_q)
 
         def at(eps: Any) -> Any:
             xp = namespace(eps, p, q)
@@ -83,6 +91,24 @@ class Atoms(DominatingPair):
             raise ValueError(f"moved: {n}; q is not p moved by this number of points")
         if np.any(weights != weights[::-1]) or np.any(np.diff(weights[len(weights) // 2 :]) > 0):
             raise ValueError("p: of noise on a lattice is even and falls from the middle")
+
+
+@partial(pytree, static=("moved", "near"))
+@dataclass(frozen=True)
+class RowPair(Atoms):
+    """A pair whose profile is at least that of all rows of a table, with the rows that bound it from below."""
+
+    rows: tuple[Atoms, ...] = ()
+
+    def lower_hockey_stick(self) -> Curve:
+        curves = [pair.lower_hockey_stick() for row in self.rows for pair in (row, row.mirror())]
+        return lambda eps: np.max([curve(eps) for curve in curves], axis=0)
+
+    def attained(self) -> tuple[DominatingPair, ...]:
+        return self.rows
+
+
+NO_LOSS = Atoms(np.ones(1), np.ones(1))  # A pair of equal distributions.
 
 
 def _rounding(mass: Any, units: int) -> Any:
@@ -159,6 +185,7 @@ _OF_TABLES, _OF_NORMS, _OF_EXPONENTS = 8, 16, 4
 _DOTS, _LARGE = 256, 1 << 22
 # Losses closer together than this share a point.
 _SAME = 1e-5
+_MOST_ROWS = 3  # The most pairs of rows that bound a table from below.
 # A profile is raised by this, which is more than rounding lowers the sum of masses that add up to 1.
 _ROUNDING = 8 * 2.0**-53
 # Points are left out where the profile is this close to the chord without them, which is never below the profile.
@@ -180,7 +207,8 @@ def dominating_pair(p: Any, cells: int) -> Atoms:
     t = np.exp(_dots(p, cells))
     f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
     corners = _corners(t, f)
-    return of_dots(t[corners], f[corners])
+    pair = of_dots(t[corners], f[corners])
+    return RowPair(pair.p, pair.q, rows=_worst_rows(p, cells, t[corners][:-1]))
 
 
 def of_dots(t: RealArray, f: Real) -> Atoms:
@@ -213,11 +241,34 @@ def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     return corners
 
 
+def _worst_rows(p: np.ndarray, cells: int, t: np.ndarray) -> tuple[Atoms, ...]:
+    """Return the pairs of rows that have the largest profile at most of the t."""
+    worst: Counter[tuple[int, int]] = Counter()
+    for at in t:
+        gaps = _row_profiles(p, cells, at)
+        number = int(np.argmax([gap.max() for gap in gaps]))
+        first = int(gaps[number].argmax())
+        worst[first, first + 1 + number // 2] += 1
+    return tuple(_grouped(p[i], p[j]) for (i, j), _ in worst.most_common(_MOST_ROWS))
+
+
+def _grouped(p: np.ndarray, q: np.ndarray) -> Atoms:
+    """Return two rows with reports of nearly equal losses as one, which is processing."""
+    loss = np.log(p / q)
+    order = np.argsort(loss)
+    starts = np.flatnonzero(np.diff(loss[order], prepend=-np.inf) > _SAME)
+    return Atoms(*(np.add.reduceat(row[order], starts) for row in (p, q)))
+
+
 def _largest(p: Any, cells: int, t: Any) -> Any:
     """Return the maximum over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
-    xp = namespace(p)
+    return namespace(p).stack([gap.max() for gap in _row_profiles(p, cells, t)]).max()
+
+
+def _row_profiles(p: Any, cells: int, t: Any) -> list[Any]:
+    """Return sum_j max(0, p_ij - t p_i'j) for i' = i - 1, i + 1, i - 2, ..., each an array over the lesser of both."""
     pairs = (pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
-    return xp.stack([xp.maximum(x - t * y, 0.0).sum(1).max() for x, y in pairs]).max()
+    return [namespace(p).maximum(x - t * y, 0.0).sum(1) for x, y in pairs]
 
 
 def shifted_pair(weights: Any, n: int) -> Atoms:

@@ -28,7 +28,7 @@ from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 # The difference from their mirrors that symmetric pairs may have: for plain numbers, and in the precision of a trace.
-_CONCRETE, _TRACED = 1e-9, 1e-4
+SYMMETRIC, _TRACED = 1e-9, 1e-4
 
 
 def check_replaceable(pairs: tuple[Any, ...]) -> None:
@@ -51,7 +51,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
                     "take 'add_remove'"
                 )
         odd = checks.concrete(pair.symmetry_gap())
-        if odd is not None and not odd <= _CONCRETE:
+        if odd is not None and not odd <= SYMMETRIC:
             raise ValueError(
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
                 f"reversed; this {type(pair).__name__} is neither, or under tracing not known to be"
@@ -111,6 +111,9 @@ class ReplacedBounded(DominatingPair):
 
         return at
 
+    def lower_hockey_stick(self) -> Curve:
+        return sampled_profile(self.pair.lower_hockey_stick(), self.rate, side=-1)
+
     def largest_loss(self) -> Any:
         levels = [sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())]
         return namespace(*levels).stack(levels).max()
@@ -159,6 +162,12 @@ class ReplacedNoise(ReplacedBounded):
 
     def hockey_stick(self) -> Curve:
         return self._formulas.replaced_hockey_stick(self.rate)
+
+    def nearest_curve(self) -> Curve:
+        return self._formulas.replaced_hockey_stick(self.rate, -1)
+
+    def lower_hockey_stick(self) -> Curve:
+        return DominatingPair.lower_hockey_stick(self)
 
     def largest_loss(self) -> Any:
         """Return the loss where p has the other record's largest density, relative to f, and q its least."""

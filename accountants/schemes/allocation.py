@@ -24,7 +24,7 @@ import numpy as np
 
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import Curve, DominatingPair
-from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.discrete import NO_LOSS
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.schemes.ratio_sums import law_of, self_sum
 from accountants.schemes.tables import OneDirection, Table, TablePair, ratios
@@ -107,7 +107,7 @@ class AllocatedBlock(Allocated):
         if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian):
             share = namespace(pair.shift).sqrt(self.times / self.whole)
             return (additive_pair(pair.noise, share * pair.shift),)
-        return (Atoms(np.ones(1), np.ones(1)),)
+        return (NO_LOSS,)
 
 
 def allocated_pairs(pair: DominatingPair, steps: Any, times: int = 1) -> list[tuple[DominatingPair, int]]:

@@ -24,6 +24,8 @@ _LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is
 _MASS, _VALUE = 1e-12, 1e-14
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _MOVED, _UNIT = 1e-9, 2.0**-53
+_LEVEL = 1e-12  # The relative error that is allowed for the level.
+_CHORDS = 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
 _LEAST = 1e-310  # More than the mass that products lose below the floats.
 # The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
 _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
@@ -220,9 +222,22 @@ def _upper_delta_of(one: LossSum, gamma: float, n: int) -> float:
 
 @proven("shuffle#proof")
 def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
-    """Return an upper bound of delta at eps, for n reports of any people."""
-    if epsilon >= float(inputs.level) * (1 + 1e-12):
+    """Return an upper bound of delta at eps, for n reports of any people.
+
+    Next to the level a grid cannot tell the few losses above eps from none. There delta, which is convex in e^eps, is
+    below the chord from a lesser eps to 0 at the level.
+    """
+    level = float(inputs.level)
+    if epsilon >= level * (1 + _LEVEL):
         return 0.0
+    delta = _upper_delta_on_grid(inputs, n, epsilon)
+    for start in (level * (1 - share) for share in _CHORDS if epsilon > level * (1 - share)):
+        share = math.expm1(level * (1 + 2 * _LEVEL) - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
+        delta = min(delta, _upper_delta_on_grid(inputs, n, start) * share * (1 + _MASS) + _LEAST)
+    return delta
+
+
+def _upper_delta_on_grid(inputs: WorstInputs, n: int, epsilon: float) -> float:
     E = math.exp(epsilon)
     if inputs.stop_loss is not None:
         part, gamma = _of_bound(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())

@@ -78,6 +78,15 @@ def test_beyond_the_pure_level_delta_is_zero(epsilon):
 
 
 @pytest.mark.lengthy
+@pytest.mark.parametrize(("level", "n"), [(1.0, 1000), (0.5, 100), (2.0, 10**6)])
+def test_delta_falls_all_the_way_to_the_level(level, n):
+    high = math.exp(level) / (1 + math.exp(level))
+    made = shuffled(np.array([[high, 1 - high], [1 - high, high]]), n)
+    shares = [0.1, 1e-2, *10.0 ** -np.arange(3.0, 16.0)]
+    deltas = [made.delta(made.inputs.level * (1 - share)) for share in shares]
+    assert all(later <= delta * (1 + 1e-6) + 1e-309 for delta, later in zip(deltas, deltas[1:], strict=False))
+
+
 def test_nan_is_no_guarantee():
     """A NaN parameter, count or eps under JAX is a NaN value, never delta 0."""
     with jax.enable_x64(True):
