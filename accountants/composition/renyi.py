@@ -96,7 +96,7 @@ def _log_moment(term: SelfComposed, number: int, mirror: bool, c: Any) -> tuple[
     if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
         return c * (c + 1) * (pair.shift / pair.noise.sigma) ** 2 / 2, xp.asarray(True)
     losses = _losses(term, number, mirror)
-    atoms = _terms(log_or_never(losses.q), losses.loss, log_or_never(losses.p), c)
+    atoms = _terms(_log_q(losses), losses.loss, log_or_never(losses.p), c)
     sums = [atoms.sum(1.0)[:2]] if losses.p.size else []
     resolved = [xp.asarray(True)]
     for index, pieces in enumerate(losses.pieces):
@@ -119,6 +119,14 @@ def _log_moment(term: SelfComposed, number: int, mirror: bool, c: Any) -> tuple[
 def _losses(term: SelfComposed, number: int, mirror: bool) -> PrivacyLossDistribution:
     losses = term.privacy_losses[number]
     return losses.mirrored() if mirror else losses
+
+
+def _log_q(losses: PrivacyLossDistribution) -> Any:
+    """Return log q of outcomes: where q underflows, and the loss is finite, log p less the loss."""
+    xp = namespace(losses.p, losses.loss)
+    is_lost = (losses.q < xp.finfo(losses.q.dtype).tiny) & (losses.p > 0) & (losses.loss < np.inf)
+    loss = xp.where(is_lost, losses.loss, 0.0)
+    return xp.where(is_lost, log_or_never(losses.p) - loss, log_or_never(losses.q))
 
 
 class _Terms(NamedTuple):

@@ -541,7 +541,8 @@ class PolynomialFormulas(NoiseFormulas):
             xp.where(constant, weight * self._mass(pieces, at), 0.0)
             for weight, at in zip(pieces.weights.T, (0.0, D), strict=True)
         )
-        atoms = PrivacyLossDistribution(_possible(p, pieces.loss, pieces.width), q, pieces.loss, 0 * p)
+        width = xp.where(constant, pieces.width, 0.0)
+        atoms = PrivacyLossDistribution(_possible(p, pieces.loss, width), q, pieces.loss, 0 * p)
         left, right = self.within_reach(pieces)
         present = (pieces.slope != 0) & (pieces.width > 0)
         # An absent piece has no length, and values for which all formulas are finite.
@@ -570,9 +571,9 @@ class PolynomialFormulas(NoiseFormulas):
 
 
 def _possible(p: Any, loss: Any, width: Any) -> Any:
-    """Return masses, where the loss is infinite not 0 by underflow: a possible infinite loss must stay one."""
+    """Return masses, those of losses above 0 not 0 by underflow: a possible loss must stay one, however large."""
     xp = namespace(p, loss)
-    return xp.where((loss == np.inf) & (width > 0), xp.maximum(p, xp.finfo(p.dtype).tiny), p)
+    return xp.where((loss > 0) & (width > 0), xp.maximum(p, xp.finfo(p.dtype).tiny), p)
 
 
 def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:

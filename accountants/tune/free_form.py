@@ -148,6 +148,8 @@ def _certified(
 
     t = conservative_root(missing, 0.0, longest=_LONGEST)
     upper = RigorousBounds(releases(t)).upper_delta(named.epsilon)
+    if not upper <= delta:
+        raise NotPrivateError(f"delta: the table found has {upper:g} at epsilon {named.epsilon:g}, above {delta:g}")
     mechanism = with_own_claim(Additive(member(t).rescale(float(sensitivity)), float(sensitivity)), delta / named.count)
     value = float(mechanism.noise.variance)
     gap = float(named.mechanism.noise.variance) / value - 1

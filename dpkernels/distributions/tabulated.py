@@ -91,7 +91,9 @@ class Tabulated(PiecewiseExponential):
         cell = xp.clip(self.cells - xp.searchsorted(like(tails[:0:-1], tail), tail), 0, self.cells - 1)
         inside = cell + 1 - (tail - like(tails, tail)[cell + 1]) * xp.exp(-like(logs, tail)[cell])
         possible = tail > 0
-        far = self.cells + xp.log(tails[-1] / xp.where(possible, tail, 1.0)) / self.fall
+        # The mass beyond the last cell may be below the floats, and then no tail is.
+        least = max(tails[-1], np.finfo(np.float64).tiny)
+        far = self.cells + xp.log(least / xp.where(possible, tail, 1.0)) / self.fall
         t = xp.where(tail >= tails[-1], inside, xp.where(possible, far, xp.inf))
         return self.width * xp.where(below, -t, t)
 
