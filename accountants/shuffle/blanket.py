@@ -289,10 +289,10 @@ def _(mechanism: Windowed) -> WorstInputs:
     first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
     least = weight * mechanism.envelope(v)[1]
     if namespace(first) is np:
-        made = OutcomeProbabilities(least, first, second, np.stack([second, middle, first]))
-        return WorstInputs((made,), pure_epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
-    made = OutcomeProbabilities(least, first, second, jnp.stack([second, first]))
-    return WorstInputs((made,), jnp.log((made.upper.p / made.upper.q).max()), exact=False)
+        outcomes = OutcomeProbabilities(least, first, second, np.stack([second, middle, first]))
+        return WorstInputs((outcomes,), pure_epsilon(mechanism), exact=len(outcomes.upper.merged.mass) <= 3)
+    outcomes = OutcomeProbabilities(least, first, second, jnp.stack([second, first]))
+    return WorstInputs((outcomes,), jnp.log((outcomes.upper.p / outcomes.upper.q).max()), exact=False)
 
 
 def _density(m: Windowed, v: Any, middle: Any) -> Any:
@@ -335,9 +335,9 @@ def _(form: ExactWindow) -> WorstInputs:
     if not table.falls:
         return WorstInputs((of_level(level, least.sum()),), level)
     last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
-    made = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
+    outcomes = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
     is_worst = table.is_flat or len(table.window) <= table.shifts
-    return WorstInputs((made,), level, None if is_worst else partial(_overlapping, made))
+    return WorstInputs((outcomes,), level, None if is_worst else partial(_overlapping, outcomes))
 
 
 def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:

@@ -147,9 +147,9 @@ def _lowered(part: LossSum, step: float, count: int) -> Masses:
     grid, total = np.arange(size, dtype=float), mass.sum()
     f[0] = min(f[0], (f + total * grid).min())
     kept, slopes = lower_hull(grid, f)
-    found = np.zeros(size)
-    found[kept] = np.maximum(np.diff(np.concatenate([[-total], slopes, [0.0]])), 0.0)
-    return Masses(found, first, 0.0, 0.0, count)
+    masses = np.zeros(size)
+    masses[kept] = np.maximum(np.diff(np.concatenate([[-total], slopes, [0.0]])), 0.0)
+    return Masses(masses, first, 0.0, 0.0, count)
 
 
 def lower_hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -197,13 +197,13 @@ def _bound(one: LossSum, n: int, side: int) -> float:
     for points in _GRIDS:
         step = _SPAN * deviation / points
         try:
-            found = _positive_part(
+            total = _positive_part(
                 compose([place(part, step, count) for part, count in parts], step, min(c, _STEEPEST / step)), side
             )
         except (ValueError, MemoryError):  # The grid is too large.
             break
-        done = 0 < best < math.inf and _FINER * abs(found - best) <= _WIDTH / 4 * best
-        best = min(best, found) if side > 0 else max(best, found)
+        done = 0 < best < math.inf and _FINER * abs(total - best) <= _WIDTH / 4 * best
+        best = min(best, total) if side > 0 else max(best, total)
         if done:
             break
     return best
@@ -263,9 +263,9 @@ def conservative_epsilon(delta_at: Any, target: float, start: float, slope: floa
 
     start, least = max(start, 0.0), _CLOSER * max(start, 1e-12)
     try:
-        found = conservative_root(
+        epsilon = conservative_root(
             missing, start, direction=side, overshoot=1 + 1e-3, least=least, growth=2.0, steps=_MOST_STEPS
         )
-        return max(found, 0.0)
+        return max(epsilon, 0.0)
     except NotPrivateError:
         return math.inf if side > 0 else 0.0
