@@ -51,7 +51,7 @@ class DominatingPair(abc.ABC):
         """
 
     def nearest_curve(self) -> Curve:
-        """Return the curve that ``lower_hockey_stick`` lowers, without allowances on the upper side that may be large."""
+        """Return the curve that ``lower_hockey_stick`` lowers, without large allowances on the upper side."""
         return upper(self)
 
     def lower_hockey_stick(self) -> Curve:
