@@ -260,6 +260,10 @@ class BlockCertificate(CategoryCertificate, kind="block of categories"):
 
 def _number(mechanism: Categorical) -> float:
     checks.not_traced("mechanism", "Its integers need the value of epsilon; give one outside jit.", mechanism.epsilon)
+    if shape := np.shape(mechanism.epsilon):
+        raise ValueError(
+            f"epsilon: has shape {shape}; a release of categories has one budget, and batches are simulated"
+        )
     return float(checks.number("epsilon", mechanism.epsilon))
 
 
@@ -276,6 +280,11 @@ class CategorySampler(abc.ABC):
     # Rows whose noise is drawn together: a part of a release that begins at a multiple of it wastes none.
     rows: ClassVar[int] = 1 << 16
     is_categorical: ClassVar[bool] = True
+
+    @property
+    def most_rows(self) -> int:
+        """Return the most rows of a release, whose streams number their blocks of 64 bytes in 64 bits."""
+        return 1 << 62
 
     @abc.abstractmethod
     def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
@@ -329,6 +338,10 @@ class SetSampler(CategorySampler):
     def rows(self) -> int:  # type: ignore[override]
         """Return how many rows draw their sets together: about 2^22 words."""
         return 1 << min(14, max(6, 23 - (self.mechanism.categories - 1).bit_length()))
+
+    @property
+    def most_rows(self) -> int:
+        return min(1 << 62, (1 << 70) // (self._word.itemsize * self.mechanism.categories) - self.rows)
 
     @cached_property
     def _word(self) -> np.dtype:

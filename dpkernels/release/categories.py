@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpkernels import checks
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -97,6 +98,7 @@ def released_reports(
 ) -> np.ndarray:
     """Return exact reports of codes 0..d - 1, which are rows ``start`` and on of the release of a key."""
     mechanism = sampler.mechanism
+    checks.whole("start: the index after the last row", start + len(codes), 0, sampler.most_rows)
     out = np.empty((len(codes), *mechanism.report_shape), mechanism.report_dtype)
     rows = sampler.rows * -(-_PIECE // sampler.rows)
     first = -start % rows  # Pieces begin at multiples of the rows whose noise is drawn together.
@@ -168,13 +170,11 @@ def _of_kind(own: Categorical, is_text: bool, held: Any) -> None:
 
 
 def _array_codes(values: np.ndarray, mask: np.ndarray | None, own: Categorical) -> np.ndarray:
-    if values.dtype == object:
-        known = {label: code for code, label in enumerate(own.labels or ())}
-        if own.labels is None:
-            raise TypeError("x: holds objects; the mechanism's categories are codes, which are integers")
-        codes = np.array([_object_code(value, known) for value in values], np.int64)
-    elif values.dtype.kind in "UT":
+    if values.dtype.kind in "UT":
         _of_kind(own, True, values.dtype)
+    if values.dtype.kind in "OT":  # Texts of variable width may have any object for missing ones.
+        codes = _object_codes(values.astype(object), own)
+    elif values.dtype.kind == "U":
         codes = _matched(values, np.array(own.labels))
     else:
         if values.dtype.kind not in "iu":
@@ -184,21 +184,34 @@ def _array_codes(values: np.ndarray, mask: np.ndarray | None, own: Categorical) 
     return codes if mask is None else np.where(mask, MISSING, codes)
 
 
-def _object_code(value: Any, known: dict[Any, int]) -> int:
-    if is_missing_value(value):
-        return MISSING
-    # True equals 1, and is no integer label.
-    return known.get(value, UNKNOWN) if isinstance(value, str | int) and not isinstance(value, bool) else UNKNOWN
+def _object_codes(values: Any, own: Categorical) -> np.ndarray:
+    """Return the code of every object by its own value and type alone: True and 1.0 equal 1, and are no integers."""
+    known = None if own.labels is None else {label: code for code, label in enumerate(own.labels)}
+
+    def code(value: Any) -> int:
+        if is_missing_value(value):
+            return MISSING
+        if not isinstance(value, str | int | np.integer) or isinstance(value, bool):
+            return UNKNOWN
+        label = value if isinstance(value, str) else int(value)
+        if known is not None:
+            return known.get(label, UNKNOWN)
+        return label if isinstance(label, int) and 0 <= label < own.categories else UNKNOWN
+
+    return np.array([code(value) for value in values], np.int64)
 
 
 def is_missing_value(value: Any) -> bool:
-    """Return whether an object stands for no value: None, NaN, or pandas' NA, which has no truth value."""
-    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
+    """Return whether an object stands for no value: None, NaN, or pandas' NA and NaT, which have no truth value."""
+    is_nan = isinstance(value, float | np.floating) and math.isnan(value)
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _integer_codes(values: np.ndarray, own: Categorical) -> np.ndarray:
     if own.labels is not None:
-        return _matched(values, np.array(own.labels))
+        # Labels are below 2^63. Unsigned values would be compared with them as floats.
+        fits = values <= np.iinfo(np.int64).max
+        return np.where(fits, _matched(values.astype(np.int64), np.array(own.labels, np.int64)), UNKNOWN)
     inside = (values >= 0) & (values < own.categories)
     return np.where(inside, np.where(inside, values, 0).astype(np.int64), UNKNOWN)
 
@@ -211,16 +224,6 @@ def _matched(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.where(ranked[at] == values, order[at], UNKNOWN)
 
 
-def _label_codes(values: list[Any], own: Categorical) -> np.ndarray:
-    """Return the codes of a few values, such as the categories of a column, with None for a missing one."""
-    array = np.empty(len(values), object)
-    array[:] = values
-    if own.labels is None:
-        good = [type(value) is int and 0 <= value < own.categories for value in values]
-        return np.array([value if is_good else UNKNOWN for value, is_good in zip(values, good, strict=True)], np.int64)
-    return _array_codes(array, None, own)
-
-
 def _at(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return codes of categories at places, of which negative ones are missing."""
     return np.append(codes, MISSING)[np.where(places < 0, len(codes), places)]
@@ -231,16 +234,22 @@ def _pandas_codes(x: Any, own: Categorical) -> np.ndarray:
 
     if containers.is_table(x):
         raise TypeError(f"x: a pandas {type(x).__name__} needs a mechanism a column, as a dict")
-    if hasattr(x, "cat"):
-        return _at(_label_codes(x.cat.categories.tolist(), own), x.cat.codes.to_numpy().astype(np.int64))
-    if pd.api.types.is_bool_dtype(x.dtype) or not (
-        x.dtype == object or pd.api.types.is_string_dtype(x.dtype) or pd.api.types.is_integer_dtype(x.dtype)
+    if hasattr(x.dtype, "pyarrow_dtype"):
+        return _arrow_codes(x.array.__arrow_array__(), own)
+    dtype = x.cat.categories.dtype if hasattr(x, "cat") else x.dtype
+    is_object = isinstance(dtype, np.dtype) and dtype.hasobject
+    if pd.api.types.is_bool_dtype(dtype) or not (
+        is_object or pd.api.types.is_string_dtype(dtype) or pd.api.types.is_integer_dtype(dtype)
     ):
-        raise TypeError(f"x: holds {x.dtype}; categories are integers or strings (Int64 for integers and missing ones)")
-    if x.dtype != object:
-        _of_kind(own, not pd.api.types.is_integer_dtype(x.dtype), x.dtype)
+        raise TypeError(f"x: holds {dtype}; categories are integers or strings (Int64 for integers and missing ones)")
+    if not is_object:
+        _of_kind(own, not pd.api.types.is_integer_dtype(dtype), dtype)
+    if hasattr(x, "cat"):
+        return _at(_object_codes(x.cat.categories, own), x.cat.codes.to_numpy().astype(np.int64))
+    if is_object:
+        return _object_codes(x, own)  # pandas would take equal objects of different types for one.
     places, values = pd.factorize(x)
-    return _at(_label_codes(values.tolist(), own), places)
+    return _at(_object_codes(values, own), places)
 
 
 def _polars_codes(x: Any, own: Categorical) -> np.ndarray:
@@ -254,7 +263,7 @@ def _polars_codes(x: Any, own: Categorical) -> np.ndarray:
     _of_kind(own, is_text, x.dtype)
     plain = x.cast(pl.String) if is_text else x
     values = plain.unique().drop_nulls()
-    codes = pl.Series(_label_codes(values.to_list(), own))
+    codes = pl.Series(_object_codes(values.to_list(), own))
     found = plain.replace_strict(values, codes, default=None, return_dtype=pl.Int64)
     return found.fill_null(MISSING).to_numpy().astype(np.int64)
 
@@ -276,7 +285,7 @@ def _arrow_codes(x: Any, own: Categorical) -> np.ndarray:
     parts = [np.zeros(0, np.int64)]
     for chunk in chunks:
         places = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        parts.append(_at(_label_codes(chunk.dictionary.to_pylist(), own), places))
+        parts.append(_at(_object_codes(chunk.dictionary.to_pylist(), own), places))
     return np.concatenate(parts)
 
 
@@ -309,7 +318,7 @@ def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) ->
     if mask is not None:
         wide = np.broadcast_to(mask.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
         return np.ma.array(values, mask=wide)
-    return values.reshape(*np.shape(x), *values.shape[1:])[()] if np.ndim(x) == 0 else values
+    return values.reshape(values.shape[1:])[()] if np.ndim(x) == 0 else values
 
 
 def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:

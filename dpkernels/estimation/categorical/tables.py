@@ -60,6 +60,9 @@ def two_way_table(first_reports: Any, first_mechanism: Any, second_reports: Any,
         plain_reports(reports, sampler.mechanism)
         for reports, sampler in zip((first_reports, second_reports), samplers, strict=True)
     )
+    for reports, present in ((first_reports, first), (second_reports, second)):
+        if missing := len(reports) - len(present):
+            raise ValueError(f"reports: {missing} are missing in one column; leave out the rows without both reports")
     n = len(first)
     if n != len(second) or n < 2:
         raise ValueError(f"reports: {n} in the first column, {len(second)} in the second; two or more pairs are needed")

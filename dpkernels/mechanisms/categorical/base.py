@@ -125,7 +125,8 @@ class Categorical(abc.ABC):
             sample_shape: how many independent reports each code has, along leading axes.
 
         Returns:
-            Reports of the shape (*sample_shape, *x.shape, *report_shape), as unsigned integers of ``report_dtype``.
+            Reports of the shape (*sample_shape, *shape, *report_shape), with x's shape broadcast with ``epsilon``, as
+            unsigned integers of ``report_dtype``.
         """
         key, codes = simulation_key_of(key), one_array(x)
         if not jnp.issubdtype(codes.dtype, jnp.integer):
@@ -134,13 +135,16 @@ class Categorical(abc.ABC):
             low, high = int(codes.min()), int(codes.max())
             if not 0 <= low <= high < self.categories:
                 raise ValueError(f"x: holds codes {low} to {high}; they must be in 0..{self.categories - 1}")
+        codes = jnp.broadcast_to(codes, jnp.broadcast_shapes(codes.shape, jnp.shape(self.epsilon)))
         return _drawn(self, key, repeated(codes, sample_shape))
 
     def channel(self) -> tuple[np.ndarray, np.ndarray]:
         """Return every possible report, and the (d, reports) matrix of their probabilities given a category.
 
-        A ValueError says that there are too many.
+        A ValueError says that there are too many, or that the mechanism is a batch.
         """
+        if shape := np.shape(self.epsilon):
+            raise ValueError(f"channel: epsilon has shape {shape}; a matrix is of one mechanism")
         if self.outcomes * self.categories > _MOST_CHANNEL:
             raise ValueError(
                 f"channel: {self.categories} categories have {self.outcomes:.3g} reports; a matrix has at most "
@@ -200,12 +204,22 @@ def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, i
             break
     else:
         raise TypeError("categories: labels must be all strings or all integers")
+    if kind is str and any("\0" in label or not _is_unicode(label) for label in labels):
+        raise ValueError("categories: labels must be texts of Unicode characters, without NUL")
     if kind is int and max(abs(label) for label in labels) >= 1 << 63:
         raise ValueError("categories: integer labels must fit into 64 bits")
     if len(set(labels)) < len(labels):
         double = next(label for at, label in enumerate(labels) if label in labels[:at])
         raise ValueError(f"categories: {double!r} is given twice")
     return len(labels), tuple(labels), None if other is None else labels.index(other)
+
+
+def _is_unicode(label: str) -> bool:
+    try:
+        label.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def smallest_unsigned(outcomes: int) -> np.dtype:

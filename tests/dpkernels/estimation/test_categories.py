@@ -331,6 +331,15 @@ def test_two_way_tables(names):
         dpk.two_way_table(reports[0], first, reports[1][1:], second)
 
 
+def test_pairs_with_a_missing_report_are_refused():
+    """Rows would be paired wrongly where both columns miss as many."""
+    m = MECHANISMS["response"]
+    first, second = (pd.Series([0, 1, 2, 0], dtype="Int64") for _ in range(2))
+    first[0] = second[3] = pd.NA
+    with pytest.raises(ValueError, match="1 are missing"):
+        dpk.two_way_table(first, m, second, m)
+
+
 @pytest.mark.lengthy
 @pytest.mark.parametrize("size", [1, 3])
 def test_p_values_of_equal_groups_are_uniform(size):

@@ -152,6 +152,18 @@ def test_a_batch_has_a_budget_for_each_row():
     assert (np.abs(shares - p) < 5 * np.sqrt(p * (1 - p) / (n // 2))).all()
 
 
+@pytest.mark.parametrize("build", [lambda e: dpk.SubsetSelection(e, 6, 1), lambda e: dpk.SubsetSelection(e, 6, 2),
+                                   lambda e: dpk.BlockResponse(e, 6, 3)])  # fmt: skip
+def test_reports_of_a_batch_are_independent(build):
+    """Also where the budgets have more entries than the codes."""
+    m = build(jnp.full((500, 1), 1.0))
+    sample = np.asarray(m.sample(dpk.simulation_key(3), jnp.array([4, 5])))
+    assert sample.shape == (500, 2, *m.report_shape)
+    assert all(len(np.unique(sample[:, x].reshape(500, -1), axis=0)) > 4 for x in (0, 1))
+    with pytest.raises(ValueError, match=r"channel: epsilon has shape \(500, 1\)"):
+        m.channel()
+
+
 @pytest.mark.parametrize("q", [2, 3, 4, 8, 9, 27, 49, 256])
 def test_fields(q):
     numbers = field(q)
@@ -199,6 +211,8 @@ def test_the_chooser_takes_the_least_error():
         ((1.0, [1.5, 2.5]), TypeError, "all strings or all integers"),
         ((1.0, [True, False]), TypeError, "all strings or all integers"),
         ((1.0, "abc"), TypeError, "a list of their labels"),
+        ((1.0, ["a", "a\0"]), ValueError, "without NUL"),  # NumPy's arrays of texts do not distinguish them.
+        ((1.0, ["a", "\ud800"]), ValueError, "Unicode"),
         ((0.0, 5), ValueError, "epsilon"),
         ((1.0, 5, 5), ValueError, "size: 5 is not in 1..4"),
         ((1.0, 1 << 17, 2), ValueError, "block_response"),

@@ -16,6 +16,7 @@ import pytest
 
 import accountants
 import dpkernels as dpk
+from dpkernels.release.categories import MISSING, UNKNOWN, codes_of
 
 LABELS = ["cardio", "neuro", "ortho", "uro", "rest"]
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -109,6 +110,94 @@ def test_an_unknown_category_is_an_error_that_names_the_row_or_another_category(
     stated = dpk.perturb(np.where(TEXTS == "rest", "else", TEXTS), with_other, key=KEY)
     reports = dpk.perturb(column, with_other, key=KEY)
     assert supports_of(reports, with_other).tolist() == supports_of(stated, with_other).tolist()
+
+
+MIXED = [True, 1, 1.0, np.int64(1), "1", np.bool_(True), None, 2, np.float32(1), np.nan, 1]
+OBJECTS = {
+    "numpy": lambda values: np.array(values, object),
+    "pandas": lambda values: pd.Series(values, dtype=object),
+}
+
+
+@pytest.mark.parametrize("container", OBJECTS)
+@pytest.mark.parametrize("labels", [[1, 2], ["1", "2"], 3])
+def test_the_code_of_a_value_does_not_depend_on_other_rows(container, labels):
+    """Objects may be equal and differ in type; whoever holds one of them must not change the report of another."""
+    m = dpk.randomised_response(1.0, labels)
+    for values in (MIXED, MIXED[::-1]):
+        codes = codes_of(OBJECTS[container](values), m)[0]
+        alone = [codes_of(OBJECTS[container]([value]), m)[0][0] for value in values]
+        assert codes.tolist() == alone
+    is_text = labels == ["1", "2"]
+    wanted = [isinstance(value, str) if is_text else type(value) in (int, np.int64) for value in MIXED]
+    assert (codes_of(OBJECTS[container](MIXED), m)[0] >= 0).tolist() == wanted
+
+
+def test_unsigned_values_are_compared_with_labels_as_integers():
+    labels = [1 << 53, (1 << 53) + 1, -1, (1 << 63) - 1]
+    m, values = (
+        dpk.randomised_response(1.0, labels),
+        [*(label for label in labels if label > 0), 1 << 63, (1 << 64) - 1],
+    )
+    for column in (np.array(values, np.uint64), pd.Series(values, dtype="uint64"), pl.Series(values, dtype=pl.UInt64)):
+        assert codes_of(column, m)[0].tolist() == [0, 1, 3, UNKNOWN, UNKNOWN]
+
+
+def test_categories_of_another_kind_are_refused():
+    """With ``other`` they would all count as unknown."""
+    texts, numbers = (
+        dpk.randomised_response(1.0, ["1", "2"], other="rest"),
+        dpk.randomised_response(1.0, [1, 2], other=3),
+    )
+    for column, m in (
+        (pd.Series([1, 2], dtype="category"), texts),
+        (pd.Series([1.0, 2.0], dtype="category"), texts),
+        (pd.Series([1.0, 2.0], dtype="category"), numbers),
+        (pd.Series(["1", "2"], dtype=pd.StringDtype()).astype("category"), numbers),
+    ):
+        with pytest.raises(TypeError, match="x: holds"):
+            dpk.perturb(column, m)
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_texts_of_variable_width(missing):
+    m = dpk.randomised_response(1.0, ["a", "long label"])
+    column = np.array(["long label", missing, "a"], np.dtypes.StringDType(na_object=missing))
+    assert codes_of(column, m)[0].tolist() == [1, MISSING, 0]
+    assert codes_of(np.array(["a", "b"], np.dtypes.StringDType()), m)[0].tolist() == [0, UNKNOWN]
+
+
+def test_dictionaries_of_arrow_in_pandas():
+    column = pd.Series(
+        pa.array(TEXTS.tolist()).dictionary_encode(), dtype=pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string()))
+    )
+    assert codes_of(column, MECHANISMS["response"])[0].tolist() == CODES.tolist()
+
+
+@every_mechanism
+def test_single_values(name):
+    m = MECHANISMS[name]
+    for value in ("uro", np.str_("uro"), np.array("uro")):
+        report = dpk.perturb(value, m)
+        assert np.shape(report) == m.report_shape
+        assert dpk.CategoryCounts(m).add(np.asarray(report)[None]).total == 1
+    assert int(dpk.perturb(np.int64(2), dpk.randomised_response(1.0, 3))) in range(3)
+
+
+@pytest.mark.parametrize(
+    "m", [dpk.subset_selection(1.0, 60_000, 3000), dpk.subset_selection(1.0, 9, 3), *MECHANISMS.values()]
+)
+def test_a_stream_does_not_run_out_of_blocks(m):
+    most = dpk.exact_sampler(m).most_rows
+    x = np.array([0, 1]) if m.labels is None else TEXTS[:2]
+    assert len(dpk.perturb(x, m, key=KEY, start=most - 2)) == 2
+    with pytest.raises(ValueError, match="start"):
+        dpk.perturb(x, m, key=KEY, start=most - 1)
+
+
+def test_a_batch_is_not_released():
+    with pytest.raises(ValueError, match=r"epsilon: has shape \(3,\)"):
+        dpk.perturb(np.zeros(3, int), dpk.SubsetSelection(jnp.full(3, 1.0), 4, 2))
 
 
 MARK = "Zyzzyva-7719"
