@@ -1,42 +1,37 @@
 """``dpkernels estimate`` for a column of categories: numbers and shares of people, with exact intervals.
 
-A file is read once. Memory grows with the number of categories and groups, and not with the file.
+A file is read once, and counts of the files of a dataset are added. Memory grows with the number of categories and
+groups, and not with the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
-from dpkernels import checks
-from dpkernels.cli.estimate import column_of, groups_of, rank
+from dpkernels.cli.estimate import Selection, check_groups, column_of, groups_of, rank
 from dpkernels.cli.files.categories import is_categorical, reports_of
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.interrupts import stop_if_asked
-from dpkernels.cli.options import flag, usage_errors
+from dpkernels.cli.options import flag
 from dpkernels.cli.release.sidecar import label, title
 from dpkernels.cli.release.verify import build_exact_sampler
 from dpkernels.cli.text import aligned, display_name
 from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
-from dpkernels.exact.categories import CategoryCertificate
+from dpkernels.exact.categories import CategoryCertificate, CategorySampler
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.staging import write_png
 
 _MOST_COUNTS = 1 << 25  # of all groups together, eight bytes each
 _MOST_LINES, _BAR = 40, 24  # categories of a group that a table shows, and the length of the longest bar
 _MOST_BARS = 60  # categories of a picture
-
-
-def is_about_categories(form: Mapping[str, Any], names: Sequence[str], where: Any, column: str | None) -> bool:
-    """Return whether the column of a sidecar that is estimated holds categories."""
-    return is_categorical(column_of(form, names, where, column)["certificate"])
 
 
 @dataclass(frozen=True)
@@ -120,56 +115,105 @@ def _name(group: str | None) -> str:
     return "(null)" if group is None else display_name(group)
 
 
-def estimates(
-    form: Mapping[str, Any], source: Source, where: Any, column: str | None, by: str | None, options: Mapping[str, Any]
-) -> CategoryEstimates:
-    """Count the reports of a column of one file, in groups by the cells of another column, and estimate from them.
+class CategoryTally(NamedTuple):
+    """Reports of one file or part."""
 
-    ``options`` are those of the command; the ones for numbers are refused.
-    """
-    for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
-        if options.get(name) is not None:
-            raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
-    confidence = options["confidence"]
-    with usage_errors():
-        checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
-    own = column_of(form, source.names, where, column)
-    name = str(own["column"])
-    if by is not None and by in [one["column"] for one in form["columns"]]:
-        raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
-    if by is not None and list(source.names).count(by) != 1:
-        raise click.UsageError(f"--by: {where} has {list(source.names).count(by)} columns {by!r}")
-    certificate = CategoryCertificate.from_dict(own["certificate"])
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in own["options"].items()}
-    sampler = build_exact_sampler(own["mechanism"], given, label(name))[1]
-    if sampler.certificate != certificate:
-        raise CertificateError(
-            f"{label(name)}the mechanism and its options do not have the integers of the certificate"
-        )
-    groups, missing, start = dict[str | None, CategoryCounts](), 0, 0
-    with closing(ahead(source.pieces([name] if by is None else [name, by]))) as pieces:
-        for piece in pieces:
-            reports, good, is_missing = reports_of(source.labels(piece, name), sampler.mechanism, source.markers)
-            if not (good | is_missing).all():
-                place = source.place(piece, start + int((good | is_missing).argmin()), start)
-                raise ValueError(f"{label(name)}{place} is no report of this release")
-            if is_missing.any() and form.get("missing") != "keep":
-                place = source.place(piece, start + int(is_missing.argmax()), start)
-                raise ValueError(f"{label(name)}{place} is missing; the release kept none")
-            missing += int(is_missing.sum())
-            local, cells = groups_of(source, piece, by)
-            if len(groups.keys() | set(cells)) * _size(sampler.mechanism) > _MOST_COUNTS:
-                raise click.UsageError(f"--by: {by!r} has too many groups to be counted; is it an identifier?")
-            for at, cell in enumerate(cells):
-                rows = good if by is None else good & (local == at)
-                groups.setdefault(cell, CategoryCounts(sampler)).add(reports[rows])
-            start += len(piece)
-            stop_if_asked()
-    found = {cell: CategoryEstimate(groups[cell]) for cell in sorted(groups, key=rank) if groups[cell].total}
-    if not found:
-        raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-    return CategoryEstimates(name, by, own["mechanism"], float(certificate.epsilon), missing, confidence, found)
+    groups: dict[str | None, CategoryCounts]  # by the cells of the groups' column
+    missing: int  # rows without a report
 
 
-def _size(mechanism: Any) -> int:
-    return int(mechanism.categories if mechanism.kind == "set" else mechanism.outcomes)
+@dataclass(frozen=True)
+class CategorySelection:
+    """Which reports of categories are counted; the same for every file of a release."""
+
+    column: str
+    by: str | None  # a column that was copied as it is, whose cells are groups
+    mechanism: str
+    sampler: CategorySampler
+    keep: bool  # whether the release kept missing values
+    confidence: float  # of intervals
+
+    @classmethod
+    def of(
+        cls,
+        form: Mapping[str, Any],
+        names: Sequence[str],
+        where: Any,
+        column: str | None,
+        by: str | None,
+        options: Mapping[str, Any],
+    ) -> CategorySelection:
+        """Return what to count; ``options`` are those of the command, of which the ones for numbers are refused."""
+        for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
+            if options.get(name) is not None:
+                raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
+        own = column_of(form, names, where, column)
+        check_groups(form, names, where, by)
+        certificate = CategoryCertificate.from_dict(own["certificate"])
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in own["options"].items()}
+        sampler: Any = build_exact_sampler(own["mechanism"], given, label(own["column"]))[1]
+        if sampler.certificate != certificate:
+            raise CertificateError(
+                f"{label(own['column'])}the mechanism and its options do not have the integers of the certificate"
+            )
+        keep, confidence = form.get("missing") == "keep", float(options["confidence"])
+        return cls(str(own["column"]), by, own["mechanism"], sampler, keep, confidence)
+
+    def tally(self, source: Source, row: int = 0) -> CategoryTally:
+        """Count the reports of one source, which begins with that row of its file."""
+        name, by, mechanism = self.column, self.by, self.sampler.mechanism
+        groups, missing, start = dict[str | None, CategoryCounts](), 0, row
+        with closing(ahead(source.pieces([name] if by is None else [name, by]))) as pieces:
+            for piece in pieces:
+                reports, good, is_missing = reports_of(source.labels(piece, name), mechanism, source.markers)
+                if not (good | is_missing).all():
+                    place = source.place(piece, start + int((good | is_missing).argmin()), start)
+                    raise ValueError(f"{label(name)}{place} is no report of this release")
+                if is_missing.any() and not self.keep:
+                    place = source.place(piece, start + int(is_missing.argmax()), start)
+                    raise ValueError(f"{label(name)}{place} is missing; the release kept none")
+                missing += int(is_missing.sum())
+                local, cells = groups_of(source, piece, by)
+                self._check_few(groups.keys() | set(cells))
+                for at, cell in enumerate(cells):
+                    rows = good if by is None else good & (local == at)
+                    groups.setdefault(cell, CategoryCounts(self.sampler)).add(reports[rows])
+                start += len(piece)
+                stop_if_asked()
+        return CategoryTally(groups, missing)
+
+    def _check_few(self, cells: Collection[str | None]) -> None:
+        mechanism = self.sampler.mechanism
+        size = mechanism.categories if mechanism.kind == "set" else mechanism.outcomes
+        if len(cells) * size > _MOST_COUNTS:
+            raise click.UsageError(f"--by: {self.by!r} has too many groups to be counted; is it an identifier?")
+
+    def join(self, tallies: Iterable[CategoryTally], where: Any) -> CategoryEstimates:
+        """Return the estimates of a release from the counts of its parts."""
+        groups, missing = dict[str | None, CategoryCounts](), 0
+        for tally in tallies:
+            missing += tally.missing
+            self._check_few(groups.keys() | tally.groups.keys())
+            for cell, counts in tally.groups.items():
+                groups[cell] = groups[cell] + counts if cell in groups else counts
+        answers = {cell: CategoryEstimate(groups[cell]) for cell in sorted(groups, key=rank) if groups[cell].total}
+        if not answers:
+            raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
+        epsilon = float(self.sampler.certificate.epsilon)
+        return CategoryEstimates(self.column, self.by, self.mechanism, epsilon, missing, self.confidence, answers)
+
+
+def selection_of(
+    form: Mapping[str, Any],
+    names: Sequence[str],
+    where: Any,
+    *,
+    column: str | None,
+    by: str | None,
+    options: Mapping[str, Any],
+) -> Selection | CategorySelection:
+    """Return which reports of a release are counted: those of a column of numbers or of categories."""
+    if is_categorical(column_of(form, names, where, column)["certificate"]):
+        return CategorySelection.of(form, names, where, column, by, options)
+    lower, upper = options["lower"], options["upper"]
+    return Selection.of(form, names, where, column, by, None if lower is None else (lower, upper))

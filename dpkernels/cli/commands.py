@@ -7,6 +7,7 @@ import os
 import webbrowser
 from contextlib import suppress
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,17 +215,14 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
     settings = estimate.EstimateOptions(**options)
-    selection = column, group_column, None if lower is None else (lower, upper)
+    given = {**options, "lower": lower, "upper": upper}
+    select = partial(category_estimates.selection_of, column=column, by=group_column, options=given)
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
         form, source = estimate.open_release(reports, sidecar)
-        if category_estimates.is_about_categories(form, source.names, reports, column):
-            given = {**options, "lower": lower, "upper": upper}
-            about = category_estimates.estimates(form, source, reports, column, group_column, given)
-            _print(about, as_json, plot)
-            return
-        counted = estimate.count(form, source, reports, *selection)
+        selection = select(form, source.names, reports)
+        counted = selection.join([selection.tally(source)], reports)
     else:
         if sidecar is not None:
             raise click.UsageError("--sidecar: is for one file; a dataset has its own")
@@ -232,7 +230,10 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
             from dpkernels.cli.dataset import estimate as dataset
             from dpkernels.cli.dataset.engines import engine
 
-        counted = dataset.read(reports, *selection, engine(runs))
+        counted = dataset.read(reports, select, engine(runs))
+    if isinstance(counted, category_estimates.CategoryEstimates):
+        _print(counted, as_json, plot)
+        return
     if plot is not None:
         estimate.check_panels(counted)
     estimates = estimate.estimates(counted, settings)

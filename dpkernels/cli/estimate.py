@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from dpkernels import checks
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
@@ -113,17 +112,8 @@ class Selection:
         bounds: tuple[float, float] | None,
     ) -> Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
-        column_form, columns = column_of(form, names, where, column), list(names)
-        if is_categorical(column_form["certificate"]):
-            place = label(column_form["column"])
-            raise click.UsageError(
-                f"{place}holds categories in many files; estimate from one of its files with --sidecar"
-            )
-        if by is not None:
-            if by in [column_form_["column"] for column_form_ in form["columns"]]:
-                raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
-            if columns.count(by) != 1:
-                raise click.UsageError(f"--by: {where} has {columns.count(by)} columns {by!r}")
+        column_form = column_of(form, names, where, column)
+        check_groups(form, names, where, by)
         try:
             channel = channel_of(form, column=column_form["column"], bounds=bounds)
         except CertificateError:
@@ -137,6 +127,14 @@ class Selection:
             raise click.UsageError(f"{label(column_form['column'])}{message}") from error
         epsilon, keep = float(column_form["certificate"]["epsilon"]), form.get("missing") == "keep"
         return cls(column_form["column"], by, column_form["mechanism"], epsilon, channel, keep, bool(form.get("clip")))
+
+    def tally(self, source: Source, row: int = 0) -> Tallied:
+        """Count the reports of one source, which begins with that row of its file."""
+        return tally(source, self, row)
+
+    def join(self, tallies: Iterable[Tallied], where: Any) -> Read:
+        """Return the counted reports of a release from those of its parts."""
+        return Read.of(self, tallies, where)
 
 
 @dataclass(frozen=True)
@@ -193,24 +191,22 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[dict[str, Any], Sour
 def read(
     path: Path, sidecar: Path | None, column: str | None, by: str | None, bounds: tuple[float, float] | None
 ) -> Read:
-    """Open a release and count its reports; see ``open_release`` and ``count``."""
-    return count(*open_release(path, sidecar), path, column, by, bounds)
-
-
-def count(
-    form: Mapping[str, Any],
-    source: Source,
-    path: Path,
-    column: str | None,
-    by: str | None,
-    bounds: tuple[float, float] | None,
-) -> Read:
-    """Count the reports of a column of one file, in groups by the cells of another column, ``by``, which was copied.
+    """Open a release, and count the reports of a column of numbers, in groups by the cells of another one, ``by``.
 
     ``column`` may be None where there is only one, and ``bounds`` are for additive noise.
     """
+    form, source = open_release(path, sidecar)
     selection = Selection.of(form, source.names, path, column, by, bounds)
-    return Read.of(selection, [tally(source, selection)], path)
+    return selection.join([selection.tally(source)], path)
+
+
+def check_groups(form: Mapping[str, Any], names: Sequence[str], where: Any, by: str | None) -> None:
+    """Refuse groups by a column that is perturbed, or that is not there once."""
+    if by is not None:
+        if by in [column_form["column"] for column_form in form["columns"]]:
+            raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
+        if list(names).count(by) != 1:
+            raise click.UsageError(f"--by: {where} has {list(names).count(by)} columns {by!r}")
 
 
 def column_of(form: Mapping[str, Any], columns: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +12,17 @@ from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.release import Part, Secret, plan_parts, results
 from dpkernels.cli.errors import text_of
-from dpkernels.cli.estimate import Read, Selection, Tallied, tally
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import parse_sidecar, versions
 from dpkernels.exact.certificate import CertificateError
 
 
-def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, float] | None, engine: Engine) -> Read:
-    """Count the reports of a column of a release of many files, as ``cli.estimate.read`` does those of one."""
+def read(folder: str, select: Callable[..., Any], engine: Engine) -> Any:
+    """Count the reports of a column of a release of many files, and join the counts as the selection does.
+
+    ``select`` returns the selection from the JSON of the sidecar, the columns, and the folder's name for errors.
+    """
     place = Place.of(folder)
     form, layout = _sidecar(place)
     for entry in form["output"]["parts"]:
@@ -34,25 +37,25 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise CertificateError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
-        selection = Selection.of(form, source.names, folder, column, by, bounds)
+        selection = select(form, source.names, folder)
     with closing(results(engine, tally_part, Count(selection, layout, hashes), None, parts)) as tallies:
-        return Read.of(selection, tallies, folder)
+        return selection.join(tallies, folder)
 
 
 @dataclass(frozen=True)
 class Count:
     """A description of what is counted, the same for every part. The versions are the driver's."""
 
-    selection: Selection
+    selection: Any  # of numbers or of categories
     layout: Layout
     hashes: dict[Place, str]  # of the whole files, in the sidecar
     versions: dict[str, str] = field(default_factory=versions)
 
 
-def tally_part(job: Count, secret: Secret | None, part: Part) -> Tallied:
+def tally_part(job: Count, secret: Secret | None, part: Part) -> Any:
     """Count one part; for the first part of a file, check that the file is the released one."""
     with part.opened(job.layout) as source:
-        tallied = tally(source, job.selection, part.row)
+        tallied = job.selection.tally(source, part.row)
     if part.row == 0:
         sha256 = hashlib.sha256()
         with part.file.read() as file:

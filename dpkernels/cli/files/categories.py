@@ -57,8 +57,12 @@ def codes_of(cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = (
     A text without a value, also one of the ``markers``, is a category if it is one of the labels.
     """
     texts = _texts(cells)
-    found = pc.index_in(texts, value_set=pa.array([label.encode() for label in _labels(mechanism)], texts.type))
-    codes = buffers.numbers(pc.fill_null(found, UNKNOWN)).astype(np.int64)
+    if mechanism.labels is None:
+        values, is_number = _whole_numbers(texts)
+        codes = np.where(is_number & (values < mechanism.categories), values, UNKNOWN)
+    else:
+        found = pc.index_in(texts, value_set=pa.array([str(label).encode() for label in mechanism.labels], texts.type))
+        codes = buffers.numbers(pc.fill_null(found, UNKNOWN)).astype(np.int64)
     return np.where((codes == UNKNOWN) & _is_missing(texts, markers), MISSING, codes)
 
 
@@ -116,12 +120,16 @@ def reports_of(
     if isinstance(mechanism, SubsetSelection):
         return _sets_of(cells, mechanism, markers)
     texts = _texts(cells)
-    is_missing = _is_missing(texts, markers)
-    is_number = buffers.truths(pc.fill_null(pc.match_substring_regex(texts, r"^(0|[1-9][0-9]{0,17})$"), False))
-    digits = pc.if_else(buffers.array(is_number), texts, pa.scalar(b"0", texts.type))
-    values = buffers.numbers(digits.cast(pa.string()).cast(pa.int64()))
+    values, is_number = _whole_numbers(texts)
     good = is_number & (values < mechanism.outcomes)
-    return np.where(good, values, 0), good, is_missing
+    return np.where(good, values, 0), good, _is_missing(texts, markers)
+
+
+def _whole_numbers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of texts that are whole numbers of up to 18 digits as they print, and which texts are."""
+    is_number = buffers.truths(pc.fill_null(pc.match_substring_regex(texts, r"\A(0|[1-9][0-9]{0,17})\z"), False))
+    digits = pc.if_else(buffers.array(is_number), texts, pa.scalar(b"0", texts.type))
+    return buffers.numbers(digits.cast(pa.string()).cast(pa.int64())), is_number
 
 
 def _sets_of(

@@ -237,17 +237,25 @@ def test_a_report_of_another_mechanism_is_found(run: Run):
 
 
 @pytest.mark.lengthy
-def test_a_dataset_of_many_files(run: Run):
+@every_name
+def test_a_dataset_of_many_files(run: Run, name):
     Path("in").mkdir()
     for part in range(2):
-        write(f"in/{part}.parquet")
-    assert run("perturb", "in", "out", *FROM).code == 0
+        write(f"in/{part}.parquet", site=["ab"[part]] * 300)
+    assert run("perturb", "in", "out", *FROM, *named(name)).code == 0
     assert run("certify", "--verify", "out/_release.json").code == 0
-    refused = run("estimate", "out", "--column", "ward")
-    assert refused.code == 2
-    assert "estimate from one of its files with --sidecar" in refused.err
-    part = sorted(Path("out").glob("*.parquet"))[0]
-    assert run("estimate", part, "--sidecar", "out/_release.json", "--column", "ward").code == 0
+    parts = sorted(Path("out").glob("*.parquet"))
+    assert run("estimate", parts[0], "--sidecar", "out/_release.json", "--column", "ward").code == 0
+    pq.write_table(pa.concat_tables([pq.read_table(part) for part in parts]), "one.parquet")
+    for options in (["--json"], ["--by", "site", "--json"]):
+        whole = run("estimate", "out", "--column", "ward", *options)
+        alone = run("estimate", "one.parquet", "--sidecar", "out/_release.json", "--column", "ward", *options)
+        assert whole.code == alone.code == 0
+        assert json.loads(whole.out) == json.loads(alone.out)
+    assert [one["reports"] for one in json.loads(whole.out)["estimates"]] == [300, 300]
+    assert "--quantiles: is for numbers" in run("estimate", "out", "--column", "ward", "--quantiles", "0.5").err
+    parts[1].write_bytes(parts[0].read_bytes())
+    assert "is not the file" in run("estimate", "out", "--column", "ward").err
 
 
 MARK = "Zyzzyva-7719"

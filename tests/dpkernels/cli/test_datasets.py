@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -626,7 +627,8 @@ def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
         pq.write_table(table, f"in/{at}.parquet")
     assert run("perturb", "in", "out", *AGE).code == 0
     pq.write_table(released(Path("out")), "one.parquet")
-    found = estimates.read("out", "age", "plan", None, LocalEngine()).groups
+    select = partial(estimate.Selection.of, column="age", by="plan", bounds=None)
+    found = estimates.read("out", select, LocalEngine()).groups
     alone = estimate.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
     wanted = estimate.Selection("age", "plan", "hybrid", 1.0, found["b"].channel, keep=False, clip=False)
     parts = [estimate.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
