@@ -13,6 +13,8 @@ from .distributions.student import Student as Student
 from .distributions.tabulated import Tabulated as Tabulated
 from .estimation.categorical.counts import CategoryCounts as CategoryCounts
 from .estimation.categorical.estimate import CategoryEstimate as CategoryEstimate
+from .estimation.categorical.heavy_hitters import PrefixResponse as PrefixResponse
+from .estimation.categorical.heavy_hitters import prefix_response as prefix_response
 from .estimation.categorical.tables import equality_test as equality_test
 from .estimation.categorical.tables import two_way_table as two_way_table
 from .estimation.consistency import ConsistentCounts as ConsistentCounts

@@ -16,6 +16,7 @@ projective geometry response (Feldman, Nelson, Nguyen & Talwar 2022).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
@@ -167,12 +168,12 @@ class BlockResponse(Categorical):
         return np.arange(self.outcomes, dtype=self.report_dtype)
 
 
-def best_blocks(epsilon: float, categories: int) -> int:
-    """Return the number of blocks with the least mean squared error among those next to e^eps + 1."""
+def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], bool] = is_field) -> int:
+    """Return the number of blocks with the least mean squared error among the allowed ones next to e^eps + 1."""
     best = min(math.exp(epsilon) + 1, float(categories), float(_MOST_BLOCKS - 1000))
 
     def fields(start: int, step: int, number: int) -> list[int]:
-        return list(islice((g for g in count(start, step) if g < 2 or is_field(g)), number))
+        return list(islice((g for g in count(start, step) if g < 2 or is_allowed(g)), number))
 
     # More blocks may leave fewer points that stand for no category, so the next ones are tried as well.
     found = fields(math.floor(best), -1, 3) + fields(math.floor(best) + 1, 1, 3)
