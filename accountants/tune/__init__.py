@@ -10,9 +10,11 @@ search is private, and the budget needs no penalty.
 
 from accountants.tune import allocate as _allocate
 from accountants.tune import best_noise, objectives, tuning
+from accountants.tune import categories as _categories
 from accountants.tune import free_form as _free_form
 from accountants.tune.allocate import *  # noqa: F403
 from accountants.tune.best_noise import *  # noqa: F403
+from accountants.tune.categories import *  # noqa: F403
 from accountants.tune.families import composed as _composed
 from accountants.tune.families import constructed as _constructed
 from accountants.tune.families import noise as _noise
@@ -25,5 +27,5 @@ from accountants.tune.objectives import *  # noqa: F403
 from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
-_HOMES = _allocate, best_noise, _free_form, _composed, _constructed, _noise, objectives, tuning
+_HOMES = _allocate, best_noise, _categories, _free_form, _composed, _constructed, _noise, objectives, tuning
 __all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]

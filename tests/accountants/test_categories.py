@@ -11,7 +11,7 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from accountants import calibrate
+from accountants import calibrate, tune
 from accountants.shuffle.blanket import worst_inputs
 
 MECHANISMS = [
@@ -107,3 +107,28 @@ def test_gradients_in_the_budget():
             step = 1e-4
             wanted = (function(jnp.asarray(0.7 + step)) - function(jnp.asarray(0.7 - step))) / (2 * step)
             assert float(slope) == pytest.approx(float(wanted), rel=1e-3)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(("categories", "epsilon", "n"), [(5, 0.5, 2000), (["a", "b", "c", "d"], 1.0, 500)])
+def test_the_size_behind_a_shuffler_is_the_best_of_all(categories, epsilon, n):
+    best = tune.shuffled_categories(categories, epsilon=epsilon, delta=1e-6, n=n)
+    assert best.labels == (None if isinstance(categories, int) else tuple(categories))
+    reports = accountants.shuffled(dpk.exact_sampler(best), n)
+    assert 0.99 * epsilon < reports.epsilon(1e-6) <= epsilon
+    errors = {}
+    for size in range(1, best.categories):
+        m = tune.shuffled_categories(categories, epsilon=epsilon, delta=1e-6, n=n, sizes=[size])
+        assert m.size == size
+        errors[size] = m.mean_squared_error(n)
+    assert best.size == min(errors, key=errors.get)
+    assert best.mean_squared_error(n) == min(errors.values())
+
+
+def test_sizes_behind_a_shuffler_are_checked():
+    target = {"epsilon": 0.5, "delta": 1e-6, "n": 2000}
+    for sizes, words in (([], "at least one"), ([5], "sizes: 5"), ([0], "sizes: 0")):
+        with pytest.raises(ValueError, match=words):
+            tune.shuffled_categories(5, **target, sizes=sizes)
+    with pytest.raises(ValueError, match="already have epsilon"):
+        tune.shuffled_categories(5, epsilon=1e-6, delta=1e-6, n=100)

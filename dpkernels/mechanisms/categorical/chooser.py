@@ -34,7 +34,8 @@ def categorical(
             "largest-share" is the largest variance of any one share, whatever its true value.
         bits: the most bits that a stored report may take; by default any number.
         shuffled: whether a trusted shuffler hides who sent which report. Randomised response is then the best at the
-            same central budget, and is returned.
+            same central budget, and is returned. ``accountants.tune.shuffled_categories`` compares the sizes of sets,
+            and finds the budget for a central one.
         other: the label that stands for values which are no category; see ``subset_selection``.
 
     Raises:
