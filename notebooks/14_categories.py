@@ -16,7 +16,7 @@
 # Which mechanism estimates the shares of d categories best, at which d and epsilon? Wang, Blocki, Li and Jha (USENIX
 # Security 2017) compare the variances of an estimated share: randomised response is the best for d < 3 e^eps + 2, and
 # local hashing or unary encoding beyond. This notebook repeats the comparison, with the strict lower bound beside it,
-# checks it with released reports, and then estimates how many people of the repository's table have each insurance plan.
+# and checks it with released reports. Then it estimates how many people of a table have each insurance plan.
 
 # %%
 import math
@@ -32,10 +32,9 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## The published variances
 #
-# n times the variance of the estimate of a rare share, as printed: (d - 2 + e^eps)/(e^eps - 1)^2 for randomised response,
-# and 4 e^eps/(e^eps - 1)^2 for optimised unary encoding and local hashing. The library's own formula gives the same for
-# randomised response. The rule is confirmed: of the numbers of categories at which randomised response is better, the
-# largest is the last one below 3 e^eps + 2.
+# n times the variance of the estimate of a rare share, as printed: (d - 2 + e^eps)/(e^eps - 1)^2 for randomised
+# response, and 4 e^eps/(e^eps - 1)^2 for optimised unary encoding and local hashing. The library's formula gives the
+# same for randomised response. The rule is confirmed: randomised response is better up to the last d below 3 e^eps + 2.
 
 # %%
 rows = {}
@@ -47,7 +46,7 @@ for epsilon in (0.5, 1.0, 2.0, 4.0):
         assert math.isclose(own, (d - 2 + e) / (e - 1) ** 2, rel_tol=1e-12)
     better = [d for d in range(2, 400) if dpk.randomised_response(epsilon, d).share_variance(0.0) < hashing]
     rows[epsilon] = {
-        "hashing, any d": hashing,
+        "hashing": hashing,
         "randomised response is better up to d": max(better),
         "3 e^eps + 2": 3 * e + 2,
     }
@@ -56,10 +55,10 @@ pd.DataFrame(rows).T.rename_axis("epsilon")
 # %% [markdown]
 # ## Beside the least error that is possible
 #
-# The mean squared error is the sum over all categories, and the bound is over all mechanisms and unbiased estimates (Pan
-# 2026). Subset selection attains it everywhere. So neither side of the published rule is the best: near the crossover, both are
-# well above the bound. Block response has the short reports of hashing, and nearly the least error, because its
-# partitions are balanced.
+# The mean squared error is the sum over all categories. The bound is over all mechanisms and unbiased estimates (Pan
+# 2026). Subset selection attains it everywhere. So neither side of the published rule is the best: near the crossover,
+# both are well above the bound. Block response has the short reports of hashing, and nearly the least error for many
+# categories, because its partitions are balanced.
 
 
 # %%
@@ -90,8 +89,8 @@ axes[2].legend(frameon=False)
 # ## Released reports have these errors
 #
 # Forty exact releases of 5,638 people, whose shares fall like 1/rank, for each mechanism. The measured error is
-# n times the sum of squared errors; its standard error stands beside it. The nearest shares that are not negative and add up to
-# 1 have a much smaller error. They are biased, so they may be below the bound.
+# n times the sum of squared errors; its standard error stands beside it. The nearest shares that are not negative and
+# add up to 1 have a much smaller error. They are biased, so they may be below the bound.
 
 
 # %%
@@ -125,8 +124,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ## The plans of the table
 #
-# People of the RAND health insurance experiment had one of 19 insurance plans, of which one does not occur in the table.
-# The list of plans is known without the data. The intervals hold for all plans together, also for the empty one.
+# People of the RAND health insurance experiment had one of 19 plans, of which one does not occur in the table. The list
+# of plans is known without the data. The intervals hold for all plans together, also for the empty one.
 
 # %%
 plans = pd.read_csv("data/rand_hie.csv")["plan"]

@@ -197,7 +197,8 @@ class NamedConstructor:
                 raise click.UsageError(f"{flag(name)}: {_title(self.name)} has no such option; it has {allowed}")
         if missing := [name for name in required if name not in options]:
             lacking = ", ".join(map(flag, missing))
-            raise click.UsageError(f"{lacking}: missing; {_title(self.name)} needs {flags(required)}")
+            categories = "; a column of categories needs --categories" if self.name == DEFAULT else ""
+            raise click.UsageError(f"{lacking}: missing; {_title(self.name)} needs {flags(required)}{categories}")
         if "delta" in options:
             checks.within("delta", options["delta"], 0.0, 1.0, open_ends=True)
         if scales := [name for name in self.calibrated if name not in options]:

@@ -141,7 +141,7 @@ class ParquetFile(Source):
     def numbers(self, piece: GroupPart, name: str | None, start: int) -> Numbers:
         column = piece.table.column(name)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise ValueError(f"holds {column.type}; only integers and floats can be perturbed")
+            raise ValueError(f"holds {column.type}; only integers and floats can be perturbed without --categories")
         return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column) if column.null_count else None)
 
     def labels(self, piece: GroupPart, name: str) -> pa.Array:

@@ -310,6 +310,15 @@ def test_wrong_options_are_usage_errors(run: Run, options, words):
     assert not Path("out.csv").exists()
 
 
+def test_a_column_of_texts_points_to_categories(run: Run):
+    for suffix in ("csv", "parquet"):
+        write(f"in.{suffix}")
+        for options in ([], ["--lower", "0", "--upper", "1"]):
+            done = run("perturb", f"in.{suffix}", f"out.{suffix}", "--column", "ward", "--epsilon", "1", *options)
+            assert done.code in (1, 2)
+            assert "--categories" in done.err
+
+
 @pytest.mark.lengthy
 def test_other_subcommands(run: Run):
     np.save("in.npy", np.arange(5))
