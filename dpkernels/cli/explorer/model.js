@@ -350,5 +350,46 @@ function makeModel(tables) {
   const composable = (one, epsilon, state) =>
     !unfitting(one, { ...state, count: 2 }) && (one.name === "optimal" ? tables.optimalReports.includes(epsilon) : epsilon <= range(one, { ...state, count: 2 })[1]);
 
-  return { ranked, meanIntervals, composable, composed, shuffled, total, errorOf, distributionOf };
+  // ---------------------------------------------------------------- categories
+  // Whether there may be so many blocks: a prime, or a power of one up to 256.
+  function isField(g) {
+    let prime = 2;
+    while (g % prime && prime * prime <= g) prime++;
+    if (g % prime) return true;
+    let rest = g;
+    while (rest % prime === 0) rest /= prime;
+    return rest === 1 && (g === prime || g <= 256);
+  }
+
+  // The mechanisms for one of d categories, the least error first, which is n times the expected sum of squared errors.
+  function categories(epsilon, d) {
+    const [e, E] = [Math.exp(epsilon), Math.exp(-epsilon)];
+    const error = (p, q) => (p * (1 - p) + (d - 1) * q * (1 - q)) / (p - q) ** 2;
+    const ofSets = (k) => {
+      const p = k / (k + (d - k) * E);
+      return error(p, (k - p) / (d - 1));
+    };
+    const sizes = [Math.floor, Math.ceil].map((round) => Math.min(Math.max(round(d / (e + 1)), 1), d - 1));
+    const size = ofSets(sizes[0]) <= ofSets(sizes[1]) ? sizes[0] : sizes[1];
+    const ofBlocks = (g) => {
+      let [points, p] = [g, 1 / (1 + (g - 1) * E)];
+      while (points < d) points *= g;
+      const shared = (points / g - 1) / (points - 1);
+      return { blocks: g, error: error(p, shared * p + (1 - shared) * E * p), bits: Math.log2(((points - 1) / (g - 1)) * g) };
+    };
+    const best = Math.min(e + 1, d, (1 << 20) - 1000);
+    const numbers = [];
+    for (let [g, found] = [Math.floor(best), 0]; g >= 2 && found < 3; g--) if (isField(g)) found = numbers.push(g);
+    const below = numbers.length;
+    for (let g = Math.floor(best) + 1; numbers.length < below + 3; g++) if (isField(g)) numbers.push(g);
+    let single = d;
+    while (d <= 256 && !isField(single)) single++;
+    if (d <= 256) numbers.push(single);
+    const blocks = numbers.map(ofBlocks).reduce((a, b) => (b.error < a.error ? b : a));
+    const rows = [{ name: "block-response", ...blocks }, { name: "randomised-response", error: ofSets(1), bits: Math.log2(d) }];
+    if (size > 1 && d <= 1 << 16) rows.push({ name: "subset-selection", size, error: ofSets(size), bits: 8 * Math.ceil(d / 8) });
+    return { least: ofSets(size), rows: rows.sort((a, b) => a.error - b.error) };
+  }
+
+  return { ranked, meanIntervals, categories, composable, composed, shuffled, total, errorOf, distributionOf };
 }

@@ -36,7 +36,7 @@
   function read() {
     const { have, know, goal } = Object.fromEntries(new FormData(form));
     const number = (name) => Number(control[name].value);
-    const names = ["lower", "upper", "n", "sensitivity", "count", "epsilon", "target", "delta", "confidence", "input"];
+    const names = ["lower", "upper", "n", "sensitivity", "count", "epsilon", "target", "delta", "confidence", "input", "categories"];
     const state = { have, know, goal, ...Object.fromEntries(names.map((name) => [name, number(name)])) };
     const person = have === "person";
     if (!person) Object.assign(state, { n: 1, know: "mean" });
@@ -110,7 +110,14 @@
     if (!wrong) draw(state, holds, wanted);
   }
 
+  function categoriesTable({ epsilon, categories, n }) {
+    const { least, rows } = model.categories(epsilon, categories);
+    const cells = rows.map(({ name, error, bits }) => [name, shown(Math.sqrt(error / n)), `${shown(100 * Math.max(error / least - 1, 0))} %`, shown(bits)]);
+    put($("categories").tBodies[0], cells.map(([head, ...row]) => `<tr><th scope="row">${head}</th>${row.map((cell) => `<td>${cell}</td>`).join("")}</tr>`).join(""));
+  }
+
   function draw(state, holds, wanted) {
+    categoriesTable(state);
     const { rows, by, refused } = model.ranked(state);
     const row = rows.find(({ one }) => one.name === chosen) ?? rows[0];
     ranking(state, rows, row, wanted, by);
@@ -178,7 +185,7 @@
       },
       {
         lower, upper, call, options: (one.command ?? one.name) + flags,
-        n: whole(state.n), people: state.n, count: state.count, sensitivity: shown(state.sensitivity), delta: python(state.delta),
+        n: whole(state.n), people: state.n, categories: state.categories, count: state.count, sensitivity: shown(state.sensitivity), delta: python(state.delta),
         confidence: state.confidence, level: `${100 * state.confidence} %`, epsilon: shown(epsilon), total: shown(total), report: shown(report), error: shown(error),
         truth: shown(inUnits(state, t)), mean: drawn && shown(inUnits(state, law.biased ? law.mean(t) : t)), deviation: drawn && shown(Math.sqrt(law.variance(t)) * state.unit),
         normal: shown(normal * state.unit), bernstein: shown(bernstein * state.unit), beyond: !person && shown(law.beyond(1 - state.confidence) * state.unit),

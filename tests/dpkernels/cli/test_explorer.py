@@ -21,6 +21,7 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate
 from benchmarks import explorer_tables as tables
+from dpkernels.cli.categories import comparison_of_categories
 from dpkernels.cli.commands import dpkernels as command
 from dpkernels.cli.explorer import page
 
@@ -214,6 +215,33 @@ def of_the_script(settings, tmp_path):
 
 
 with_node = pytest.mark.skipif(NODE is None, reason="node, which runs the page's script, is not installed")
+
+
+CATEGORIES = """
+const fs = require("fs");
+const make = new Function(fs.readFileSync(process.argv[1], "utf8") + "; return makeModel;")();
+const model = make(JSON.parse(process.argv[2]));
+console.log(JSON.stringify(JSON.parse(process.argv[3]).map(([epsilon, d]) => model.categories(epsilon, d))));
+"""
+
+
+@with_node
+def test_mechanisms_for_categories_are_those_of_python():
+    cases = [(epsilon, d) for epsilon in (0.01, 0.5, 1, 2.3, 6, 20) for d in (2, 3, 5, 20, 266, 4096, 100_000)]
+    held = json.dumps({name: HELD[name] for name in ("person", "statistic", "grids")})
+    script = [NODE, "-e", CATEGORIES, FOLDER / "model.js", held, json.dumps(cases)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for (epsilon, d), found in zip(cases, json.loads(done.stdout), strict=True):
+        wanted = comparison_of_categories(epsilon, d)
+        assert found["least"] == pytest.approx(wanted.least, rel=1e-6)
+        rows = {row["mechanism"]: row for row in wanted.rows}
+        assert {row["name"] for row in found["rows"]} == set(rows)
+        for row in found["rows"]:
+            assert row["error"] == pytest.approx(rows[row["name"]]["error"], rel=1e-6), (epsilon, d, row)
+            assert row["bits"] == pytest.approx(rows[row["name"]]["bits"], rel=1e-9), (epsilon, d, row)
+        errors = [row["error"] for row in found["rows"]]
+        assert errors == sorted(errors)
 
 
 @pytest.mark.lengthy
