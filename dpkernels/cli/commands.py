@@ -221,7 +221,7 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
         form, source = estimate.open_release(reports, sidecar)
-        selection = select(form, source.names, reports)
+        selection: Any = select(form, source.names, reports)
         counted = selection.join([selection.tally(source)], reports)
     else:
         if sidecar is not None:
