@@ -331,6 +331,7 @@ _COMPARED: opts.Options = {
 @_run_option("--quiet", is_flag=True, help="Print no summary, but warnings.")
 @config_options
 @_run_option("--label", metavar="TEXT", help="What the ledger calls the charge, besides the names of the files.")
+@_run_option("--full-certificate", is_flag=True, help="Write the integers of certificates as numbers, not packed.")
 @_run_option("--resume", is_flag=True, help="Continue a killed run of a dataset to OUT, and its charge.")
 @click.option("--check", is_flag=True, help="Check every value; charge and write nothing.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")

@@ -24,6 +24,7 @@ from dpkernels.estimation.intervals import convex_below
 from dpkernels.exact.bounded import RowCertificate, RowTable, SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.packed import full_certificates
 from dpkernels.exact.registry import (
     Certificate,
     ExactMultivariate,
@@ -415,9 +416,11 @@ def channel_of(
 def _of_sidecar(sidecar: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
     """Return a column's certificate, verified, and the decimals that its release rounded to."""
     try:
-        columns = {entry["column"]: entry["certificate"] for entry in sidecar["columns"]}
+        columns = {entry["column"]: entry["certificate"] for entry in full_certificates(sidecar)["columns"]}
     except (KeyError, TypeError) as error:
         raise ValueError("mechanism: is not the sidecar of a release; it has no columns with certificates") from error
+    except ValueError as error:
+        raise CertificateError(f"mechanism: is not the sidecar of a release; {error}") from error
     if column is None and len(columns) == 1:
         column = next(iter(columns))
     if column not in columns:

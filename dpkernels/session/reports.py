@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.packed import digest_of
 from dpkernels.exact.registry import Certificate
 from dpkernels.session.results import Result
 from dpkernels.session.run import Part
@@ -43,11 +42,6 @@ class Entry:
     parts: tuple[Part, ...]
     result: Result
     charge: str = ""
-
-
-def digest_of(form: Mapping[str, Any]) -> str:
-    """Return the SHA-256 hash of a certificate's JSON."""
-    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
 
 def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, neighbouring: str) -> str:

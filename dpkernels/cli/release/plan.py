@@ -300,6 +300,7 @@ class Request:
     multiline: bool
     missing_markers: tuple[str, ...] = ()  # texts of cells without a value, besides the usual ones
     label: str | None = None  # of the charge
+    full_certificate: bool = False  # whether the sidecar has the integers of tables as numbers
     resume: bool = False  # whether to continue a killed run to the same output
 
     def name(self, what: str) -> str:
@@ -330,7 +331,10 @@ class Request:
         also = [] if options.missing == "drop" or options.shuffle else also
         copied = *(name for name in source.names if name not in perturbed), *also
         names, values = tuple(source.names), source.values_per_row
-        return ReleaseSpec(columns, self.clip, layout, options, names, values, copied, self._rows(columns))
+        rows = self._rows(columns)
+        return ReleaseSpec(
+            columns, self.clip, layout, options, names, values, copied, rows, full_certificate=self.full_certificate
+        )
 
     @property
     def _default(self) -> str:

@@ -30,6 +30,7 @@ from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate
+from dpkernels.exact.packed import full_certificates, short_certificates
 from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.base import Mechanism
@@ -38,7 +39,8 @@ from dpkernels.release.charges import SAME_PEOPLE
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge
 
-FORMAT = 3
+FORMAT = 4
+_READ = (3, FORMAT)  # In format 3, certificates held their integers themselves.
 CONFIDENCE = 0.95  # of the interval of a true value behind a released one
 MOST_DECIMALS = 15  # of reports that are rounded
 
@@ -191,6 +193,7 @@ class ReleaseSpec:
     values_per_row: int  # the number of values that a row holds in each perturbed column
     copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
     rows: str | None = None  # one of ``ROWS``, as the user says whom they are about; None if the user does not
+    full_certificate: bool = False  # whether the sidecar has the integers as numbers
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
@@ -279,6 +282,8 @@ class WrittenFile:
 def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
     """Return the text of the sidecar of a release of one file, or of several in the order of their rows."""
     spec, files = release.spec, [file.to_dict() for file in written]
+    columns = [column.to_dict(spec.row_options.decimals) for column in spec.columns]
+    certificates = {} if spec.full_certificate else short_certificates(columns)
     form = {
         "format": FORMAT,
         **spec.guarantee.to_dict(),
@@ -289,7 +294,8 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
         "layout": spec.layout.to_dict(),
         **spec.row_options.to_dict(),
         "not_kept": release.not_kept,
-        "columns": [column.to_dict(spec.row_options.decimals) for column in spec.columns],
+        "columns": columns,
+        **certificates,
         "versions": versions(),
     }
     if release.ledger_charge is not None:
@@ -353,9 +359,11 @@ def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
 def parse_sidecar(text: str) -> dict[str, Any]:
     """Return the JSON of a sidecar; ValueError if it is not shaped as one."""
     form = parse_json(text)
-    if type(form) is dict and type(form.get("format")) is int and form["format"] != FORMAT:
-        raise ValueError(f"format {brief(form['format'])}; this version reads format {FORMAT}")
+    if type(form) is dict and type(form.get("format")) is int and form["format"] not in _READ:
+        raise ValueError(f"format {brief(form['format'])}; this version reads formats {_READ[0]} to {FORMAT}")
     _check("", form, _FIELDS)
+    if form["format"] == FORMAT:
+        form = full_certificates(form)
     for number, column in enumerate(form["columns"]):
         _check(f"columns[{number}].", column, _COLUMN)
     names = [column["column"] for column in form["columns"]]

@@ -20,6 +20,7 @@ from dpkernels.exact.categories import (
     category_sampler,
 )
 from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.packed import full_certificates
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical, parse_categories
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
@@ -118,6 +119,8 @@ def mechanism_of_sidecar(source: Any, column: str | None) -> Categorical | None:
     columns = form.get("columns") if isinstance(form, Mapping) else None
     if not isinstance(columns, list) or not all(isinstance(one, Mapping) for one in columns):
         return None
+    with suppress(ValueError):
+        columns = full_certificates(form)["columns"]
     chosen = [one for one in columns if column is None or one.get("column") == column]
     if len(chosen) != 1 or not isinstance(chosen[0].get("certificate"), Mapping):
         return None

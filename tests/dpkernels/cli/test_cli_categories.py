@@ -74,7 +74,7 @@ def mechanism_of(form):
 @every_suffix
 def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_secret, small_pieces):
     write(f"in.{suffix}")
-    done = run("perturb", f"in.{suffix}", f"out.{suffix}", *FROM, *named(name))
+    done = run("perturb", f"in.{suffix}", f"out.{suffix}", *FROM, *named(name), "--full-certificate")
     assert done.code == 0, done.err
     form = json.loads(Path(f"out.{suffix}.json").read_text())
     m = mechanism_of(form)
@@ -194,7 +194,7 @@ def test_shuffled_rows_and_groups(run: Run, name):
 @every_name
 def test_false_sidecars_and_outputs_are_refused(run: Run, name):
     write("in.csv")
-    assert run("perturb", "in.csv", "out.csv", *FROM, *named(name)).code == 0
+    assert run("perturb", "in.csv", "out.csv", *FROM, *named(name), "--full-certificate").code == 0
     text = Path("out.csv.json").read_text()
 
     def verified(change):

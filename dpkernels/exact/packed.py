@@ -1,0 +1,190 @@
+"""Integer tables as short texts: every integer is stored as its distance from what the integers before it predict.
+
+Weights of noise are a smooth function on a grid, up to their rounding, so these distances have a few bits. The text has
+the integers exactly. Reading it needs integer arithmetic alone, so that anyone reads the same table on any machine; the
+functions that made the table, which differ by machine in their last bits, are not needed. A list is packed as
+
+    {"count": n, "mirrored": m, "order": r, "data": base64 of zlib of bytes}
+
+where the bytes are the distances as LEB128 numbers, 2d for d >= 0 and -2d - 1 for d < 0. If ``mirrored``, they are of
+the first (n + 1) // 2 integers, which the others mirror. With a, b and c the last, second last and third last integer,
+the prediction of order 0 is 0, of 1 is a, of 2 is a^2 // b, and of 3 is a^3 c // b^3. It is a, or 0 for the first one,
+where fewer than r integers come before, one of the last r is 0, or the prediction is not below 2^64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpkernels.bounded_json import brief, integer
+from dpkernels.exact.certificate import MOST_WEIGHTS
+
+_SHORTEST = 32  # Shorter lists are left as they are.
+_ORDERS, _LIMIT = range(4), 1 << 64
+_TRIED = 256  # Integers in the middle of a list, for which the order is chosen.
+_MOST_IN_ALL = 1 << 23
+_MOST_BYTES = 10  # Of a distance: below 2^67.
+
+
+def _prediction(order: int, before: Sequence[int], at: int) -> int:
+    a = before[at - 1] if at else 0
+    if order < 2 or at < order or 0 in before[at - order : at]:
+        return a if order else 0
+    b = before[at - 2]
+    prediction = a * a // b if order == 2 else a**3 * before[at - 3] // b**3
+    return prediction if prediction < _LIMIT else a
+
+
+def _distances(values: Sequence[int], order: int) -> bytes:
+    text = bytearray()
+    for at, value in enumerate(values):
+        d = value - _prediction(order, values, at)
+        number = 2 * d if d >= 0 else -2 * d - 1
+        while number > 127:
+            text.append(number & 127 | 128)
+            number >>= 7
+        text.append(number)
+    return bytes(text)
+
+
+def pack(values: Sequence[int]) -> dict[str, Any]:
+    """Return integers from 0 to 2^64 - 1 as a short JSON form."""
+    values = list(values)
+    mirrored = values == values[::-1]
+    half = values[: (len(values) + 1) // 2] if mirrored else values
+    start = max(0, len(half) // 2 - _TRIED // 2)
+    order = min(_ORDERS, key=lambda order: len(zlib.compress(_distances(half[start : start + _TRIED], order), 9)))
+    data = base64.b64encode(zlib.compress(_distances(half, order), 9)).decode()
+    return {"count": len(values), "mirrored": mirrored, "order": order, "data": data}
+
+
+def unpack(form: Any) -> list[int]:
+    """Return the integers of a form of ``pack``, in time proportional to their number; ValueError if it is not one."""
+    if type(form) is not dict or form.keys() != {"count", "mirrored", "order", "data"}:
+        raise ValueError(f"integers: {brief(form)} must have count, mirrored, order and data")
+    count, order = integer("count", form["count"]), integer("order", form["order"])
+    if not 0 <= count <= MOST_WEIGHTS or order not in _ORDERS or type(form["mirrored"]) is not bool:
+        raise ValueError(
+            f"integers: count must be from 0 to {MOST_WEIGHTS}, order from 0 to 3, and mirrored true or false"
+        )
+    stored = (count + 1) // 2 if form["mirrored"] else count
+    values, number, shift = list[int](), 0, 0
+    for byte in _bytes(form["data"], stored * _MOST_BYTES):
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte > 127:
+            if shift == 7 * _MOST_BYTES:
+                raise ValueError(f"integers: a distance has more than {_MOST_BYTES} bytes")
+            continue
+        value = _prediction(order, values, len(values)) + (-(number + 1) // 2 if number & 1 else number // 2)
+        if not 0 <= value < _LIMIT or len(values) == stored:
+            raise ValueError(f"integers: more than {stored} of them, or one that is not from 0 to 2^64 - 1")
+        values.append(value)
+        number = shift = 0
+    if shift or len(values) != stored:
+        raise ValueError(f"integers: {len(values)} whole ones, not {stored}")
+    return values + values[: count // 2][::-1] if form["mirrored"] else values
+
+
+def _bytes(data: Any, most: int) -> bytes:
+    """Return the bytes that a text holds, of which there are at most so many."""
+    if type(data) is not str:
+        raise ValueError(f"integers: data: {brief(data)} must be a string")
+    try:
+        packed, decompression = base64.b64decode(data, validate=True), zlib.decompressobj()
+        text = decompression.decompress(packed, most + 1)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise ValueError(f"integers: data: {brief(data)} cannot be read") from error
+    if len(text) > most or not decompression.eof or decompression.unused_data:
+        raise ValueError(f"integers: data: has more than {most} bytes, or is not whole")
+    return text
+
+
+def with_references(form: Any, integers: dict[str, Any]) -> Any:
+    """Return a JSON form whose long lists of integers are references to ``integers``, to which they are added, packed.
+
+    A reference is {"integers": the SHA-256 of the JSON of the list}.
+    """
+    if isinstance(form, dict):
+        return {name: with_references(value, integers) for name, value in form.items()}
+    if not isinstance(form, list | tuple):
+        return form
+    if len(form) < _SHORTEST or not all(type(value) is int and 0 <= value < _LIMIT for value in form):
+        return [with_references(value, integers) for value in form]
+    digest = digest_of(form)
+    if digest not in integers:
+        integers[digest] = pack(form)
+    return {"integers": digest}
+
+
+def without_references(form: Any, integers: Mapping[str, Any]) -> Any:
+    """Return a form of ``with_references`` with its lists; ValueError for integers of another hash, or unused ones."""
+    if type(integers) is not dict or not all(type(packed) is dict for packed in integers.values()):
+        raise ValueError(f"integers: {brief(integers)} must be an object of packed integers")
+    if sum(integer("integers: count", packed.get("count")) for packed in integers.values()) > _MOST_IN_ALL:
+        raise ValueError(f"integers: more than {_MOST_IN_ALL} in all")
+    lists = {digest: unpack(packed) for digest, packed in integers.items()}
+    if altered := [digest for digest, values in lists.items() if digest_of(values) != digest]:
+        raise ValueError(f"integers: those of {brief(altered[0])} have another SHA-256")
+    used = set[str]()
+    form = _resolved(form, lists, used)
+    if unused := sorted(lists.keys() - used):
+        raise ValueError(f"integers: {brief(unused[0])} is used nowhere")
+    return form
+
+
+def _resolved(form: Any, lists: Mapping[str, list[int]], used: set[str]) -> Any:
+    if type(form) is list:
+        return [_resolved(value, lists, used) for value in form]
+    if type(form) is not dict:
+        return form
+    if form.keys() != {"integers"}:
+        return {name: _resolved(value, lists, used) for name, value in form.items()}
+    digest = form["integers"]
+    if type(digest) is not str or digest not in lists:
+        raise ValueError(f"integers: {brief(digest)} is missing")
+    used.add(digest)
+    return lists[digest]
+
+
+def digest_of(form: Any) -> str:
+    """Return the SHA-256 of a JSON form whose keys are sorted, in hexadecimal."""
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
+
+
+def short_certificates(columns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Let columns of a sidecar name their certificates by a hash, and return these, each once, with packed integers."""
+    certificates, integers = dict[str, Any](), dict[str, Any]()
+    for column in columns:
+        digest = digest_of(column["certificate"])
+        certificates[digest], column["certificate"] = column["certificate"], {"sha256": digest}
+    return {"certificates": with_references(certificates, integers), "integers": integers}
+
+
+def full_certificates(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sidecar whose columns have their certificates; ValueError if one is missing, altered or of no column."""
+    rest = {name: value for name, value in form.items() if name not in ("certificates", "integers")}
+    certificates = without_references(form.get("certificates", {}), form.get("integers", {}))
+    if type(certificates) is not dict:
+        raise ValueError(f"certificates: {brief(certificates)} must be an object")
+    used, columns = set[str](), []
+    for column in form["columns"]:
+        own = column.get("certificate") if type(column) is dict else None
+        if type(own) is dict and own.keys() == {"sha256"}:
+            digest = own["sha256"]
+            if type(digest) is not str or type(certificates.get(digest)) is not dict:
+                raise ValueError(f"certificates: {brief(digest)} is missing")
+            column = {**column, "certificate": certificates[digest]}
+            used.add(digest)
+        columns.append(column)
+    if unused := sorted(certificates.keys() - used):
+        raise ValueError(f"certificates: {brief(unused[0])} is of no column")
+    if altered := sorted(digest for digest in used if digest_of(certificates[digest]) != digest):
+        raise ValueError(f"certificates: {brief(altered[0])} has another SHA-256")
+    return {**rest, "columns": columns}
