@@ -313,6 +313,14 @@ _COMPARED: opts.Options = {
 }
 
 
+def _refuse_head(context: click.Context, option: click.Parameter, count: str | None) -> None:
+    if count is not None:
+        raise click.UsageError(
+            "--head: reports of some rows are a release of these people's values, at the full cost; --check tries a "
+            "command on all rows without one, and a made-up file shows what reports look like"
+        )
+
+
 @dpkernels.command(details=_DETAILS, epilog=_EXAMPLES)
 @click.argument("source", metavar="IN", type=opts.SOURCE)
 @click.argument("target", metavar="OUT", type=opts.TARGET)
@@ -331,6 +339,7 @@ _COMPARED: opts.Options = {
 @_run_option("--quiet", is_flag=True, help="Print no summary, but warnings.")
 @config_options
 @_run_option("--label", metavar="TEXT", help="What the ledger calls the charge, besides the names of the files.")
+@_run_option("--head", metavar="N", hidden=True, expose_value=False, callback=_refuse_head)
 @_run_option("--full-certificate", is_flag=True, help="Write the integers of certificates as numbers, not packed.")
 @_run_option("--resume", is_flag=True, help="Continue a killed run of a dataset to OUT, and its charge.")
 @click.option("--check", is_flag=True, help="Check every value; charge and write nothing.")

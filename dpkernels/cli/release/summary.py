@@ -24,6 +24,10 @@ from dpkernels.mechanisms.two_point import TwoPoint
 # The least delta at which composed values are accounted.
 _COMPOSED_DELTA = 1e-9
 
+_WORDS = "neighbouring: inputs that the release hardly distinguishes; realised: what the sampled integers attain"
+# Names of mechanisms that do not say what they do.
+_MEANINGS = {"hybrid": "piecewise or duchi, drawn at random for each value"}
+
 Places = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
 
 
@@ -45,6 +49,10 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
         budget += f", delta {shortest(total.delta)}"
         realised += f", delta {shortest(total.realised_delta)}"
     lines.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {total.neighbouring}")
+    lines.append(
+        "neighbouring: inputs that the release hardly distinguishes; realised: what the sampled integers attain"
+    )
+    lines += [f"{name}: {words}" for name, words in _MEANINGS.items() if name in {one.mechanism for one in columns}]
     if total.delta < 1:
         lines.append(_belief(float(total.epsilon), float(total.delta)))
     if release.ledger_charge is not None:

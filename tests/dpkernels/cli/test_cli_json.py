@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import warnings
 from pathlib import Path
@@ -307,3 +308,37 @@ def test_markers_of_missing_values_are_no_numbers(run: Run) -> None:
     pq.write_table(pa.table({"age": [1.0]}), "in.parquet")
     refused = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing-markers", "x")
     assert_refused(refused, 2, "--missing-markers: is for csv and tsv, not for parquet")
+
+
+# The schemas in the documentation
+
+
+def test_the_documentation_names_the_keys_of_the_json(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    Ledger.create("l.ledger", 5)
+    page = (Path(__file__).parents[3] / "docs" / "releasing.md").read_text()
+    rows = dict(re.findall(r"^\| `?([a-z -]+)`? \| (.*) \|$", page.partition("## Unattended runs")[2], re.MULTILINE))
+    commands = {
+        "perturb": [*RELEASE, "--ledger", "l.ledger"],
+        "certify --verify": ["certify", "--verify", "out.csv.json"],
+        "ledger": ["ledger", "l.ledger"],
+        "release": ["release", "in.csv", "counts.csv", "--count", "--epsilon", "1"],
+        "release --dry-run": ["release", "in.csv", "dry.csv", "--count", "--epsilon", "1", "--dry-run"],
+        "any that fails": ["perturb", "in.csv", "no.csv"],
+    }
+    for name, arguments in commands.items():
+        form = json.loads(run(*arguments, "--json").out)
+        assert {f"`{key}`" for key in form} <= set(re.findall("`[a-z_0-9]+`", rows[name])), name
+
+
+def test_a_trial_on_some_rows_is_refused(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    assert_refused(run(*RELEASE, "--head", "5"), 2, "--head: reports of some rows are a release", "--check")
+    assert_nothing_but("in.csv")
+
+
+def test_words_of_the_summary_are_explained(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    summary = run(*RELEASE).out
+    for word in ("neighbouring: inputs", "realised: what the sampled", "hybrid: piecewise or duchi"):
+        assert word in summary
