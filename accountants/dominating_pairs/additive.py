@@ -508,7 +508,7 @@ class PolynomialFormulas(NoiseFormulas):
     def pieces(self) -> Pieces:
         pieces, source = self.split(), self.source
         at, slope = self._at(pieces.at)
-        loss = source.log_prob(at) - source.log_prob(at - self.D) + pieces.log_ratio_of_weights
+        loss = source.loss(at, self.D) + pieces.log_ratio_of_weights
         xp, (has_p, has_q) = namespace(loss), (pieces.weights > 0).T
         # Where both weights are 0 the loss is that of equal small weights: derivatives in the weight are taken there.
         both = has_p == has_q
@@ -563,7 +563,11 @@ class PolynomialFormulas(NoiseFormulas):
             return log_p(x, i) - affine(x, i)
 
         panels = _panels_of(left, self.panels)
-        intervals = self._intervals(pieces, affine, inverse)
+        # Points far from 0 are rounded, by more than a loss allows for where it is steep there.
+        finite = xp.isfinite(left) & xp.isfinite(right)
+        steep = xp.where(finite, xp.abs(slope) * xp.maximum(xp.abs(left), xp.abs(right)), 0.0).max()
+        units = max(LOSS_UNITS, _UNITS * float(steep)) if self.xp is np else LOSS_UNITS
+        intervals = self._intervals(pieces, affine, inverse, units=units)
         smooth = SmoothPieces(
             left, right, log_p, log_q, affine, self._steepness(), inverse, panels, (beyond[0], beyond[1]), intervals
         )

@@ -144,7 +144,7 @@ class Distribution(Noise):
         )
 
     def loss(self, z: Real, shift: Real) -> Any:
-        """Return log f(z) - log f(z - shift), without the weights of ``weight``."""
+        """Return log f(z) - log f(z - shift), without the weights of ``weight``; a density may keep more digits."""
         return self.log_prob(z) - self.log_prob(z - shift)
 
     def loss_limits(self, shift: Real) -> tuple[Any, Any]:
@@ -299,6 +299,13 @@ class PiecewiseExponential(Symmetric):
     @abc.abstractmethod
     def score(self, z: Real) -> RealArray:
         """Return the derivative of the log density at z, between knots."""
+
+    @staticmethod
+    def farther(z: Real, shift: Real) -> Any:
+        """Return |z - shift| - |z|, to full precision also far out."""
+        xp = namespace(z, shift)
+        size = xp.abs(shift)
+        return xp.clip((shift - 2 * z) * xp.sign(shift), -size, size)
 
     def steepness(self, left: Real, right: Real) -> Any:
         middle = (left + right) / 2

@@ -32,6 +32,9 @@ class Laplace(PiecewiseExponential):
         b, xp = self.scale, namespace(z, self.scale)
         return -xp.abs(z) / b - xp.log(2 * b)
 
+    def loss(self, z: Real, shift: Real) -> Any:
+        return self.farther(z, shift) / self.scale
+
     @property
     def geometric_tail(self) -> tuple[float, float | None]:
         return 0.0, None
@@ -131,6 +134,17 @@ class MergedLaplace(PiecewiseExponential):
         for start, end, rate, _ in self._segments():
             drop = drop + rate * (xp.clip(z, start, end) - start)
         return -drop - xp.log(self._norm)
+
+    def loss(self, z: Real, shift: Real) -> Any:
+        """Return the integral of the rate from |z| to |z - shift|: a sum over segments of terms of one sign."""
+        xp = namespace(z, shift, *self.rates, *self.breaks)
+        farther = self.farther(z, shift)
+        distance, near = xp.abs(farther), xp.minimum(xp.abs(z), xp.abs(z - shift))
+        total = 0.0 * farther
+        for start, end, rate, _ in self._segments():
+            within = xp.minimum(xp.minimum(distance, end - start), xp.minimum(near + distance - start, end - near))
+            total = total + rate * xp.maximum(within, 0.0)
+        return xp.sign(farther) * total
 
     def score(self, z: Real) -> RealArray:
         xp = namespace(z, *self.rates, *self.breaks)

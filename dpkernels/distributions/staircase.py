@@ -61,9 +61,16 @@ class Staircase(Symmetric):
         z = floating(z)
         xp = namespace(z, self.period, self.epsilon)
         finite = xp.isfinite(z)
-        k, position = self._position(xp.abs(xp.where(finite, z, 0.0)))
-        inside = xp.log(self._peak) - self.epsilon * (k + xp.where(position < self.gamma, 0.0, 1.0))
+        inside = xp.log(self._peak) - self.epsilon * self._steps_down(xp.where(finite, z, 0.0))
         return xp.where(finite, inside, -xp.inf)
+
+    def loss(self, z: Real, shift: Real) -> Any:
+        """Return eps times a difference of whole numbers."""
+        return self.epsilon * (self._steps_down(z - shift) - self._steps_down(z))
+
+    def _steps_down(self, z: Real) -> Any:
+        k, position = self._position(namespace(z).abs(z))
+        return k + namespace(position).where(position < self.gamma, 0.0, 1.0)
 
     def steepness(self, left: Real, right: Real) -> Any:
         return 0.0 * floating(left)

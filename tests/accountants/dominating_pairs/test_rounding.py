@@ -18,8 +18,11 @@ from accountants import calibrate
 from accountants.closed_forms.bounded_range import mixed_delta, mixed_epsilon
 from accountants.closed_forms.concentrated import best_delta
 from accountants.closed_forms.pure import log_ways, pure_delta, pure_epsilon
+from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
 
 
@@ -33,6 +36,50 @@ def many_digits():
 def is_upper(found, exact, above):
     """Not below the exact value (whose own digits end somewhere), and at most so much above it, relatively."""
     return exact * (1 - mpf(10) ** -40) <= mpf(float(found)) <= exact * (1 + mpf(above))
+
+
+# Losses
+
+
+def drop(rates, breaks, z):
+    """How far the log density of merged Laplace noise at z is below that at 0."""
+    starts, ends = [0.0, *breaks], [*breaks, mp.inf]
+    return sum(mpf(r) * max(min(abs(z), mpf(b)) - mpf(a), 0) for r, a, b in zip(rates, starts, ends, strict=True))
+
+
+@pytest.mark.parametrize("shift", [1.0, -1.0])
+def test_losses_keep_their_digits_where_densities_are_small(shift):
+    """Differences of log densities lose one unit for each unit of their size, up to 700; 64 (1 + |loss|) are allowed."""
+    random = np.random.default_rng(5)
+    for _ in range(40):
+        breaks = np.cumsum(np.exp(random.uniform(-3, 6, 3))).tolist()
+        rates = [*(np.exp(random.uniform(-7, 0, 3)) * (random.random(3) < 0.8)).tolist(), 0.3]
+        z = (random.uniform(-2, 2, 9) * breaks[-1]).tolist()
+        b, period = breaks[0], float(random.uniform(0.2, 3.0))
+        for law, rate, ends in (
+            (MergedLaplace(tuple(rates), tuple(breaks)), rates, breaks),
+            (Laplace(b), [1 / mpf(b)], []),
+        ):
+            for at, loss in zip(z, law.loss(np.array(z), shift).tolist(), strict=True):
+                truth = drop(rate, ends, mpf(at) - mpf(shift)) - drop(rate, ends, mpf(at))
+                assert abs(truth - mpf(loss)) <= 64 * mpf(2) ** -53 * (1 + abs(truth))
+        losses = Staircase(0.7, period, 0.4).loss(np.array(z), shift)
+        assert np.abs(losses / 0.7 - np.round(losses / 0.7)).max() <= 1e-15 * np.abs(losses).max()
+
+
+def test_levels_of_steep_losses_far_from_0_are_rounded():
+    """Next to the break at 300 the loss changes by 20 a unit, and a point is known to 300 units in the last place."""
+    noise = MergedLaplace((0.001, 20.0), (300.0,))
+    (pair,) = dominating_pairs(Additive(noise, 1.0))
+    pieces = next(one for one in pair.privacy_loss().pieces if one.intervals is not None)
+    number = int(np.argmax(np.where(pieces.right > 300, pieces.right - pieces.left, 0.0)))
+    level = np.linspace(*np.sort(pieces.loss(np.array([pieces.left, pieces.right])[:, number], number)), 99)[1:-1]
+    masses = pieces.intervals.measure(level, np.full(len(level), number))
+    points = pieces.inverse(level, number)
+    rates, breaks = noise.rates, noise.breaks
+    for at, wanted, allowed in zip(points[:-1].tolist(), level[:-1].tolist(), masses.loss_error.tolist(), strict=True):
+        truth = drop(rates, breaks, mpf(at) - pair.shift.item()) - drop(rates, breaks, mpf(at))
+        assert abs(truth - mpf(wanted)) <= allowed
 
 
 # Gaussian noise, whole, recycled and truncated
