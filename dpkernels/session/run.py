@@ -14,8 +14,9 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact.choice import exponential_item, exponential_top_k
 from dpkernels.exact.noise import ExactNoise
+from dpkernels.session.cells import Keys, key_of
 from dpkernels.session.sums import Lattice, NoisySums, add_rows, rounded_down
-from dpkernels.session.tables import Block, Keys, Table, key_of
+from dpkernels.session.tables import Block, Table
 
 
 @dataclass(frozen=True)

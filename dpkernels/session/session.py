@@ -26,6 +26,7 @@ from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational, shortest
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.session import reports
+from dpkernels.session.cells import numbers
 from dpkernels.session.reports import Entry
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
@@ -42,7 +43,7 @@ from dpkernels.session.statistics import (
     Variance,
 )
 from dpkernels.session.sums import rounded_down
-from dpkernels.session.tables import Table, numbers, table_of
+from dpkernels.session.tables import Table, table_of
 from dpkernels.staging import replaced
 
 _EPSILONS = 1e-3, 20.0  # of one release

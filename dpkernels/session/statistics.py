@@ -19,11 +19,12 @@ import numpy as np
 
 import dpkernels as dpk
 from dpkernels import checks
+from dpkernels.session.cells import Keys, numbers
 from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
 from dpkernels.session.sums import Lattice, NoisySums, Ratio, partition, rounded_down, sampler_of
-from dpkernels.session.tables import ROWS, Block, Keys, check_bounds, numbers
+from dpkernels.session.tables import ROWS, Block
 
 FOUND, PRIVATE = "found", "private"
 _PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
@@ -54,6 +55,13 @@ class Groups:
         """Return the columns of keys, each group ``repeats`` times."""
         rows = [row for row in product(*(each.keys for each in self.keys)) for _ in range(repeats)]
         return {each.name: [row[i] for row in rows] for i, each in enumerate(self.keys)}
+
+
+def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
+    """Return two finite numbers of which the second is the larger."""
+    low, high = (checks.number(name, end) for name, end in (("lower", lower), ("upper", upper)))
+    checks.interval(low, high)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,9 @@ every possible choice. Choices are the same for both tables.
 from __future__ import annotations
 
 import dataclasses
-import decimal
 from fractions import Fraction
 
 import numpy as np
-import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pytest
 
 from dpkernels.decimals import rational
@@ -27,10 +23,10 @@ from dpkernels.session import (
     Sum,
     Top,
     Variance,
+    cells,
     choices,
     statistics,
     sums,
-    tables,
 )
 from dpkernels.session.run import Run
 from dpkernels.session.tables import Table
@@ -232,7 +228,7 @@ def test_choices_at_one_level_have_one_levels_budget():
 
 def test_values_that_are_not_clipped_are_caught(monkeypatch):
     def unclipped(self, block, codes):
-        values = np.nan_to_num(tables.numbers(block["age"]), posinf=1e6, neginf=-1e6)
+        values = np.nan_to_num(cells.numbers(block["age"]), posinf=1e6, neginf=-1e6)
         return codes, np.rint(np.clip(values / 90, -1e6, 1e6) * 2.0**32).astype(np.int64)[:, None]
 
     monkeypatch.setattr(Sum, "rows_of", unclipped)
@@ -253,106 +249,9 @@ def test_a_person_with_many_rows_who_is_not_bounded_is_caught(monkeypatch):
 
 def test_rows_that_are_chosen_by_their_place_are_caught(monkeypatch):
     """A person's rows would then depend on the rows of others before them."""
-    monkeypatch.setattr(tables, "_hashes", lambda array, secret: np.arange(len(array), dtype=np.uint64) % np.uint64(7))
+    monkeypatch.setattr(cells, "hashes", lambda array, secret: np.arange(len(array), dtype=np.uint64) % np.uint64(7))
     with pytest.raises(AssertionError):
         attack(Sum("age", -30, 20), seed=1, tables_=100)
-
-
-def test_hashes_that_follow_the_type_of_a_column_are_caught():
-    """One cell of another type must not change which rows of others count."""
-    plain, mixed = np.arange(5.0), np.array([0.0, 1.0, 2.0, 3.0, 4.0, "x"], object)
-    texts = np.array(["0", "1", "2", "3", "4.0"], object)
-    hashes = [tables._hashes(array, SECRET)[:5].tolist() for array in (plain, mixed, texts, np.arange(5))]
-    assert hashes == [hashes[0]] * 4
-
-
-COLUMNS = {
-    "numbers": [1, 2.5, -3, 1e-7, 2**60, 10**20],
-    "truth": [True, False, True],
-    "texts": ["a", "1", "é"],
-    "dates": np.array(["2020-01-01", "2021-02-03"], "M8[ns]"),
-}
-
-
-@pytest.mark.parametrize("odd", [None, "x", np.nan, 7, True, [1]], ids=str)
-@pytest.mark.parametrize("name", COLUMNS)
-def test_one_cell_does_not_change_how_others_are_read(name, odd):
-    """Of a list, of a pandas column, and of a column of texts that a file has."""
-    cells = COLUMNS[name]
-    keys = tables.Keys("x", ["1", 2.5, "a", "False"])
-
-    def read(array, count):
-        return (
-            tables.numbers(array)[:count].tolist(),
-            keys.codes(array)[:count].tolist(),
-            tables._hashes(array, SECRET)[:count].tolist(),
-        )
-
-    if name == "dates":
-        assert np.isnan(tables.numbers(tables.as_array(cells))).all()
-        return
-    plain, more = (read(tables.as_array(each), len(cells)) for each in (cells, [*cells, odd]))
-    frames = (read(tables.as_array(pd.Series(each)), len(cells)) for each in (cells, [*cells, odd]))
-    texts = read(tables.as_array([str(cell) for cell in cells]), len(cells))
-    for other in (more, *frames, texts):
-        assert np.array_equal(np.array(plain[0]), np.array(other[0]), equal_nan=True)
-        assert plain[1:] == other[1:]
-
-
-TYPED = {
-    "int64": [1, 2**60 + 1],
-    "uint64": [2**64 - 1, 3],
-    "float32": [0.1, 2.0],
-    "bool_": [True, False],
-    "string": ["a", "1"],
-    "binary": [b"a", b"1"],
-    "date32": [0, 18_000],
-    "timestamp:s": [1_577_836_800, 10**12],
-    "timestamp:ns": [1_577_836_800_000_000_001],
-    "time64:ns": [1001],
-    "duration:ns": [1, 10**9],
-    "decimal128:9": [decimal.Decimal(5)],
-}
-
-
-@pytest.mark.parametrize("name", TYPED)
-def test_a_missing_cell_does_not_change_how_others_are_read(name):
-    """Nor does it cause an error: the type of a column is public, and whether a cell is missing is not."""
-    kind, _, unit = name.partition(":")
-    kind = getattr(pa, kind)(*([int(unit) if unit.isdigit() else unit] if unit else []))
-    cells = TYPED[name]
-    keys = tables.Keys("x", ["2020-01-01T00:00:00", "1970-01-01", "a", 1, 0.1])
-    frames = (
-        lambda column: column,
-        lambda column: pd.Series(column, dtype=pd.ArrowDtype(kind)),
-        lambda column: pd.Series(column, dtype=pd.ArrowDtype(kind)).astype("category"),
-        pl.from_arrow,
-    )
-    for frame in frames:
-        arrays = [tables.as_array(frame(pa.array(own, kind))) for own in (cells, [*cells, None])]
-        assert tables.key_of(arrays[1].tolist()[-1]) is None
-        plain, more = (
-            (
-                [tables.key_of(cell) for cell in array.tolist()[: len(cells)]],
-                tables._hashes(array, SECRET)[: len(cells)].tolist(),
-                keys.codes(array)[: len(cells)].tolist(),
-                len(set(tables._codes_of_persons(array, {})[: len(cells)].tolist())),
-            )
-            for array in arrays
-        )
-        assert plain == more
-
-
-def test_missing_cells_have_no_key():
-    """Whatever else the column holds, and whatever their text is."""
-    keys = tables.Keys("x", ["nan", "None", "NaT", 1])
-    dates = tables.as_array(np.array(["NaT", "2020-01-01"], "M8[D]"))
-    for column in ([np.nan, 1.0], [np.nan, 1.0, None, "x"], [1.0, pd.NaT, decimal.Decimal("sNaN")]):
-        array = np.array(column) if len(column) == 2 else np.array(column, object)
-        codes = keys.codes(array)
-        assert set(codes.tolist()) == {-1, 3}
-        assert (codes == 3).sum() == 1
-    assert keys.codes(dates).tolist() == [-1, -1]
 
 
 def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):

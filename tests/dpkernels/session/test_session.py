@@ -20,7 +20,6 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.session import Count, DataWarning, Mean, Quantiles, Session, Sum, Variance, reports
 from dpkernels.session.run import Run
-from dpkernels.session.tables import Table
 
 BY = {"plan": ["A", "B", "C"]}
 RNG = np.random.default_rng(7)
@@ -171,14 +170,6 @@ def test_columns_may_have_any_name():
         s = of({name: np.full(1000, 3.0)})
         assert abs(s.mean(name, 0, 10, epsilon=5).value - 3) < 0.1
         assert len(s.count(by={name: [3, 4]}, epsilon=2).table()) == 4
-
-
-def test_lines_of_a_file_that_are_no_rows_are_left_out(tmp_path):
-    path = tmp_path / "odd.csv"
-    path.write_bytes(b"id,age\n1,30\n2\n3,40,5\n4,\xff\xfe\n5,x\n6,50\n")
-    s = of(path, epsilon=20)
-    assert abs(s.count(epsilon=19).value - 4) < 1
-    assert s.mean("age", 0, 100, epsilon=0.5).interval() == (0.0, 100.0)
 
 
 def test_a_file_that_changes_is_refused(tmp_path):
@@ -474,51 +465,6 @@ def test_arithmetic_keeps_intervals():
         groups + "x"
 
 
-# Coverage: 400 runs of a small table, with groups of few and of no rows; 0.9 is refused with probability below 1e-6.
-
-SMALL = {"g": np.repeat([0, 1, 2], [4, 60, 800]), "x": RNG.integers(0, 11, 864).astype(float)}
-SMALL["y"] = 3 * SMALL["x"] + 5 + RNG.normal(0, 3, 864)
-GROUPS = {"g": [0, 1, 2, 3]}
-TRUE = {g: SMALL["x"][SMALL["g"] == g] for g in (0, 1, 2)}
-LINES = {g: np.polyfit(SMALL["x"][SMALL["g"] == g], SMALL["y"][SMALL["g"] == g].clip(0, 50), 1) for g in (0, 1, 2)}
-COVERED = {
-    "count": (lambda s, e: s.count(by=GROUPS, epsilon=e), [[len(TRUE[g])] for g in (0, 1, 2)] + [[0]]),
-    "sum": (lambda s, e: s.sum("x", 0, 10, by=GROUPS, epsilon=e), [[TRUE[g].sum()] for g in (0, 1, 2)] + [[0]]),
-    "mean": (lambda s, e: s.mean("x", 0, 10, by=GROUPS, epsilon=e), [[TRUE[g].mean()] for g in (0, 1, 2)] + [None]),
-    "variance": (
-        lambda s, e: s.variance("x", 0, 10, by=GROUPS, epsilon=e),
-        [[TRUE[g].var()] for g in (0, 1, 2)] + [None],
-    ),
-    "quantile": (
-        lambda s, e: s.quantiles("x", 0, 10, 0.4, by=GROUPS, step=1, epsilon=e),
-        [[np.sort(TRUE[g])[int(np.ceil(0.4 * len(TRUE[g]))) - 1]] for g in (0, 1, 2)] + [None],
-    ),
-    "regression": (
-        lambda s, e: s.regression("y", "x", y_bounds=(0, 50), x_bounds=(0, 10), by=GROUPS, epsilon=e),
-        [[LINES[g][1], LINES[g][0]] for g in (0, 1, 2)] + [None],
-    ),
-}
-
-
-def coverage(name, epsilon, runs):
-    release, true = COVERED[name]
-    hits = []
-    for _ in range(runs):
-        low, high = release(Session(SMALL, epsilon=epsilon), epsilon).interval(0.95)
-        each = len(low) // 4
-        hits.append(
-            [low[each * g + i] <= t <= high[each * g + i] for g in range(4) if true[g] for i, t in enumerate(true[g])]
-        )
-    return np.mean(hits, 0)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("epsilon", [0.3, 2.0])
-@pytest.mark.parametrize("name", COVERED)
-def test_intervals_cover(name, epsilon):
-    assert coverage(name, epsilon, 400).min() > 0.9
-
-
 # Saved sessions
 
 
@@ -553,47 +499,6 @@ def test_a_report_does_not_say_whether_anybody_has_a_key(cells, tmp_path):
     parts = json.loads((tmp_path / "s.json").read_text())["releases"][0]["parts"]
     assert [part["label"] for part in parts] == ["count by plan: keys"]
     assert "count by plan: keys" in s.report()
-
-
-def test_rows_of_a_file_without_a_person_are_left_out(tmp_path):
-    """Several persons without an id would be one whose rows that count follow from all of them."""
-    path = tmp_path / "p.csv"
-    path.write_text("id,age\n,1\n,2\n5,6\n")
-    table = of(path, person="id", rows_per_person=1)._table
-    assert [block["age"].tolist() for block, _ in table.blocks("age")] == [["6"]]
-
-
-def test_a_long_cell_of_a_file_is_no_error(tmp_path):
-    path = tmp_path / "p.csv"
-    path.write_text("id,age\n1,2\n2," + "x" * 3_000_000 + "\n")
-    assert of(path, epsilon=20.0).count(epsilon=20.0).value == pytest.approx(2, abs=2)
-
-
-def _cells(folder, lines):
-    """What is read of lines, by the id in their first cell."""
-    (folder / "p.csv").write_bytes(b"\n".join([b"id,x", *lines, b""]))
-    read = {}
-    for block, _ in Table.of(folder / "p.csv").blocks("id", "x"):
-        read |= dict(zip(block["id"].tolist(), block["x"].tolist(), strict=True))
-    return read
-
-
-@pytest.mark.lengthy
-def test_no_line_of_a_file_changes_how_others_are_read(tmp_path, monkeypatch):
-    """Quotes that are not closed, carriage returns, other numbers of cells, and lines of any length."""
-    monkeypatch.setattr("dpkernels.session.tables.LONGEST_LINE", 64)
-    random = np.random.default_rng(5)
-    texts = [b"a", b'"b', b'"c,d"', b'"e""f"', b'g"h', b'"i\r9,j"', b"k\r9,l", b"m,n", b'"o"p', b'"q"\r', b"\xff"]
-    for _ in range(40):
-        ends = [texts[random.integers(len(texts))] + b"y" * int(random.choice([0, 0, 9, 57, 58, 59, 60, 61, 150]))
-                for _ in range(random.integers(1, 30))]  # fmt: skip
-        lines = [b"%d,%s" % row for row in enumerate(ends)]
-        gone = int(random.integers(len(lines)))
-        all_cells = _cells(tmp_path, lines)
-        all_cells.pop(str(gone), None)
-        assert _cells(tmp_path, lines[:gone] + lines[gone + 1 :]) == all_cells
-    sound = _cells(tmp_path, [b"1,a", b'2,"c,d"', b'3,"e""f"\r', b'4,g"h', b'5,"o', b"6," + b"y" * 63])
-    assert sound == {"1": "a", "2": "c,d", "3": 'e"f', "4": 'g"h'}
 
 
 def test_private_bounds_differ_where_all_values_are_at_the_end():

@@ -1,0 +1,229 @@
+"""Cells of any kind of column: read as numbers, keys, persons and hashes, each by itself.
+
+How a cell is read does not depend on other cells, which are of other persons, and no cell causes an error. A cell that
+is no number is missing, whatever else its column holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dpkernels.release import containers
+
+_MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+_PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
+
+
+def as_array(column: Any) -> np.ndarray:
+    """Return a column as numbers, or as objects; missing cells are NaN or None.
+
+    Its type alone decides how cells are read. A missing cell, which one person may have, does not change the others:
+    integers become objects then, not floats, in which two persons could have one number.
+    """
+    match containers.kind(column):
+        case "pandas":
+            kind = column.dtype if isinstance(column.dtype, np.dtype) else getattr(column.dtype, "numpy_dtype", object)
+            is_plain = kind is column.dtype or (np.dtype(kind).kind in "biuf" and not column.isna().any())
+            array = column.to_numpy(dtype=kind) if is_plain else column.astype(object).to_numpy()
+        case "polars":
+            kind, name = column.dtype, str(column.dtype)
+            is_plain = kind.is_float() or (kind.is_temporal() and name != "Time")
+            if (kind.is_integer() and "128" not in name) or name == "Boolean":
+                is_plain = not column.null_count()
+            array = column.to_numpy() if is_plain else _objects(column.to_list())
+        case "pyarrow":
+            array = _cells(column)
+        case _ if isinstance(column, np.ma.MaskedArray):
+            array = np.ma.filled(column.astype(object), None)
+        case _:  # NumPy would make texts of all cells of a list if one is a text.
+            array = _objects(column) if isinstance(column, list | tuple) else np.asarray(column)
+    if array.ndim != 1:
+        raise ValueError(f"data: a column has {array.ndim} axes; one is needed")
+    if array.dtype.kind in "biuf":
+        return array
+    if array.dtype.kind in "mM":
+        missing = np.isnat(array)
+        array = array.astype(str).astype(object)  # Dates are texts, since in some units they would become numbers.
+        array[missing] = None
+    cells = (cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in array.astype(object))
+    return np.fromiter(cells, object, len(array))
+
+
+def _cells(column: Any) -> np.ndarray:
+    """Return the cells of a pyarrow column; one that Python cannot hold is None, and the others are read as ever."""
+    try:
+        return np.asarray(column) if _is_plain(column) else _objects(column.to_pylist())
+    except Exception:  # of a text that is not UTF-8, of a date beyond the year 9999 within another type
+        return _objects([_cell(scalar) for scalar in column])
+
+
+def _cell(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except Exception:
+        return None
+
+
+def _is_plain(column: Any) -> bool:
+    """Return whether NumPy reads the cells of a pyarrow column as what they are."""
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return not column.null_count
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
+    return is_text or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_time(kind))
+
+
+def _objects(cells: Sequence[Any]) -> np.ndarray:
+    return np.fromiter(cells, object, len(cells))
+
+
+def _number(cell: Any) -> float:
+    try:
+        # Cells of a column of truth values are texts if one person's is neither.
+        return _TRUTH[cell] if isinstance(cell, str) and cell in _TRUTH else float(cell)
+    except OverflowError:  # of an integer beyond all floats
+        return math.inf if cell > 0 else -math.inf
+    except Exception:  # Objects may raise any.
+        return math.nan
+
+
+def _text(cell: Any) -> str:
+    try:
+        return str(cell)
+    except Exception:  # of an integer with thousands of digits, or of any object
+        return hex(cell) if isinstance(cell, int) else type(cell).__name__
+
+
+def numbers(array: np.ndarray) -> np.ndarray:
+    """Return cells as float64: NaN for those that are missing or no number; infinities stay, bounds clip them."""
+    with np.errstate(over="ignore"):  # of a wider float, which becomes infinite
+        return array.astype(np.float64) if array.dtype.kind in "biuf" else _by_cell(array, _number, np.float64)
+
+
+class Keys:
+    """Stated keys of one column. A cell has a key if both are the same number, or else the same text.
+
+    So a key has the same rows whether a column holds numbers or texts of them, which one cell of it may decide.
+    """
+
+    def __init__(self, name: str, keys: Sequence[Any]) -> None:
+        if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | np.ndarray) or not len(keys):
+            raise ValueError(f"by: the keys of {name!r} are {keys!r}; state a list of them, or 'found'")
+        self.name, self.keys = name, [key.item() if isinstance(key, np.generic) else key for key in keys]
+        self._codes: dict[Any, int] = {}
+        for index, key in enumerate(self.keys):
+            if not isinstance(key, str | int | float) or key != key:
+                raise TypeError(f"by: key {key!r} of {name!r} must be a text or a number")
+            if self._codes.setdefault(_form(key), index) != index:
+                raise ValueError(f"by: the keys of {name!r} have {key!r} twice; a row is in one group")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def codes(self, array: np.ndarray) -> np.ndarray:
+        """Return for each cell the index of its key, or -1."""
+        numeric = {form: code for form, code in self._codes.items() if isinstance(form, float)}
+        if array.dtype.kind in "iuf":
+            ordered = np.array(sorted(numeric) or [math.nan])
+            codes = np.array([numeric.get(number, -1) for number in ordered.tolist()])
+            places = np.minimum(np.searchsorted(ordered, array), len(ordered) - 1)
+            return np.where(ordered[places] == array, codes[places], -1)
+        return _by_cell(array.astype(object), self._code)
+
+    def _code(self, cell: Any) -> int:
+        return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_text(cell), -1))
+
+
+def _form(cell: Any) -> float | str:
+    """Return a cell's number, or its text if it has none."""
+    number = _number(cell)
+    return number if number == number else _text(cell)
+
+
+def key_of(cell: Any) -> Any:
+    """Return the key that a cell has when keys are found, or None if it is missing: a number, or else a text."""
+    if _is_missing(cell):
+        return None
+    form = _form(cell)
+    return int(form) if isinstance(form, float) and form.is_integer() else form
+
+
+def _is_missing(cell: Any) -> bool:
+    try:
+        return cell is None or bool(cell != cell)
+    except Exception:  # of pandas' NA, of arrays, of signalling NaNs
+        return True
+
+
+def _by_cell(array: np.ndarray, function: Callable[[Any], Any], kind: Any = np.int64) -> np.ndarray:
+    """Return a function of each cell, computed once for equal cells of a plain type.
+
+    Equal cells of other types may have different texts, such as one instant in two time zones.
+    """
+    remembered = lru_cache(maxsize=None, typed=True)(function)
+    return np.array(
+        [remembered(cell) if type(cell) in _PLAIN else function(cell) for cell in array.tolist()], dtype=kind
+    )
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Return a hash of 64-bit words, SplitMix64's: it need not be secret, because any choice of rows is private."""
+    words = (words ^ (words >> np.uint64(30))) * _MIX[1]
+    words = (words ^ (words >> np.uint64(27))) * _MIX[2]
+    return words ^ (words >> np.uint64(31))
+
+
+def hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
+    """Return a keyed hash of each cell: the same for the same number, or else for the same text, and for all missing.
+
+    A number has one hash in every type of column, because the cells of one person may decide the type of all.
+    """
+    key = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
+
+    def of_text(cell: Any) -> int:
+        text = "" if _is_missing(cell) else _text(cell)
+        return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), key=secret, digest_size=8).digest())
+
+    values = numbers(array)
+    words = _mixed((values + 0.0).view(np.uint64) * _MIX[0] + np.uint64(key))
+    lost = np.isnan(values)
+    words[lost] = _by_cell(array[lost].astype(object), of_text, np.uint64)
+    return words
+
+
+def joined_hashes(columns: Iterable[np.ndarray], rows: int, secret: bytes) -> np.ndarray:
+    """Return a keyed hash of each row of several columns."""
+    words = np.zeros(rows, np.uint64)
+    for column in columns:
+        words = _mixed(words * _MIX[0] + hashes(column, secret))
+    return words
+
+
+def person_codes(array: np.ndarray, codes: dict[Any, int]) -> np.ndarray:
+    """Return a number for each person, -1 where the cell is missing; new persons are added to ``codes``."""
+    if array.dtype.kind in "biuf":
+        distinct, places = np.unique(array, return_inverse=True)
+    else:
+        distinct, places = array, np.arange(len(array))
+    numbers_ = [
+        -1 if _is_missing(cell) else codes.setdefault(_hashable(cell), len(codes)) for cell in distinct.tolist()
+    ]
+    return np.array(numbers_, np.int64)[places]
+
+
+def _hashable(cell: Any) -> Any:
+    """Return the cell, or its text if it cannot be looked up."""
+    try:
+        hash(cell)
+    except Exception:
+        return _text(cell)
+    return cell
