@@ -200,9 +200,9 @@ def hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
     return words
 
 
-def joined_hashes(columns: Iterable[np.ndarray], rows: int, secret: bytes) -> np.ndarray:
-    """Return a keyed hash of each row of several columns."""
-    words = np.zeros(rows, np.uint64)
+def joined_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
+    """Return a keyed hash of each row of one or more columns."""
+    words: Any = np.zeros(1, np.uint64)
     for column in columns:
         words = _mixed(words * _MIX[0] + hashes(column, secret))
     return words
@@ -217,7 +217,7 @@ def person_codes(array: np.ndarray, codes: dict[Any, int]) -> np.ndarray:
     numbers_ = [
         -1 if _is_missing(cell) else codes.setdefault(_hashable(cell), len(codes)) for cell in distinct.tolist()
     ]
-    return np.array(numbers_, np.int64)[places]
+    return np.array(numbers_, np.int32)[places]
 
 
 def _hashable(cell: Any) -> Any:

@@ -16,7 +16,7 @@ from dpkernels.exact.choice import exponential_item, exponential_top_k
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.session.cells import Keys, key_of
 from dpkernels.session.sums import Lattice, NoisySums, add_rows, rounded_down
-from dpkernels.session.tables import Block, Table
+from dpkernels.session.tables import Block, Table, are_first
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,14 @@ class Run:
             for codes, _ in pairs:
                 counts += np.bincount(codes[codes >= 0], minlength=keys)
             return counts
-        joined = [persons[codes >= 0] * keys + codes[codes >= 0] for codes, persons in pairs if persons is not None]
+        joined = [persons[codes >= 0].astype(np.int64) * keys + codes[codes >= 0] for codes, persons in pairs if persons is not None]
         distinct = np.unique(np.concatenate(joined))
         owners, codes = np.divmod(distinct, max(keys, 1))
         # Which keys count is decided by a hash of their names: neither by other persons nor by the order of rows.
         digests = [hashlib.blake2b(name.encode(errors="surrogatepass"), key=self.secret).digest() for name in names]
         rank = np.argsort(np.argsort(np.array(digests, "S64"))) if len(names) else np.arange(keys)
         order = np.lexsort((rank[codes], owners)) if keys else np.zeros(0, np.int64)
-        place = np.arange(len(order)) - np.searchsorted(owners[order], owners[order])
-        return np.bincount(codes[order][place < most], minlength=keys)
+        return np.bincount(codes[order][are_first(owners[order], most)], minlength=keys)
 
     def key_sampler(self, epsilon: float, delta: float) -> ExactNoise:
         """Return the sampler of the noise of each count when keys are found."""

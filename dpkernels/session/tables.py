@@ -155,17 +155,25 @@ class Table:
         """Let at most so many rows of each person count, chosen by a keyed hash; rows without a person never count."""
         self.check_columns(person)
         codes: dict[Any, int] = {}
-        persons, hashes = [], []
-        for block in self._all_blocks(self.columns):
-            persons.append(person_codes(block[person], codes))
-            hashes.append(joined_hashes((block[name] for name in self.columns), len(block[ROWS]), secret))
-        self.persons = np.concatenate(persons) if persons else np.zeros(0, np.int64)
-        order = np.lexsort((np.concatenate(hashes) if hashes else np.zeros(0), self.persons))
-        ordered = self.persons[order]
-        rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+        blocks = [
+            (person_codes(block[person], codes), joined_hashes((block[name] for name in self.columns), secret))
+            for block in self._all_blocks(self.columns)
+        ]
+        persons, hashes = zip(*blocks, strict=True) if blocks else ([np.zeros(0, np.int32)], [np.zeros(0)])
+        del blocks  # Of many rows each of these arrays is large.
+        self.persons, hashes = np.concatenate(persons), np.concatenate(hashes)
+        order = np.lexsort((hashes, self.persons))
+        del persons, hashes
         self.counted = np.zeros(len(order), bool)
-        self.counted[order[rank < rows]] = True
+        self.counted[order] = are_first(self.persons[order], rows)
         self.counted &= self.persons >= 0
+
+
+def are_first(owners: np.ndarray, most: int) -> np.ndarray:
+    """Return which entries of a sorted array are among the first so many of their owner."""
+    is_first = np.ones(len(owners), bool)
+    is_first[most:] = owners[most:] != owners[:-most]
+    return is_first
 
 
 def table_of(kind: str, columns: Mapping[str, Any]) -> Any:
