@@ -26,12 +26,12 @@ from dpkernels.random import host
 
 # The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``sampler``.
 CHOICE_UNIFORM_STREAM = 20
-_ITEM_STREAM = 24  # 21 to 23 are those of ``categories``
+_ITEM_STREAM = 24  # 21 to 23 are those of ``categories``, 27 to 29 those of ``permute_and_flip``
 
 # The range of eps. Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps.
 EPSILON_RANGE = (1e-4, 20.0)
 _RUN_EPSILON_RANGE = Fraction(1, 10**8), Fraction(20)  # of runs: eps is a part of a budget there
-_LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
+LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
 _MOST_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 _NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
@@ -69,7 +69,7 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     checks.within("epsilon", epsilon, *EPSILON_RANGE)
     eps, remaining = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
     low, high = int(remaining.min()), int(remaining.max())
-    if not -_LARGEST_SCORE <= low <= high <= _LARGEST_SCORE:
+    if not -LARGEST_SCORE <= low <= high <= LARGEST_SCORE:
         raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
     checks.whole("k", k, 1, len(remaining))
     remaining = remaining.astype(np.int64)
@@ -100,15 +100,15 @@ def exponential_item(scores: Any, lengths: Any, epsilon: Fraction, key: bytes, n
     values, copies = checks.integers("scores", scores), checks.integers("lengths", lengths)
     if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MOST_ITEMS:
         raise ValueError(f"lengths: must be {len(values)} integers of at least 0, with a sum of 1 to 2^32")
-    if not -_LARGEST_SCORE <= int(values.min()) <= int(values.max()) <= _LARGEST_SCORE:
+    if not -LARGEST_SCORE <= int(values.min()) <= int(values.max()) <= LARGEST_SCORE:
         raise ValueError(f"scores: {values.min()} to {values.max()} is not within -2^61..2^61")
     present = np.flatnonzero(copies)
     lengths = copies[present].astype(np.int64)
     run = _choose(values[present].astype(np.int64), epsilon, uniform_number(key, number), lengths)
-    return int(present[run]), _uniform_below(int(lengths[run]), uniform_number(key, number, _ITEM_STREAM))
+    return int(present[run]), uniform_below(int(lengths[run]), uniform_number(key, number, _ITEM_STREAM))
 
 
-def _uniform_below(count: int, uniform: Callable[[int], int]) -> int:
+def uniform_below(count: int, uniform: Callable[[int], int]) -> int:
     """Return floor(U count), with as many bits of U as decide it."""
     bits = 128
     while (low := uniform(bits) * count >> bits) != ((uniform(bits) + 1) * count - 1) >> bits:
@@ -132,7 +132,7 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray |
     copy, that of a sum of d weights at most d h of the total in any order, and that of U W at most (d + 8) h of W more.
     The margin of 3 d + 32 also covers the copies' 2^-68 of the total, which is at least 1, and terms of second order.
     """
-    weights = _float_weights(gaps, epsilon)
+    weights = float_weights(gaps, epsilon)
     sums = np.cumsum(weights if copies is None else weights * copies)
     margin = (3 * len(gaps) + 32) * 2.0**-53 * sums[-1]
     point = u * 2.0**-64 * sums[-1]
@@ -142,7 +142,7 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray |
     return index if above and below else None
 
 
-def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
+def float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
     """Return e^(-eps gap) with error at most 2^-51 relatively or 2^-100, from basic float operations only."""
     low, high = _float_powers(epsilon)
     shift = (len(low) - 1).bit_length()
@@ -198,7 +198,7 @@ def _sums(
     reach = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
     distinct, which = np.unique(np.minimum(gaps, reach), return_inverse=True)
     ratio = exp_minus(epsilon, bits)
-    powers = [_power(ratio, n, bits) for n in distinct.tolist()]
+    powers = [power_interval(ratio, n, bits) for n in distinct.tolist()]
 
     def sums(count: int) -> Interval:
         alike = None if copies is None else copies[:count]  # Their sums, up to 2^32, are exact in floats.
@@ -220,7 +220,7 @@ def exp_minus(x: Fraction, bits: int) -> Interval:
     return (unit << bits) // high, -(-(unit << bits) // low)
 
 
-def _power(ratio: Interval, n: int, bits: int) -> Interval:
+def power_interval(ratio: Interval, n: int, bits: int) -> Interval:
     """Return bounds of ratio^n by squaring, both in units of 2^-bits."""
     low, high = result = 1 << bits, 1 << bits
     square = ratio

@@ -113,12 +113,12 @@ def test_forced_into_integers_the_choices_are_the_same(monkeypatch):
 @pytest.mark.parametrize("epsilon", [1e-4, 0.01, 0.3, 1.0, 20.0])
 def test_float_weights_are_within_their_bound(epsilon):
     gaps = np.unique(np.linspace(0, 75 / epsilon, 500).astype(np.int64))
-    weights = choice._float_weights(gaps, rational(epsilon))
+    weights = choice.float_weights(gaps, rational(epsilon))
     with mpmath.workdps(50):
         for gap, weight in zip(gaps.tolist(), weights.tolist(), strict=True):
             exact = mpmath.exp(-mpmath.mpf(repr(epsilon)) * gap)
             assert abs(weight - exact) <= (mpmath.ldexp(exact, -51) if weight else mpmath.ldexp(1, -100))
-    assert choice._float_weights(np.array([2**62]), rational(epsilon)) == 0
+    assert choice.float_weights(np.array([2**62]), rational(epsilon)) == 0
 
 
 @pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 10**4), Fraction(7, 10), Fraction(20), Fraction(300)])
@@ -129,7 +129,7 @@ def test_exponentials_are_bounded_both_ways(x, bits):
         exact = mpmath.ldexp(mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator), bits)
         assert low <= exact <= high <= low + 4
         for n in (0, 1, 2, 37, 10**6):
-            least, most = choice._power((low, high), n, bits)
+            least, most = choice.power_interval((low, high), n, bits)
             assert least <= mpmath.ldexp(mpmath.exp(-n * mpmath.mpf(x.numerator) / x.denominator), bits) <= most
 
 
