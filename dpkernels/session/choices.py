@@ -85,10 +85,10 @@ def zoom_edges(points: Sequence[int], count: int) -> np.ndarray:
 
 def exponent_numbers(values: np.ndarray) -> np.ndarray:
     """Return for each value the place of the least power of two, with its sign, that is not smaller."""
-    sizes = np.abs(values)
-    with np.errstate(divide="ignore"):
-        exponents = np.ceil(np.log2(np.minimum(sizes, 2.0**_LARGEST_EXPONENT)))
-    steps = np.where(sizes > 0, np.clip(exponents, _SMALLEST_EXPONENT, _LARGEST_EXPONENT) - _SMALLEST_EXPONENT + 1, 0)
+    sizes = np.minimum(np.abs(values), 2.0**_LARGEST_EXPONENT)
+    fractions, exponents = np.frexp(sizes)  # sizes = fractions 2^exponents, with fractions in [1/2, 1)
+    exponents = np.maximum(exponents - (fractions == 0.5), _SMALLEST_EXPONENT)
+    steps = np.where(sizes > 0, exponents - _SMALLEST_EXPONENT + 1, 0)
     return (_STEPS + np.sign(values) * steps).astype(np.int64)
 
 

@@ -53,7 +53,7 @@ def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, ne
         lines.append(f"{entry.statistic.title}{settings}: {entry.cost}{plan}")
         for part in entry.parts:
             own = f"epsilon {shortest(part.epsilon)}" + (f", delta {shortest(part.delta)}" if part.delta else "")
-            noise = "exponential mechanism"
+            noise = part.choice
             if part.certificate is not None:
                 kind = "bounded" if part.delta else "discrete Laplace"
                 noise = f"{kind} noise in steps of {shortest(part.step)}, sensitivity {part.sensitivity} steps"

@@ -17,6 +17,10 @@ Bounds = Callable[[float], tuple[np.ndarray, np.ndarray]]
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
+def _rows(index: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+    return list(zip(*index.values(), strict=True))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """Released values with confidence intervals; a number, or a table with one row a value.
@@ -94,7 +98,7 @@ class Result:
         elif len(names) == 2 and {"p", "coefficient", "rank"}.isdisjoint(names):
             rows, columns = (list(dict.fromkeys(self.index[name])) for name in names)
             cells = np.full((len(rows), len(columns)), np.nan)
-            for number, (row, column) in enumerate(zip(*self.index.values(), strict=True)):
+            for number, (row, column) in enumerate(_rows(self.index)):
                 cells[rows.index(row), columns.index(column)] = number
             ax.imshow(
                 np.where(np.isnan(cells), np.nan, self._values[np.nan_to_num(cells).astype(int)]),
@@ -110,7 +114,7 @@ class Result:
             ax.set_yticks(range(len(rows)), map(str, rows))
             ax.set(xlabel=names[1], ylabel=names[0])
         else:
-            labels = [", ".join(map(str, row)) for row in zip(*self.index.values(), strict=True)] or [self.name]
+            labels = [", ".join(map(str, row)) for row in _rows(self.index)] or [self.name]
             places = np.arange(len(labels))[::-1]
             ax.hlines(places, *ends, color="C0", linewidth=2)
             ax.plot(self._values, places, "o", color="C0")
@@ -128,11 +132,9 @@ class Result:
             number = np.array([float(other)])
             other = Result(f"{float(other):g}", {}, number, lambda _: (number, number))
         left, right = (other, self) if swapped else (self, other)
-        if left.index and right.index and len(left._values) != len(right._values):
-            raise ValueError(
-                f"{sign}: {left.name} has {len(left._values)} values, {right.name} has {len(right._values)}"
-            )
         index = left.index or right.index
+        if any(side.index and _rows(side.index) != _rows(index) for side in (left, right)):
+            raise ValueError(f"{sign}: the values of {left.name} and of {right.name} are not of the same keys")
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
             alpha = (1 - confidence) / (1 if is_number else 2)
@@ -180,7 +182,7 @@ class Result:
     def __repr__(self) -> str:
         low, high = (np.atleast_1d(end) for end in self.interval())
         lines = [f"{self.name}, 95 % intervals"]
-        labels = [", ".join(map(str, row)) for row in zip(*self.index.values(), strict=True)] or [""]
+        labels = [", ".join(map(str, row)) for row in _rows(self.index)] or [""]
         for label, value, *ends in list(zip(labels, self._values, low, high, strict=True))[:30]:
             numbers = f"{format_number(value)} ({format_number(ends[0])} to {format_number(ends[1])})"
             lines.append(f"  {label}: {numbers}" if label else f"  {numbers}")

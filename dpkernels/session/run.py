@@ -6,16 +6,18 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact.choice import exponential_item, exponential_top_k
+from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
 from dpkernels.session.cells import Keys, key_of
-from dpkernels.session.sums import Lattice, NoisySums, add_rows, rounded_down
+from dpkernels.session.sums import Lattice, NoisySums, add_rows, rounded_down, sampler_of
 from dpkernels.session.tables import Block, Table, are_first
 
 
@@ -28,7 +30,7 @@ class Part:
         epsilon: its epsilon for one person, with all the person's rows.
         sensitivity: the largest change by one person, in the units of ``step``.
         step: of noise, the lattice of the values.
-        certificate: of noise, the certificate; None for a choice by the exponential mechanism.
+        certificate: of noise, the certificate; None for a choice.
         reports: of how many values for one person the certificate is charged.
     """
 
@@ -39,6 +41,7 @@ class Part:
     step: float = 1.0
     certificate: Any = None
     reports: int = 1
+    choice: str = "exponential mechanism"  # the mechanism of a choice
 
 
 @dataclass
@@ -68,32 +71,34 @@ class Run:
         return digest.digest()
 
     def sums(
-        self, names: Sequence[str], groups: int, weights: int, rows_of: Callable[[Block], tuple[Any, Any]]
+        self, names: Sequence[str], shape: tuple[int, int], rows_of: Callable[[Block], tuple[Any, Any]]
     ) -> np.ndarray:
-        """Return the exact integer sums of shape (groups, weights) of all rows that count."""
-        sums = np.zeros((groups, weights), np.int64)
+        """Return the exact integer sums, of shape (groups, weights), of all rows that count."""
+        sums = np.zeros(shape, np.int64)
         for block, _ in self.table.blocks(*names):
             add_rows(sums, *rows_of(block))
         return sums
 
     def noisy(self, sums: np.ndarray, lattice: Lattice, epsilon: float, label: str) -> NoisySums:
-        """Return the sums with noise."""
+        """Return the sums, rounded to the lattice, with noise."""
+        sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums)
+        key = self.key(f"{lattice} {epsilon!r} {rounded.shape}".encode() + rounded.tobytes())
+        values = dpk.perturb(rounded.reshape(-1).astype(np.float64), sampler, key=dpk.key_from_bytes(key))
+        self.parts.append(Part(label, epsilon, 0.0, lattice.sensitivity, float(lattice.step), sampler.certificate))
+        return NoisySums(values.reshape(rounded.shape), lattice, sampler)
 
-        def key(whole: np.ndarray) -> Any:
-            return dpk.key_from_bytes(self.key(f"{lattice} {epsilon!r} {whole.shape}".encode() + whole.tobytes()))
-
-        noisy = NoisySums.of(sums, lattice, epsilon, key)
-        step, certificate = float(lattice.step), noisy.sampler.certificate
-        self.parts.append(Part(label, epsilon, 0.0, lattice.sensitivity, step, certificate))
-        return noisy
-
-    def values(
-        self, names: Sequence[str], function: Callable[[Block], tuple[np.ndarray, np.ndarray]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return two integers of every row that counts and that the function keeps."""
-        pieces = [function(block) for block, _ in self.table.blocks(*names)]
-        first, second = zip(*pieces, strict=True) if pieces else ([np.zeros(0, np.int64)], [np.zeros(0, np.int64)])
-        return np.concatenate(first), np.concatenate(second)
+    def sorted_places(
+        self, names: Sequence[str], groups: int, function: Callable[[Block], tuple[np.ndarray, np.ndarray]]
+    ) -> list[np.ndarray]:
+        """Return for each group the sorted places of its rows, from the groups and the places of a block's rows."""
+        blocks = (function(block) for block, _ in self.table.blocks(*names))
+        # One array of as few bytes as possible, which may have a billion.
+        joined = [codes.astype(np.uint64) << np.uint64(32) | places.astype(np.uint64) for codes, places in blocks]
+        both = np.concatenate([np.zeros(0, np.uint64), *joined])
+        del joined
+        both.sort()
+        starts = np.searchsorted(both, np.arange(groups + 1, dtype=np.uint64) << np.uint64(32))
+        return [(both[a:b] & np.uint64(0xFFFFFFFF)).astype(np.int64) for a, b in pairwise(starts)]
 
     def item(self, scores: np.ndarray, lengths: np.ndarray, epsilon: Fraction) -> tuple[int, int]:
         """Return the stretch and the item in it that the exponential mechanism chooses."""
@@ -102,8 +107,8 @@ class Run:
 
     def top(self, counts: np.ndarray, epsilon: float, k: int, label: str) -> np.ndarray:
         """Return k indices, chosen one by one; a person changes each count by at most 1, all in one direction."""
-        chosen = exponential_top_k(counts, epsilon, k, self.key(f"{epsilon!r} {k}".encode() + counts.tobytes()))
-        self.note_choice(float(rational(epsilon) * k), f"{label}: {k} choices")
+        chosen = permute_and_flip_top_k(counts, epsilon, k, self.key(f"{epsilon!r} {k}".encode() + counts.tobytes()))
+        self.parts.append(Part(f"{label}: {k} choices", float(rational(epsilon) * k), choice="permute-and-flip"))
         return chosen
 
     def note_choice(self, epsilon: float, label: str) -> None:
@@ -125,14 +130,14 @@ class Run:
         return list(known), self._persons(pairs, len(known), self.groups, [repr(key) for key in known])
 
     def _persons(
-        self, pairs: Sequence[tuple[np.ndarray, np.ndarray | None]], keys: int, most: int, names: Sequence[str] = ()
+        self, pairs: Sequence[tuple[np.ndarray, Any]], keys: int, most: int, names: Sequence[str] = ()
     ) -> np.ndarray:
         counts = np.zeros(keys, np.int64)
         if all(persons is None for _, persons in pairs):
             for codes, _ in pairs:
                 counts += np.bincount(codes[codes >= 0], minlength=keys)
             return counts
-        joined = [persons[codes >= 0].astype(np.int64) * keys + codes[codes >= 0] for codes, persons in pairs if persons is not None]
+        joined = [persons[codes >= 0].astype(np.int64) * keys + codes[codes >= 0] for codes, persons in pairs]
         distinct = np.unique(np.concatenate(joined))
         owners, codes = np.divmod(distinct, max(keys, 1))
         # Which keys count is decided by a hash of their names: neither by other persons nor by the order of rows.
@@ -140,11 +145,6 @@ class Run:
         rank = np.argsort(np.argsort(np.array(digests, "S64"))) if len(names) else np.arange(keys)
         order = np.lexsort((rank[codes], owners)) if keys else np.zeros(0, np.int64)
         return np.bincount(codes[order][are_first(owners[order], most)], minlength=keys)
-
-    def key_sampler(self, epsilon: float, delta: float) -> ExactNoise:
-        """Return the sampler of the noise of each count when keys are found."""
-        own_epsilon, own_delta = (rounded_down(rational(part) / self.groups) for part in (epsilon, delta))
-        return dpk.exact_sampler(dpk.truncated_discrete_laplace(epsilon=own_epsilon, delta=own_delta, sensitivity=1.0))
 
     def noisy_counts(self, counts: np.ndarray, sampler: ExactNoise, label: str) -> np.ndarray:
         """Return counts with bounded noise, of which a person changes up to ``groups`` by 1."""
@@ -155,3 +155,9 @@ class Run:
             return np.zeros(0)
         key = dpk.key_from_bytes(self.key(f"{epsilon!r} {delta!r} {label}".encode() + counts.tobytes()))
         return np.asarray(dpk.perturb(counts.astype(np.float64), sampler, key=key))
+
+
+def key_sampler(epsilon: float, delta: float, groups: int) -> ExactNoise:
+    """Return the sampler of the noise of each count when keys are found, of which a person has at most ``groups``."""
+    own_epsilon, own_delta = (rounded_down(rational(part) / groups) for part in (epsilon, delta))
+    return dpk.exact_sampler(dpk.truncated_discrete_laplace(epsilon=own_epsilon, delta=own_delta, sensitivity=1.0))

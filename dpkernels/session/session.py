@@ -160,16 +160,16 @@ class Session:
             found.append((statement.budget, statement.left))
         return found
 
-    def _asked(self, epsilon: Any, share: Any) -> float:
-        """Return epsilon of a release, given itself or as a share of the whole budget."""
+    def _cost(self, epsilon: Any, share: Any, delta: Any) -> EpsilonDelta:
+        """Return the cost of a release, which floats hold: epsilon is given, or a share of the whole budget."""
         if (epsilon is None) == (share is None):
             raise ValueError("epsilon, share: give one of them, the release's part of the budget")
         if share is not None:
             checks.within("share", share, 0.0, 1.0)
             epsilon = rounded_down(amount("share", share) * self.budget.epsilon)
-        asked = float(amount("epsilon", epsilon))
-        checks.within("epsilon", asked, *_EPSILONS)
-        return asked
+        cost = EpsilonDelta(*(rational(float(amount(*each))) for each in (("epsilon", epsilon), ("delta", delta))))
+        checks.within("epsilon", float(cost.epsilon), *_EPSILONS)
+        return cost
 
     # Releases
 
@@ -187,8 +187,8 @@ class Session:
             ValueError: a column does not exist, or an argument is out of range. Nothing was released or charged, and
                 no cell of the data decides about this.
         """
-        asked = self._asked(epsilon, share)
-        return self._release([statistic], [asked], [delta], EpsilonDelta(rational(asked), amount("delta", delta)))[0]
+        cost = self._cost(epsilon, share, delta)
+        return self._release([statistic], [float(cost.epsilon)], [float(cost.delta)], cost)[0]
 
     def plan(
         self,
@@ -214,7 +214,7 @@ class Session:
                 that have these widths. By default they are equal.
             rows: the number of rows of a group, for which these widths are; it is not read from the data.
         """
-        total, checked = self._asked(epsilon, share), checks.whole("rows", rows, 1, 1 << 29)
+        cost, checked = self._cost(epsilon, share, delta), checks.whole("rows", rows, 1, 1 << 29)
         if not statistics or not all(isinstance(each, Statistic) for each in statistics):
             raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as Count()")
         needs = [1.0] * len(statistics)
@@ -224,23 +224,21 @@ class Session:
             pairs = zip(statistics, widths, strict=True)
             needs = [_epsilon_for(each, width, checked, self.rows_per_person) for each, width in pairs]
         finding = [each.finds_keys for each in statistics]
-        cost = EpsilonDelta(rational(total), amount("delta", delta))
         own = float(cost.delta) / 2 / max(sum(finding), 1) if any(finding) else 0.0
         deltas = [float(f"{own * (1 - 1e-9):.9g}") if finds else 0.0 for finds in finding]
         rest = float(cost.delta - sum((rational(each) for each in deltas), Fraction(0)))
-        return Plan(self, tuple(statistics), divided(needs, total, rest), tuple(deltas), cost, checked)
+        return Plan(self, tuple(statistics), divided(needs, float(cost.epsilon), rest), tuple(deltas), cost, checked)
 
     def check(self, statistic: Statistic, *, epsilon: Any = 1.0, delta: Any = 1e-6) -> None:
         """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
         self._table.check_columns(*statistic.names)
-        run = Run(self._table, self.rows_per_person, self._groups, b"")
-        statistic.check(run, float(epsilon), float(amount("delta", delta)))
+        statistic.check(self.rows_per_person, self._groups, float(epsilon), float(amount("delta", delta)))
 
     def _release(
         self,
         statistics: Sequence[Statistic],
         epsilons: Sequence[float],
-        deltas: Sequence[Any],
+        deltas: Sequence[float],
         cost: EpsilonDelta,
         *,
         is_plan: bool = False,
@@ -258,7 +256,7 @@ class Session:
             for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
                 secret = self._derived(f"release {len(self._entries)} {statistic.title} {statistic.settings}")
                 run = Run(self._table, self.rows_per_person, self._groups, secret)
-                result = statistic.release(run, epsilon, float(delta))
+                result = statistic.release(run, epsilon, delta)
                 self._entries.append(Entry(statistic, plan, cost, tuple(run.parts), result, charge))
                 results.append(result)
                 self._warn_of_extremes(statistic)
@@ -280,24 +278,25 @@ class Session:
 
     def _warn_of_extremes(self, statistic: Statistic) -> None:
         """Warn where stated bounds are the extremes of the data, which they were then probably read from."""
-        lower, upper = (getattr(statistic, name, None) for name in ("lower", "upper"))
-        column: str = getattr(statistic, "column", "")
-        if lower is None or (column, lower, upper) in self._warned or self._table.files is not None:
+        if self._table.files is not None:
             return
-        self._warned.add((column, lower, upper))
-        lowest, highest = math.inf, -math.inf
-        for block, _ in self._table.blocks(column):
-            values = numbers(block[column])
-            values = values[~np.isnan(values)]
-            lowest, highest = values.min(initial=lowest), values.max(initial=highest)
-        if (lower, upper) == (lowest, highest):
-            warnings.warn(
-                f"the bounds of {column!r} are exactly the smallest and the largest value of the data. Bounds that are "
-                "read from the data are not private: state what is known without it, or give bounds='private'. This "
-                "warning depends on the data; do not publish it",
-                DataWarning,
-                stacklevel=4,
-            )
+        for column, ends in statistic.stated_bounds.items():
+            if (column, ends) in self._warned:
+                continue
+            self._warned.add((column, ends))
+            lowest, highest = math.inf, -math.inf
+            for block, _ in self._table.blocks(column):
+                values = numbers(block[column])
+                values = values[~np.isnan(values)]
+                lowest, highest = values.min(initial=lowest), values.max(initial=highest)
+            if ends == (lowest, highest):
+                warnings.warn(
+                    f"the bounds of {column!r} are exactly the smallest and the largest value of the data. Bounds that "
+                    "are read from the data are not private: state what is known without it, or give "
+                    "bounds='private'. This warning depends on the data; do not publish it",
+                    DataWarning,
+                    stacklevel=4,
+                )
 
     # Statistics
 

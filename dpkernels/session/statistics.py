@@ -19,10 +19,11 @@ import numpy as np
 
 import dpkernels as dpk
 from dpkernels import checks
+from dpkernels.decimals import rational
 from dpkernels.session.cells import Keys, numbers
 from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
 from dpkernels.session.results import Result
-from dpkernels.session.run import Run
+from dpkernels.session.run import Run, key_sampler
 from dpkernels.session.sums import Lattice, NoisySums, Ratio, partition, rounded_down, sampler_of
 from dpkernels.session.tables import ROWS, Block
 
@@ -57,13 +58,6 @@ class Groups:
         return {each.name: [row[i] for row in rows] for i, each in enumerate(self.keys)}
 
 
-def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
-    """Return two finite numbers of which the second is the larger."""
-    low, high = (checks.number(name, end) for name, end in (("lower", lower), ("upper", upper)))
-    checks.interval(low, high)
-    return float(low), float(high)
-
-
 @dataclass(frozen=True)
 class Statistic(abc.ABC):
     """A statistic of the rows of every group.
@@ -74,7 +68,8 @@ class Statistic(abc.ABC):
 
     by: Mapping[str, Any] | None = field(default=None, kw_only=True)
     columns: ClassVar[tuple[str, ...]] = ()  # the attributes that name columns
-    is_bounded: ClassVar[bool] = False  # whether ``lower`` and ``upper`` are bounds of ``column``
+    weights: ClassVar[int] = 1  # sums of each group
+    counts: ClassVar[bool] = False  # whether rows add whole numbers to them
 
     def __post_init__(self) -> None:
         if isinstance(self.by, str) or not isinstance(self.by, Mapping | None):
@@ -88,20 +83,15 @@ class Statistic(abc.ABC):
                     raise ValueError(f"by: {name!r}: keys are found for one column alone; state them for several")
             else:
                 Keys(name, keys)
-        if self.is_bounded and not self.has_private_bounds:
-            if getattr(self, "lower", None) is None or getattr(self, "upper", None) is None:
-                raise ValueError("lower, upper: must be stated without looking at the data, or give bounds='private'")
-            check_bounds(*(getattr(self, name) for name in ("lower", "upper")))
 
     @property
     def has_private_bounds(self) -> bool:
-        bounds = getattr(self, "bounds", None)
-        if bounds is None:
-            return False
-        checks.one_of("bounds", bounds, (PRIVATE,))
-        if any(getattr(self, name) is not None for name in ("lower", "upper")):
-            raise ValueError("bounds: 'private' finds lower and upper; state none of them")
-        return True
+        return False
+
+    @property
+    def stated_bounds(self) -> Mapping[str, tuple[float, float]]:
+        """Return the bounds of columns that the user states."""
+        return {}
 
     @property
     def finds_keys(self) -> bool:
@@ -130,42 +120,64 @@ class Statistic(abc.ABC):
         """Return whether its keys and bounds are stated."""
         return not self.finds_keys and not self.has_private_bounds
 
-    def check(self, run: Run, epsilon: float, delta: float) -> None:
-        """Raise a ValueError for a budget that cannot be used, before it is charged."""
+    def check(self, rows: int, most_groups: int, epsilon: float, delta: float) -> None:
+        """Raise a ValueError for a budget that cannot be used, before it is charged.
+
+        Args:
+            rows: the most rows of a person.
+            most_groups: the most keys of a person when keys are found.
+            epsilon: the statistic's.
+            delta: the statistic's.
+        """
+        preliminary, main = self._divided(epsilon)
+        groups = rows  # A person is in no more of the groups whose keys are found.
         if self.finds_keys:
             if not delta:
                 raise ValueError("delta: keys that are found need one, such as delta=1e-6")
-            if epsilon / _PRELIMINARIES / run.groups < _KEY_EPSILON:
-                least = _KEY_EPSILON * _PRELIMINARIES * run.groups
+            if epsilon / _PRELIMINARIES / most_groups < _KEY_EPSILON:
+                least = _KEY_EPSILON * _PRELIMINARIES * most_groups
                 raise ValueError(
-                    f"epsilon: {epsilon:g} is too small to find keys, {run.groups} a person; from {least:g} on"
+                    f"epsilon: {epsilon:g} is too small to find keys, {most_groups} a person; from {least:g} on"
                 )
-            run.key_sampler(rounded_down(Fraction(repr(epsilon)) / _PRELIMINARIES), delta)
+            key_sampler(preliminary, delta, most_groups)
         else:
-            self.groups()
-        if self.smallest_epsilon(run.rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARIES):
-            raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {run.rows} rows a person")
+            groups = self.groups().count
+        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARIES):
+            raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person")
+        try:
+            sampler_of(*self.noise(rows, groups, main))
+        except ValueError as error:
+            raise ValueError(
+                f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person: {error}"
+            ) from error
 
-    def smallest_epsilon(self, person_rows: int) -> float:
-        """Return the smallest epsilon for which there is an exact sampler."""
-        return 1e-5 if not self.has_private_bounds else 2e-4 * person_rows
+    def smallest_epsilon(self, rows: int) -> float:
+        """Return the smallest epsilon of its choices."""
+        return 2e-4 * rows if self.has_private_bounds else 0.0
 
     def groups(self) -> Groups:
         return Groups([Keys(name, keys) for name, keys in (self.by or {}).items()])
 
+    def _divided(self, epsilon: float) -> tuple[float, float]:
+        """Return the epsilon of keys that are found, and of private bounds; and of what is then released."""
+        preliminary = rounded_down(rational(epsilon) / _PRELIMINARIES)
+        for _ in range(self.finds_keys + self.has_private_bounds):
+            epsilon = _less(epsilon, preliminary)
+        return preliminary, epsilon
+
     def release(self, run: Run, epsilon: float, delta: float) -> Result:
         """Return the released statistic; ``epsilon`` and ``delta`` have been charged."""
         statistic: Statistic = self
-        preliminary = rounded_down(Fraction(repr(epsilon)) / _PRELIMINARIES)
+        preliminary, main = self._divided(epsilon)
         if self.finds_keys:
             keys = found_keys(self, run, preliminary, delta)
             if not any(keys.values()):
                 return Result(self.title, keys, np.zeros(0), lambda _: (np.zeros(0),) * 2, _kind=run.table.kind)
-            statistic, epsilon = _with(statistic, by=keys), _less(epsilon, preliminary)
+            statistic = _with(statistic, by=keys)
         if self.has_private_bounds:
             lower, upper = private_bounds(statistic, run, preliminary)
-            statistic, epsilon = _with(statistic, lower=lower, upper=upper, bounds=None), _less(epsilon, preliminary)
-        return statistic.release_groups(run, statistic.groups(), epsilon)
+            statistic = _with(statistic, lower=lower, upper=upper, bounds=None)
+        return statistic.release_groups(run, statistic.groups(), main)
 
     @abc.abstractmethod
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
@@ -175,26 +187,47 @@ class Statistic(abc.ABC):
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
         """Return the width of the 95 % interval of a group of so many rows, before anything is released."""
 
-    def noisy_sums(self, run: Run, groups: Groups, epsilon: float, weights: int, *, cells: int = 1) -> NoisySums:
-        """Return noisy sums of ``rows_of`` over groups of ``cells`` cells each."""
-        count = groups.count * cells
-        lattice = Lattice.of(run.rows, epsilon, count, weights, counts=self._counts)
-        sampler_of(lattice, epsilon, count * weights)  # before data is read
-        sums = run.sums(self.names, count, weights, lambda block: self.rows_of(block, groups.codes(block)))
-        return run.noisy(sums, lattice, epsilon, self.title)
+    @property
+    def cells(self) -> int:
+        """Return the number of parts of each group that are summed by themselves."""
+        return 1
 
-    _counts: ClassVar[bool] = False
+    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        """Return the lattice, epsilon and number of the sums that get noise."""
+        count = groups * self.cells
+        return Lattice.of(rows, epsilon, count, self.weights, counts=self.counts), epsilon, count * self.weights
+
+    def noisy_sums(self, run: Run, groups: Groups, epsilon: float) -> NoisySums:
+        """Return noisy sums of ``rows_of`` over the cells of all groups."""
+        lattice, epsilon, size = self.noise(run.rows, groups.count, epsilon)
+        shape = size // self.weights, self.weights
+        sums = run.sums(self.names, shape, lambda block: self.rows_of(block, groups.codes(block)))
+        return run.noisy(sums, lattice, epsilon, self.title)
 
     def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the cells of rows, -1 for none, and their integer weights of shape (rows, k), or None for ones."""
         return codes, None
 
-    def _scaled(self, block: Block, column: str, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return values on [0, 1], 0 for those that are missing, and which are missing."""
-        values = numbers(block[column])
-        missing = np.isnan(values)
-        clipped = np.clip(np.where(missing, lower, values), lower, upper)
-        return np.clip((clipped - lower) / (upper - lower), 0.0, 1.0), missing
+    def _noise_width(self, person_rows: int, epsilon: float) -> float:
+        """Return the width of the interval of one sum of one group."""
+        lattice, epsilon, size = self.noise(person_rows, 1, epsilon)
+        low, high = dpk.confidence_interval(np.zeros(size), sampler_of(lattice, epsilon, size), 0.95)
+        return float((high - low)[0]) * float(lattice.step)
+
+
+def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
+    """Return two finite numbers of which the second is the larger."""
+    low, high = (checks.number(name, end) for name, end in (("lower", lower), ("upper", upper)))
+    checks.interval(low, high)
+    return float(low), float(high)
+
+
+def scaled(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return values on [0, 1], 0 for those that are missing, and which are missing."""
+    values = numbers(cells)
+    missing = np.isnan(values)
+    clipped = np.clip(np.where(missing, lower, values), lower, upper)
+    return np.clip((clipped - lower) / (upper - lower), 0.0, 1.0), missing
 
 
 def _with(statistic: Statistic, **changes: Any) -> Statistic:
@@ -207,14 +240,7 @@ def _with(statistic: Statistic, **changes: Any) -> Statistic:
 
 def _less(epsilon: float, part: float) -> float:
     """Return what is left of a budget."""
-    return rounded_down(Fraction(repr(epsilon)) - Fraction(repr(part)))
-
-
-def _count_width(person_rows: int, epsilon: float, *, counts: bool, weights: int = 1) -> float:
-    """Return the width of the interval of one sum, in rows."""
-    lattice = Lattice.of(person_rows, epsilon, 1, weights, counts=counts)
-    low, high = dpk.confidence_interval(np.zeros(1), sampler_of(lattice, epsilon, 1), 0.95)
-    return float((high - low)[0]) * float(lattice.step)
+    return rounded_down(rational(epsilon) - rational(part))
 
 
 def _of_counts(title: str, noisy: NoisySums, index: Mapping[str, Sequence[Any]], kind: str) -> Result:
@@ -231,13 +257,13 @@ def _of_counts(title: str, noisy: NoisySums, index: Mapping[str, Sequence[Any]],
 class Count(Statistic):
     """The number of rows."""
 
-    _counts: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        return _of_counts(self.title, self.noisy_sums(run, groups, epsilon, 1), groups.index(), run.table.kind)
+        return _of_counts(self.title, self.noisy_sums(run, groups, epsilon), groups.index(), run.table.kind)
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return _count_width(person_rows, epsilon, counts=True)
+        return self._noise_width(person_rows, epsilon)
 
 
 @dataclass(frozen=True)
@@ -254,18 +280,20 @@ class Histogram(Count):
         if ends.ndim != 1 or len(ends) < 2 or not np.isfinite(ends).all() or not (np.diff(ends) > 0).all():
             raise ValueError("edges: must be two or more increasing finite numbers, stated without looking at the data")
 
+    @property
+    def cells(self) -> int:
+        return len(self.edges) - 1
+
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        bins = len(self.edges) - 1
-        noisy = self.noisy_sums(run, groups, epsilon, 1, cells=bins)
-        ends = list(self.edges)
-        index = groups.index(bins) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
+        noisy, ends = self.noisy_sums(run, groups, epsilon), list(self.edges)
+        index = groups.index(self.cells) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
         return _of_counts(self.title, noisy, index, run.table.kind)
 
     def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         values, edges = numbers(block[self.column]), np.asarray(self.edges, float)
         bins = np.where(values == edges[-1], len(edges) - 2, np.searchsorted(edges, values, side="right") - 1)
         inside = (values >= edges[0]) & (values <= edges[-1]) & (codes >= 0)
-        return np.where(inside, codes * (len(edges) - 1) + bins, -1), None
+        return np.where(inside, codes * self.cells + bins, -1), None
 
 
 @dataclass(frozen=True)
@@ -287,7 +315,25 @@ class _OfColumn(Statistic):
     upper: float | None = None
     bounds: str | None = field(default=None, kw_only=True)
     columns: ClassVar[tuple[str, ...]] = ("column",)
-    is_bounded: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bounds is not None:
+            checks.one_of("bounds", self.bounds, (PRIVATE,))
+            if self.lower is not None or self.upper is not None:
+                raise ValueError("bounds: 'private' finds lower and upper; state none of them")
+        elif self.lower is None or self.upper is None:
+            raise ValueError("lower, upper: must be stated without looking at the data, or give bounds='private'")
+        else:
+            check_bounds(self.lower, self.upper)
+
+    @property
+    def has_private_bounds(self) -> bool:
+        return self.bounds is not None
+
+    @property
+    def stated_bounds(self) -> Mapping[str, tuple[float, float]]:
+        return {} if self.has_private_bounds else {self.column: self._ends}
 
     @property
     def _ends(self) -> tuple[float, float]:
@@ -303,7 +349,7 @@ class Sum(_OfColumn):
         return max(abs(end) for end in self._ends)
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        noisy, size = self.noisy_sums(run, groups, epsilon, 1), self._size
+        noisy, size = self.noisy_sums(run, groups, epsilon), self._size
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
             low, high = (end.reshape(-1) * size for end in noisy.bounds(confidence))
@@ -322,7 +368,7 @@ class Sum(_OfColumn):
         return np.where(missing, -1, codes), np.rint(shares * 2.0**32).astype(np.int64)[:, None]
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return _count_width(person_rows, epsilon, counts=False) * self._size
+        return self._noise_width(person_rows, epsilon) * self._size
 
 
 def _constant(*coefficients: float) -> Any:
@@ -334,41 +380,12 @@ def _polynomial(*terms: np.ndarray) -> Any:
     return lambda nu: sum(np.multiply.outer(np.asarray(nu) ** i, term) for i, term in enumerate(terms))
 
 
-def _expected(ratio: Ratio, shares: np.ndarray, rows: int, person_rows: int, epsilon: float) -> float:
-    """Return the width of a ratio's interval if the sums are these shares of the rows."""
-    lattice = Lattice.of(person_rows, epsilon, 1, len(shares), counts=False)
-    values = np.rint(rows * shares / float(lattice.step))[None]
-    low, high = ratio.bounds(NoisySums(values, lattice, sampler_of(lattice, epsilon, len(shares))), 0.95)
+def _ratio_width(statistic: Statistic, ratio: Ratio, rows: int, person_rows: int, epsilon: float) -> float:
+    """Return the width of a ratio's interval if all sums of a group are equal."""
+    lattice, epsilon, size = statistic.noise(person_rows, 1, epsilon)
+    values = np.full((1, size), np.rint(rows / size / float(lattice.step)))
+    low, high = ratio.bounds(NoisySums(values, lattice, sampler_of(lattice, epsilon, size)), 0.95)
     return float(high[0] - low[0])
-
-
-@dataclass(frozen=True)
-class Mean(_OfColumn):
-    """The mean of values, from sum t and sum (1 - t), t the values scaled to [0, 1]."""
-
-    ratio: ClassVar[Ratio] = Ratio(_constant(1.0, 0.0), _constant(1.0, 1.0), (0.0, 1.0))
-
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        noisy, (lower, upper) = self.noisy_sums(run, groups, epsilon, 2), self._ends
-        return self._result(run, noisy, groups, lower, upper - lower)
-
-    def _result(self, run: Run, noisy: NoisySums, groups: Groups, start: float, unit: float) -> Result:
-        lowest, highest = (start + unit * end for end in self.ratio.ends)
-
-        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
-            low, high = self.ratio.bounds(noisy, confidence)
-            return start + unit * (low - 2.0**-30), start + unit * (high + 2.0**-30)
-
-        values = start + unit * self.ratio.value(noisy)
-        return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
-
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        t, missing = self._scaled(block, self.column, *self._ends)
-        return np.where(missing, -1, codes), partition((t, 1 - t))
-
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        lower, upper = self._ends
-        return (upper - lower) * _expected(self.ratio, np.array([0.5, 0.5]), rows, person_rows, epsilon)
 
 
 # Of the Bernstein basis (1 - t)^2, 2 t (1 - t), t^2: the coefficients of 1, t and t^2.
@@ -380,9 +397,45 @@ def _bernstein(t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
+class Mean(_OfColumn):
+    """The mean of values, from sum t and sum (1 - t), t the values scaled to [0, 1]."""
+
+    weights: ClassVar[int] = 2
+    ratio: ClassVar[Ratio] = Ratio(_constant(1.0, 0.0), _constant(1.0, 1.0), (0.0, 1.0))
+
+    @property
+    def _units(self) -> tuple[float, float]:
+        """Return start and unit: the statistic is start + unit ratio."""
+        lower, upper = self._ends
+        return lower, upper - lower
+
+    def _basis(self, t: np.ndarray) -> tuple[np.ndarray, ...]:
+        return t, 1 - t
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        noisy, (start, unit) = self.noisy_sums(run, groups, epsilon), self._units
+        lowest, highest = (start + unit * end for end in self.ratio.ends)
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            low, high = self.ratio.bounds(noisy, confidence)
+            return start + unit * (low - 2.0**-30), start + unit * (high + 2.0**-30)
+
+        values = start + unit * self.ratio.value(noisy)
+        return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
+
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        t, missing = scaled(block[self.column], *self._ends)
+        return np.where(missing, -1, codes), partition(self._basis(t))
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        return self._units[1] * _ratio_width(self, self.ratio, rows, person_rows, epsilon)
+
+
+@dataclass(frozen=True)
 class Variance(Mean):
     """The mean squared distance of values from their mean, from sums of the Bernstein basis of degree 2."""
 
+    weights: ClassVar[int] = 3
     ratio: ClassVar[Ratio] = Ratio(
         _polynomial(_SECOND, -2 * _FIRST, _ONE),
         _constant(*_ONE),
@@ -390,17 +443,13 @@ class Variance(Mean):
         Ratio(_constant(*_FIRST), _constant(*_ONE), (0.0, 1.0)),
     )
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        noisy, (lower, upper) = self.noisy_sums(run, groups, epsilon, 3), self._ends
-        return self._result(run, noisy, groups, 0.0, (upper - lower) ** 2)
-
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        t, missing = self._scaled(block, self.column, *self._ends)
-        return np.where(missing, -1, codes), partition(_bernstein(t))
-
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+    @property
+    def _units(self) -> tuple[float, float]:
         lower, upper = self._ends
-        return (upper - lower) ** 2 * _expected(self.ratio, np.ones(3) / 3, rows, person_rows, epsilon)
+        return 0.0, (upper - lower) ** 2
+
+    def _basis(self, t: np.ndarray) -> tuple[np.ndarray, ...]:
+        return _bernstein(t)
 
 
 @dataclass(frozen=True)
@@ -415,6 +464,7 @@ class Regression(Statistic):
     y_bounds: tuple[float, float] = field(kw_only=True)
     x_bounds: tuple[float, float] = field(kw_only=True)
     columns: ClassVar[tuple[str, ...]] = ("y", "x")
+    weights: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -424,6 +474,10 @@ class Regression(Statistic):
                     f"{name}: {getattr(self, name)!r} must be (lower, upper), stated without looking at the data"
                 )
             check_bounds(*getattr(self, name))
+
+    @property
+    def stated_bounds(self) -> Mapping[str, tuple[float, float]]:
+        return {self.y: check_bounds(*self.y_bounds), self.x: check_bounds(*self.x_bounds)}
 
     @property
     def _ratios(self) -> tuple[Ratio, Ratio]:
@@ -441,7 +495,7 @@ class Regression(Statistic):
         return Ratio(_polynomial(sy, -mixed), _polynomial(n, -first), nuisance=kappa), slope
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        noisy = self.noisy_sums(run, groups, epsilon, 6)
+        noisy = self.noisy_sums(run, groups, epsilon)
         (y0, y1), (x0, x1) = check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
         starts, units = np.array([y0, 0.0]), np.array([y1 - y0, (y1 - y0) / (x1 - x0)])
         ratios = self._ratios
@@ -459,15 +513,14 @@ class Regression(Statistic):
         )
 
     def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        x, no_x = self._scaled(block, self.x, *check_bounds(*self.x_bounds))
-        y, no_y = self._scaled(block, self.y, *check_bounds(*self.y_bounds))
+        x, no_x = scaled(block[self.x], *check_bounds(*self.x_bounds))
+        y, no_y = scaled(block[self.y], *check_bounds(*self.y_bounds))
         weights = partition([of_x * of_y for of_x in _bernstein(x) for of_y in (1 - y, y)])
         return np.where(no_x | no_y, -1, codes), weights
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        shares = np.kron(np.ones(3) / 3, [0.5, 0.5])
         (y0, y1), (x0, x1) = check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
-        return (y1 - y0) / (x1 - x0) * _expected(self._ratios[1], shares, rows, person_rows, epsilon)
+        return (y1 - y0) / (x1 - x0) * _ratio_width(self, self._ratios[1], rows, person_rows, epsilon)
 
 
 @dataclass(frozen=True)
@@ -484,6 +537,7 @@ class Quantiles(_OfColumn):
     p: Any = 0.5
     step: float | None = field(default=None, kw_only=True)
     interval_share: float = field(default=0.3, kw_only=True)
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -496,8 +550,8 @@ class Quantiles(_OfColumn):
             if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MOST_POINTS:
                 raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
 
-    def smallest_epsilon(self, person_rows: int) -> float:
-        return 2e-5 * person_rows * (1 + math.log2(len(self._shares) + 1)) / (1 - self.interval_share)
+    def smallest_epsilon(self, rows: int) -> float:
+        return 2e-5 * rows * (1 + math.log2(len(self._shares) + 1)) / (1 - self.interval_share)
 
     @property
     def _shares(self) -> list[Fraction]:
@@ -519,26 +573,27 @@ class Quantiles(_OfColumn):
             return lower + (upper - lower) * (places + 0.5) / _QUANTILE_STEPS
         return lower + self.step * places
 
+    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        """Return those of the counts near the points, of which a person changes at most ``rows``."""
+        counted = rounded_down(rational(epsilon) * rational(float(self.interval_share))) or epsilon
+        return Lattice.of(rows, counted, rows, 1, counts=True), counted, 1
+
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         (lower, upper), shares = self._ends, self._shares
-        counted = rounded_down(Fraction(repr(epsilon)) * Fraction(repr(float(self.interval_share))))
-        chosen = _less(epsilon, counted) if counted else epsilon
-        codes, places = run.values(self.names, lambda block: self._places(block, groups.codes(block)))
-        order = np.argsort(codes, kind="stable")
-        starts = np.searchsorted(codes[order], np.arange(groups.count + 1))
-        members = [np.sort(places[order[a:b]]) for a, b in pairwise(starts)]
+        lattice, counted, _ = self.noise(run.rows, groups.count, epsilon)
+        chosen = _less(epsilon, counted) if self.interval_share else epsilon
+        members = run.sorted_places(self.names, groups.count, lambda block: self._places(block, groups.codes(block)))
         points = [quantile_points(each, shares, self._points, chosen, run) for each in members]
         run.note_choice(chosen, f"{self.title}: points")
         values = self._values(np.array(points, float).reshape(-1))
         index = groups.index(len(shares)) | {"p": [float(p) for p in shares] * groups.count}
         if len(shares) == 1:
             del index["p"]
-        if not counted:
+        if not self.interval_share:
             known = np.full(len(values), lower), np.full(len(values), upper)
             return Result(self.title, index, values, lambda _: known, (lower, upper), run.table.kind)
         edges = [zoom_edges(point, self._points) for point in points]
         counts = [np.diff(np.searchsorted(each, ends, side="right")) for each, ends in zip(members, edges, strict=True)]
-        lattice = Lattice.of(run.rows, counted, sum(map(len, counts)), 1, counts=True)
         noisy = run.noisy(np.concatenate(counts)[:, None], lattice, counted, f"{self.title}: counts near the points")
 
         @cache
@@ -557,7 +612,7 @@ class Quantiles(_OfColumn):
 
     def _places(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (lower, upper), last = self._ends, self._points - 1
-        t, missing = self._scaled(block, self.column, lower, upper)
+        t, missing = scaled(block[self.column], lower, upper)
         places = np.floor(t * (last + 1)) if self.step is None else np.rint(t * ((upper - lower) / self.step))
         present = ~missing & (codes >= 0)
         return codes[present], np.clip(places[present], 0, last).astype(np.int64)
@@ -568,7 +623,7 @@ class Quantiles(_OfColumn):
 
 @dataclass(frozen=True)
 class Top(Statistic):
-    """The k stated candidates that most persons have, by the exponential mechanism, and the numbers of these persons.
+    """The k stated candidates that most persons have, by permute-and-flip, and the numbers of these persons.
 
     A person counts once for each candidate that one of the person's rows has.
     """
@@ -577,6 +632,7 @@ class Top(Statistic):
     k: int
     candidates: Sequence[Any]
     columns: ClassVar[tuple[str, ...]] = ("column",)
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -584,22 +640,28 @@ class Top(Statistic):
             raise ValueError("by: top is for all rows; release a count by group")
         checks.whole("k", self.k, 1, len(Keys(self.column, self.candidates)))
 
-    def smallest_epsilon(self, person_rows: int) -> float:
+    def smallest_epsilon(self, rows: int) -> float:
         return 2.01e-4 * self.k
+
+    def _choice_epsilon(self, epsilon: float) -> float:
+        """Return the epsilon of each choice: half of all is for these."""
+        return rounded_down(rational(epsilon) / (2 * self.k))
+
+    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        left = _less(epsilon, float(rational(self._choice_epsilon(epsilon)) * self.k))
+        return Lattice.of(min(rows, self.k), left, self.k, 1, counts=True), left, self.k
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         keys = Keys(self.column, self.candidates)
-        each = rounded_down(Fraction(repr(epsilon)) / (2 * self.k))
         counts = run.persons(keys)
-        chosen = run.top(counts, each, self.k, self.title)
-        left = _less(epsilon, float(Fraction(repr(each)) * self.k))
-        lattice = Lattice.of(min(run.rows, self.k), left, self.k, 1, counts=True)
+        chosen = run.top(counts, self._choice_epsilon(epsilon), self.k, self.title)
+        lattice, left, _ = self.noise(run.rows, groups.count, epsilon)
         noisy = run.noisy(counts[chosen][:, None], lattice, left, f"{self.title}: counts")
         index = {"rank": list(range(1, self.k + 1)), str(self.column): [keys.keys[i] for i in chosen]}
         return _of_counts(self.title, noisy, index, run.table.kind)
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return _count_width(min(person_rows, self.k), epsilon / 2, counts=True)
+        return self._noise_width(person_rows, epsilon)
 
 
 def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> dict[str, list[Any]]:
@@ -609,7 +671,7 @@ def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> 
     returned, since its noise cannot be above the largest. So the keys that occur need not be known before.
     """
     ((name, _),) = (statistic.by or {}).items()
-    sampler = run.key_sampler(epsilon, delta)
+    sampler = key_sampler(epsilon, delta, run.groups)
     keys, counts = run.persons_by_key(name)
     noisy = run.noisy_counts(counts, sampler, f"{statistic.title}: keys")
     threshold = float(sampler.certificate.highest)
@@ -619,15 +681,15 @@ def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> 
 
 def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[float, float]:
     """Return bounds between which all but a few values are: powers of two, or 0, by two private quantiles."""
-    column = getattr(statistic, statistic.columns[0])
+    column = statistic.names[0]
 
     def places(block: Block) -> tuple[np.ndarray, np.ndarray]:
         values = numbers(block[column])
         present = values[~np.isnan(values)]
         return np.zeros(len(present), np.int64), exponent_numbers(present)
 
-    _, members = run.values((column,), places)
-    low, high = quantile_points(np.sort(members), [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
+    (members,) = run.sorted_places((column,), 1, places)
+    low, high = quantile_points(members, [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
     lower, upper = exponent_value(low - 1), exponent_value(max(high, low, 1))
     run.note_choice(epsilon, f"{statistic.title}: bounds {lower:g} to {upper:g}")
     return lower, upper

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -99,13 +100,6 @@ class NoisySums:
     lattice: Lattice
     sampler: ExactNoise
 
-    @classmethod
-    def of(cls, sums: np.ndarray, lattice: Lattice, epsilon: float, key: Callable[[np.ndarray], Any]) -> NoisySums:
-        sampler = sampler_of(lattice, epsilon, sums.size)
-        whole = lattice.rounded(sums)
-        noisy = dpk.perturb(whole.reshape(-1).astype(np.float64), sampler, key=key(whole))
-        return cls(noisy.reshape(whole.shape), lattice, sampler)
-
     @property
     def slack(self) -> float:
         """Return the largest distance of a true sum from the middle of the sums that round to the same, in steps."""
@@ -127,6 +121,7 @@ class NoisySums:
         return (self.values + self.slack) * float(self.lattice.step)
 
 
+@lru_cache(maxsize=16)
 def sampler_of(lattice: Lattice, epsilon: float, size: int) -> ExactNoise:
     """Return the certified sampler of the noise on this many sums."""
     D = float(lattice.sensitivity)

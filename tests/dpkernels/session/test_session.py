@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import warnings
+from fractions import Fraction
 
 import matplotlib
 import numpy as np
@@ -18,7 +19,18 @@ import pytest
 import accountants
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.session import Count, DataWarning, Mean, Quantiles, Session, Sum, Variance, reports
+from dpkernels.session import (
+    Count,
+    DataWarning,
+    Mean,
+    Quantiles,
+    Regression,
+    Session,
+    Sum,
+    Top,
+    Variance,
+    reports,
+)
 from dpkernels.session.run import Run
 
 BY = {"plan": ["A", "B", "C"]}
@@ -234,6 +246,38 @@ def test_what_is_refused_costs_nothing(call, match):
     assert str(s.spent) == "epsilon 0, delta 0"
 
 
+@pytest.mark.lengthy
+@pytest.mark.quick("7-0.001", "1-20.0")
+@pytest.mark.parametrize("epsilon", [0.001, 0.03, 20.0])
+@pytest.mark.parametrize("rows", [1, 7, 1000, 1 << 20])
+def test_a_release_that_noise_does_not_exist_for_is_refused_before_its_charge(rows, epsilon):
+    """Of every statistic: either it is released, or nothing is charged."""
+    s = of(FRAME[:5], person="id", rows_per_person=rows, epsilon=1000, delta=0.5)
+    shares = (0.1, 0.5, 0.9)
+    line = {"y_bounds": (0, 9), "x_bounds": (0, 9)}
+    released = [
+        Count(by=BY), Sum("age", 0, 9), Mean("age", 0, 9), Variance("age", 0, 9, by=BY), Quantiles("age", 0, 9, shares),
+        Regression("age", "income", **line, by=BY), Regression("age", "income", **line, by={"plan": "found"}),
+        Top("plan", 2, ["A", "B"]), Mean("age", bounds="private", by={"plan": "found"}),
+    ]  # fmt: skip
+    for statistic in released:
+        before, delta = s.spent, 1e-6 if statistic.finds_keys else 0
+        try:
+            s.release(statistic, epsilon=epsilon, delta=delta)
+        except ValueError as error:
+            assert "epsilon" in str(error)
+            assert s.spent == before
+
+
+def test_what_is_charged_is_what_is_used():
+    """A fraction that a float is above is not charged by itself."""
+    s = of(delta=1e-3, epsilon=Fraction(1, 2))
+    tiny = Fraction(1, 10**6) - Fraction(1, 10**40)
+    assert float(tiny) > tiny
+    s.count(by={"plan": "found"}, epsilon=Fraction(1, 2), delta=tiny)
+    assert rational(s._entries[0].parts[0].delta) <= s.spent.delta == rational(1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -409,6 +453,8 @@ def test_slips_are_caught():
     extremes = FRAME.age.min(), FRAME.age.max()
     with pytest.warns(DataWarning, match="exactly the smallest and the largest"):
         of().mean("age", *extremes, epsilon=0.5)
+    with pytest.warns(DataWarning, match="'age' are exactly"):
+        of().regression("income", "age", y_bounds=(0, 1e5), x_bounds=extremes, epsilon=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DataWarning)
         of().mean("age", extremes[0], extremes[1] + 1, epsilon=0.5)
@@ -459,8 +505,9 @@ def test_arithmetic_keeps_intervals():
     groups = s.sum("age", 0, 95, by=BY, epsilon=1.0) / s.count(by=BY, epsilon=1.0)
     assert list(groups.table()["plan"]) == ["A", "B", "C"]
     assert abs(groups.value[0] - FRAME.age[FRAME.plan == "A"].mean()) < 1
-    with pytest.raises(ValueError, match="values"):
-        groups + s.histogram("age", [0, 1, 2], epsilon=0.1)
+    for other in (s.histogram("age", [0, 1, 2], epsilon=0.1), s.count(by={"plan": ["B", "A", "C"]}, epsilon=0.1)):
+        with pytest.raises(ValueError, match="not of the same keys"):
+            groups + other
     with pytest.raises(TypeError):
         groups + "x"
 
