@@ -262,18 +262,19 @@ def test_a_release_that_noise_does_not_exist_for_is_refused_before_its_charge(ro
     ]  # fmt: skip
     for statistic in released:
         before, delta = s.spent, 1e-6 if statistic.finds_keys else 0
+        message = ""
         try:
             s.release(statistic, epsilon=epsilon, delta=delta)
         except ValueError as error:
-            assert "epsilon" in str(error)
-            assert s.spent == before
+            message = str(error)
+        assert s.spent > before if not message else (s.spent == before and "epsilon" in message)
 
 
 def test_what_is_charged_is_what_is_used():
     """A fraction that a float is above is not charged by itself."""
     s = of(delta=1e-3, epsilon=Fraction(1, 2))
     tiny = Fraction(1, 10**6) - Fraction(1, 10**40)
-    assert float(tiny) > tiny
+    assert rational(float(tiny)) > tiny
     s.count(by={"plan": "found"}, epsilon=Fraction(1, 2), delta=tiny)
     assert rational(s._entries[0].parts[0].delta) <= s.spent.delta == rational(1e-6)
 
