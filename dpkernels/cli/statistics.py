@@ -39,6 +39,7 @@ from dpkernels.session import (
     Variance,
 )
 from dpkernels.session.reports import verify
+from dpkernels.session.results import plot_all
 from dpkernels.session.tables import UnknownColumnError, table_of
 from dpkernels.staging import naming, sha256_and_size, write_png
 
@@ -161,8 +162,6 @@ def _session(files: Files, ledger: Ledger | None, statistics_: Sequence[Statisti
         with usage_errors():
             session = Session(files.source, epsilon=epsilon, delta=delta, ledger=ledger, **options)
             plan = session.plan(statistics_, epsilon=epsilon, delta=delta, rows=rows)
-            for statistic, own, own_delta in zip(plan.statistics, plan.epsilons, plan.deltas, strict=True):
-                session.check(statistic, epsilon=own, delta=own_delta)
     except click.UsageError as error:
         if not isinstance(unknown := error.__cause__, UnknownColumnError):
             raise
@@ -196,8 +195,6 @@ def release(
         checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
         if not statistics_:
             raise ValueError("give at least one statistic, such as --count")
-        if plot is not None and len(statistics_) > 1:
-            raise ValueError("--plot: draws one statistic")
         cost = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     of_session = {"epsilon": epsilon, "delta": delta, "rows": rows, **unit}
     if files.ledger is not None and not files.ledger.path.exists():
@@ -217,7 +214,7 @@ def release(
             form = session.to_dict(confidence=confidence) | {"output": written.to_dict()}
             output.commit(json.dumps(form) + "\n")
     if plot is not None:
-        write_png(results[0].plot(confidence=confidence).figure, plot)
+        write_png(plot_all(results, confidence=confidence), plot)
     if as_json:
         about = {"certificates": str(sidecar_path(target)), "table": str(target), "warnings": warnings()}
         return json.dumps(form | about, indent=2)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.estimation.intervals import format_number
+from dpkernels.session import plots
 from dpkernels.session.tables import table_of
 
 Bounds = Callable[[float], tuple[np.ndarray, np.ndarray]]
@@ -81,46 +82,10 @@ class Result:
             together: whether all intervals hold at once.
         """
         if ax is None:
-            from matplotlib.figure import Figure
-
-            size = (6, max(2.0, 0.3 * len(self._values) + 1.2)) if "from" not in self.index else (6, 4)
-            ax = Figure(figsize=size, layout="constrained").subplots()
+            (ax,) = plots.axes_for([self.index], [len(self)])
         low, high = (np.atleast_1d(end) for end in self.interval(confidence, together=together))
-        ends = np.where(np.isfinite(low), low, self._values), np.where(np.isfinite(high), high, self._values)
-        names = list(self.index)
+        plots.draw(ax, self.name, self.index, self._values, low, high)
         about = f"{confidence:.0%} intervals, {'all at once' if together else 'each by itself'}"
-        if "from" in self.index and len(names) == 2:
-            left, right = np.asarray(self.index["from"], float), np.asarray(self.index["to"], float)
-            ax.bar(left, np.maximum(self._values, 0), right - left, align="edge", color="0.8", edgecolor="white")
-            ax.hlines(self._values, left, right, color="C0")
-            ax.bar(left, ends[1] - ends[0], right - left, ends[0], align="edge", color="C0", alpha=0.3)
-            ax.set(xlabel=self.name.rpartition(" of ")[2], ylabel="rows")
-        elif len(names) == 2 and {"p", "coefficient", "rank"}.isdisjoint(names):
-            rows, columns = (list(dict.fromkeys(self.index[name])) for name in names)
-            cells = np.full((len(rows), len(columns)), np.nan)
-            for number, (row, column) in enumerate(_rows(self.index)):
-                cells[rows.index(row), columns.index(column)] = number
-            ax.imshow(
-                np.where(np.isnan(cells), np.nan, self._values[np.nan_to_num(cells).astype(int)]),
-                cmap="Blues",
-                aspect="auto",
-            )
-            for i, j in zip(*np.nonzero(~np.isnan(cells)), strict=True):
-                k = int(cells[i, j])
-                text = f"{format_number(self._values[k], 3)}\n{format_number(low[k], 3)} to {format_number(high[k], 3)}"
-                color = "white" if self._values[k] > 0.6 * self._values.max() else "black"
-                ax.text(j, i, text, ha="center", va="center", fontsize=7, color=color)
-            ax.set_xticks(range(len(columns)), map(str, columns))
-            ax.set_yticks(range(len(rows)), map(str, rows))
-            ax.set(xlabel=names[1], ylabel=names[0])
-        else:
-            labels = [", ".join(map(str, row)) for row in _rows(self.index)] or [self.name]
-            places = np.arange(len(labels))[::-1]
-            ax.hlines(places, *ends, color="C0", linewidth=2)
-            ax.plot(self._values, places, "o", color="C0")
-            ax.set_yticks(places, labels)
-            ax.set(xlabel=self.name, ylabel=", ".join(map(str, names)))
-            ax.grid(axis="x", alpha=0.3)
         ax.set_title(f"{self.name}, {about}", fontsize=9)
         return ax
 
@@ -198,3 +163,11 @@ class Result:
             **columns,
             "confidence": confidence,
         }
+
+
+def plot_all(results: Sequence[Result], *, confidence: float = 0.95) -> Any:
+    """Return a figure of results, one above the other."""
+    axes = plots.axes_for([result.index for result in results], [len(result) for result in results])
+    for result, ax in zip(results, axes, strict=True):
+        result.plot(ax, confidence=confidence)
+    return axes[0].figure

@@ -20,6 +20,9 @@ import numpy as np
 from jax import Array
 
 import accountants
+import dpkernels as dpk
+from accountants import tune
+from accountants.tune.allocate import OBJECTIVES
 from dpkernels import checks
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
 from dpkernels.budgets.ledger import Ledger
@@ -198,6 +201,7 @@ class Session:
         share: Any = None,
         delta: Any = 0,
         widths: Sequence[float] | None = None,
+        objective: str = "largest",
         rows: int = 1000,
     ) -> Plan:
         """Divide a budget among statistics; ``expected`` shows widths of intervals, and ``release`` releases all.
@@ -210,8 +214,10 @@ class Session:
             epsilon: the budget of all of them.
             share: the same as a share of the whole budget; give one of the two.
             delta: their delta. Statistics whose keys are found get half of it, in equal parts.
-            widths: the widths of 95 % intervals that are wanted, one a statistic. Epsilons are in proportion to those
-                that have these widths. By default they are equal.
+            widths: the widths of 95 % intervals that are wanted, one a statistic. ``tune.allocate`` divides the budget
+                for the expected widths relative to these. By default the epsilons are equal.
+            objective: what is made small: "largest", the largest relative width; or "variance", the sum of the squares
+                of all.
             rows: the number of rows of a group, for which these widths are; it is not read from the data.
         """
         cost, checked = self._cost(epsilon, share, delta), checks.whole("rows", rows, 1, 1 << 29)
@@ -219,20 +225,47 @@ class Session:
             raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as Count()")
         needs = [1.0] * len(statistics)
         if widths is not None:
-            if len(widths) != len(statistics):
-                raise ValueError(f"widths: has {len(widths)} numbers for {len(statistics)} statistics")
-            pairs = zip(statistics, widths, strict=True)
-            needs = [_epsilon_for(each, width, checked, self.rows_per_person) for each, width in pairs]
+            needs = self._allocated(statistics, widths, objective, checked, float(cost.epsilon))
         finding = [each.finds_keys for each in statistics]
         own = float(cost.delta) / 2 / max(sum(finding), 1) if any(finding) else 0.0
         deltas = [float(f"{own * (1 - 1e-9):.9g}") if finds else 0.0 for finds in finding]
         rest = float(cost.delta - sum((rational(each) for each in deltas), Fraction(0)))
-        return Plan(self, tuple(statistics), divided(needs, float(cost.epsilon), rest), tuple(deltas), cost, checked)
+        epsilons = divided(needs, float(cost.epsilon), rest)
+        self._check_all(statistics, epsilons, deltas)
+        return Plan(self, tuple(statistics), epsilons, tuple(deltas), cost, checked)
+
+    def _allocated(
+        self, statistics: Sequence[Statistic], widths: Sequence[float], objective: str, rows: int, epsilon: float
+    ) -> list[float]:
+        """Return the epsilons that ``tune.allocate`` gives Laplace noise on numbers with such intervals.
+
+        Only their proportions are used: the budget is met by the integers that are released, see ``divided``.
+        """
+        checks.one_of("objective", objective, OBJECTIVES)
+        if len(widths) != len(statistics):
+            raise ValueError(f"widths: has {len(widths)} numbers for {len(statistics)} statistics")
+        checks.positive("widths", np.asarray(widths, float))
+        r, lengths = self.rows_per_person, np.zeros(len(statistics))
+        epsilons = np.full(len(statistics), epsilon)
+        for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
+            pairs = zip(statistics, epsilons.tolist(), strict=True)
+            products = [own * each.expected_width(rows, r, own) if each.is_known else math.nan for each, own in pairs]
+            if np.isnan(products).any():
+                unknown = statistics[int(np.argmax(np.isnan(products)))].title
+                raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")
+            lengths = np.maximum(lengths, products)  # One that ends at the bounds of the values needs no less.
+            queries = dpk.Additive(dpk.Laplace(np.ones(len(lengths))), lengths / np.asarray(widths, float))
+            epsilons = np.asarray(tune.allocate(queries, epsilon=1.0, objective=objective).mechanism.epsilon) * epsilon
+        return epsilons.tolist()
 
     def check(self, statistic: Statistic, *, epsilon: Any = 1.0, delta: Any = 1e-6) -> None:
         """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
         self._table.check_columns(*statistic.names)
         statistic.check(self.rows_per_person, self._groups, float(epsilon), float(amount("delta", delta)))
+
+    def _check_all(self, statistics: Sequence[Statistic], epsilons: Sequence[float], deltas: Sequence[float]) -> None:
+        for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
+            self.check(statistic, epsilon=epsilon, delta=delta)
 
     def _release(
         self,
@@ -244,8 +277,7 @@ class Session:
         is_plan: bool = False,
     ) -> list[Result]:
         """Check, charge, and then compute and release."""
-        for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
-            self.check(statistic, epsilon=epsilon, delta=delta)
+        self._check_all(statistics, epsilons, deltas)
         titles = ", ".join(each.title for each in statistics)
         with self._lock:
             charge = self._charge(cost, titles)
@@ -445,19 +477,6 @@ def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float
             middle = (low + high) / 2
             low, high = (middle, high) if fits(middle) else (low, middle)
     return tuple(parts(low))
-
-
-def _epsilon_for(statistic: Statistic, width: float, rows: int, person_rows: int) -> float:
-    """Return about the epsilon at which an interval has this width."""
-    checks.positive("widths", width)
-    if not statistic.is_known or math.isnan(statistic.expected_width(rows, person_rows, 1.0)):
-        raise ValueError(f"widths: that of {statistic.title} depends on the data; release it by itself")
-    epsilon = 1.0
-    for _ in range(4):  # Widths are nearly in proportion to 1/epsilon.
-        epsilon = min(
-            max(epsilon * statistic.expected_width(rows, person_rows, epsilon) / width, _EPSILONS[0]), _EPSILONS[1]
-        )
-    return epsilon
 
 
 def _warn_of_another(data: Any) -> None:

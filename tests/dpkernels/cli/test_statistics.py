@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
+from matplotlib import pyplot
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import main
@@ -94,6 +95,10 @@ def test_keys_are_found_and_top_is_drawn(folder):
     run("release people.csv out.parquet --by plan=found --count --epsilon 2 --delta 1e-4 --plot plans.png")
     assert pyarrow.parquet.read_table("out.parquet")["plan"].to_pylist() == ["A", "B"]
     assert (folder / "plans.png").stat().st_size > 1000
+    alone = pyplot.imread("plans.png").shape
+    several = "--by plan=A,B,C --count --mean age:0:90 --histogram age:0,30,90"
+    run(f"release people.csv all.csv {several} --epsilon 5 --plot all.png")
+    assert pyplot.imread("all.png").shape[0] > 2 * alone[0], "several statistics are one above the other"
     form = json.loads(run("release people.csv top.csv --top plan:1:A,B,C --epsilon 2 --json").output)
     assert form["releases"][0]["result"]["index"]["rank"] == [1]
 
@@ -111,7 +116,6 @@ def test_keys_are_found_and_top_is_drawn(folder):
         ("--count --by plan --epsilon 1", "--by"),
         ("--count --by plan=found --epsilon 1", "delta"),
         ("--count --person id --epsilon 1", "rows_per_person"),
-        ("--count --sum age:0:1 --epsilon 1 --plot p.png", "--plot"),
         ("--count --epsilon 1 --budget 2", "--budget"),
         ("--count --epsilon 1 --ledger l --budget 2 --confidence 95", "--confidence"),
     ],

@@ -237,6 +237,9 @@ def test_a_refused_release_changes_nothing_and_says_what_fits():
         (lambda s: s.regression("income", "age", y_bounds=(0,), x_bounds=(0, 1), epsilon=0.1), "y_bounds"),
         (lambda s: s.plan([], epsilon=0.1), "statistics"),
         (lambda s: s.plan([Count()], epsilon=0.1, widths=[1, 2]), "widths"),
+        (lambda s: s.plan([Count()], epsilon=0.1, widths=[0]), "widths"),
+        (lambda s: s.plan([Count()], epsilon=0.1, widths=[1], objective="mean"), "objective"),
+        (lambda s: s.plan([Count(by={"plan": "found"})], epsilon=0.1), "delta"),
     ],
 )
 def test_what_is_refused_costs_nothing(call, match):
@@ -421,6 +424,20 @@ def test_a_plan_meets_widths_in_proportion():
     assert widths.max() < 1.25 * widths.min()
     with pytest.raises(ValueError, match="depends on the data"):
         of().plan([Quantiles("age", 0, 95)], epsilon=2.0, widths=[10])
+
+
+@pytest.mark.lengthy
+def test_a_plan_is_best_for_its_objective():
+    wanted, statistics = np.array([10, 0.5, 4000]), [Count(), Mean("age", 0, 95), Sum("age", 0, 95)]
+    options = {"epsilon": 1.0, "widths": wanted}
+    plans = {name: of().plan(statistics, **options, objective=name) for name in ("largest", "variance")}
+    relative = {name: plan.expected()["width"].to_numpy() / wanted for name, plan in plans.items()}
+    assert relative["largest"].max() < 0.95 * relative["variance"].max()
+    assert (relative["variance"] ** 2).sum() < 0.95 * (relative["largest"] ** 2).sum()
+    equal = of().plan(statistics, epsilon=1.0).expected()["width"].to_numpy() / wanted
+    assert (equal**2).sum() > (relative["variance"] ** 2).sum()
+    for plan in plans.values():
+        assert sum(map(rational, plan.epsilons)) <= 1
 
 
 # Keys and repeats
