@@ -421,7 +421,7 @@ _STATISTICS = {
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of each interval.")
 @click.option("--dry-run", is_flag=True, help="Print expected widths; release and charge nothing.")
 @click.option("--rows", type=click.IntRange(1), default=1000, show_default=True, help="Rows of a group, for --dry-run.")
-@opts.plot_option("Draw the statistic into this .png.")
+@opts.plot_option("Draw all statistics into this .png.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @opts.json_option("Print the summary as JSON.")
 def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **options: Any) -> None:
