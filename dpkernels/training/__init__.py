@@ -3,6 +3,7 @@
 from dpkernels.training.aggregate import PrivateAggregateState, private_aggregate, renew_key
 from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
 from dpkernels.training.budget import PrivateBatch, TrainingPlan, private_training
+from dpkernels.training.correlated import CorrelatedRun, ToeplitzStrategy, correlated_run
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.plan import TrainingRun, best_training_run, noise_multiplier_for
 from dpkernels.training.scheme_batches import allocated_batch, fixed_batch, random_assignment
@@ -10,15 +11,18 @@ from dpkernels.training.sums import ClippedSums, clipped_sums
 
 __all__ = [
     "ClippedSums",
+    "CorrelatedRun",
     "PoissonBatch",
     "PrivateAggregateState",
     "PrivateBatch",
     "PrivateNoise",
+    "ToeplitzStrategy",
     "TrainingPlan",
     "TrainingRun",
     "allocated_batch",
     "best_training_run",
     "clipped_sums",
+    "correlated_run",
     "fixed_batch",
     "noise_multiplier_for",
     "poisson_batch",

@@ -41,6 +41,7 @@ import hashlib
 import itertools
 import math
 import sys
+import zlib
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -54,13 +55,14 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.random.keys import column_key, release_key_bytes
 from dpkernels.release.traced import device_axes, release_replicated, varying_axes
+from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise, exact_noise
 from dpkernels.training.sums import ClippedSums, check_overflow, clipped_sums, explicitly_sharded, form, values_of
 
 # The format of states; one of another format is refused.
-_FORMAT = 3
+_FORMAT = 4
 _OWNER = jax.ShapeDtypeStruct((8,), jnp.uint32)
-_SETTINGS = jax.ShapeDtypeStruct((7,), jnp.uint32)
+_SETTINGS = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 # The runs that this process has begun, by the hash of their key.
 _RUNS: dict[bytes, Iterator[int]] = {}
@@ -76,6 +78,7 @@ class PrivateAggregateState(NamedTuple):
     micro_step: Array  #: the number of micro-batches since the last release
     sums: Any  #: the sums of these, integers in units; empty without micro-batches
     inner: Any  #: the state of the optimiser that takes the releases
+    noise: Any = ()  #: with a strategy, the noise of the last releases in units, latest first; as secret as the data
 
 
 def private_aggregate(
@@ -89,6 +92,7 @@ def private_aggregate(
     axis_name: str | tuple[str, ...] | None = None,
     run: str | None = None,
     steps: int | None = None,
+    strategy: ToeplitzStrategy | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Aggregate per-example gradients with certified Gaussian noise, as DP-SGD does, in a ``PrivateAggregateState``.
 
@@ -115,7 +119,9 @@ def private_aggregate(
         axis_name: the axis of ``shard_map``, or a tuple of all axes, that the examples are split over.
         run: the name of the run, from which its keys are derived. Runs of one key in several processes need names of
             their own. A restored state needs the name of its run.
-        steps: the largest number of releases, by default any number.
+        steps: the largest number of releases, by default any number; required with a strategy.
+        strategy: correlates the noise of the steps (``correlated_run``). The state then has as many copies of the
+            parameters, in 32-bit integers, as the strategy has bands after the first one.
 
     Raises:
         ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``init``
@@ -150,6 +156,8 @@ def private_aggregate(
         )
     if micro_batches > 1 and expected_batch_size is None:
         raise ValueError(f"expected_batch_size: is missing; {micro_batches} micro-batches may differ in size")
+    if strategy is not None and steps is None:
+        raise ValueError("steps: is missing; the sensitivity of a strategy is for a number of steps")
     base, owner = _base_key(key, run)
     optimiser = optax.with_extra_args_support(inner or optax.identity())
 
@@ -162,9 +170,21 @@ def private_aggregate(
         words = jax.random.key_data(jax.random.fold_in(base, number))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in (words, *leaves)):
             raise ValueError("init: call it outside jit and other transformations; every run needs a key of its own")
-        sums = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.int32), params) if micro_batches > 1 else ()
-        zero, settings = jnp.zeros((), jnp.int32), jnp.asarray(_settings(clip, multiplier, size, micro_batches))
-        return PrivateAggregateState(words, jnp.asarray(owner), settings, zero, zero, sums, optimiser.init(params))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.int32), params)
+        zero, settings = (
+            jnp.zeros((), jnp.int32),
+            jnp.asarray(_settings(clip, multiplier, size, micro_batches, strategy)),
+        )
+        return PrivateAggregateState(
+            key=words,
+            owner=jnp.asarray(owner),
+            settings=settings,
+            step=zero,
+            micro_step=zero,
+            sums=zeros if micro_batches > 1 else (),
+            noise=(zeros,) * strategy.lags if strategy else (),
+            inner=optimiser.init(params),
+        )
 
     def update(
         updates: Any,
@@ -188,33 +208,42 @@ def private_aggregate(
             noise = PrivateNoise.certified(clip, multiplier, values_of(jax.tree.leaves(updates)))
             clipped = clipped_sums(updates, mask, noise, norms)
         rows = clipped.rows * micro_batches * (1 if axis_name is None else jax.lax.axis_size(axis_name))
-        check_overflow(rows, noise)
-        settings = _settings(clip, multiplier, noise.dimensions, micro_batches)
+        check_overflow(rows, noise, strategy, steps)
+        settings = _settings(clip, multiplier, noise.dimensions, micro_batches, strategy)
         sums = clipped.sums
-        is_valid = _is_own(state, owner, settings, sums if micro_batches > 1 else ()) & _has_steps_left(state, steps)
+        trees = {"sums": sums if micro_batches > 1 else (), "noise": (sums,) * strategy.lags if strategy else ()}
+        is_valid = _is_own(state, owner, settings, trees) & _has_steps_left(state, steps)
         if axis_name is not None:
             _check_split(sums)
             sums = jax.lax.psum(sums, axis_name)
         factor = noise.unit / (rows if expected_batch_size is None else expected_batch_size)
 
-        def release(sums: Any) -> tuple[Any, Array, Any]:
-            released, following = _release(jax.random.key_impl(base), noise, factor, clipped.types, state.key, sums)
+        def release(sums: Any) -> tuple[Any, Array, Any, Any]:
+            now, following = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(base)))
+            if strategy is None:
+                released, errors = _noisy(noise, now, sums), state.noise
+            else:
+                mixed = strategy.mixed(sums, state.noise)
+                released = strategy.unmixed(_noisy(noise, now, mixed))
+                errors = (jax.tree.map(_difference, released, sums), *state.noise)[: strategy.lags]
+            released = _scaled(released, factor, clipped.types)
             released = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), released)
             moves, inner_state = optimiser.update(released, state.inner, params, **others)
-            return moves, following, inner_state
+            return moves, jax.random.key_data(following), errors, inner_state
 
-        def wait(sums: Any) -> tuple[Any, Array, Any]:
+        def wait(sums: Any) -> tuple[Any, Array, Any, Any]:
             moves = jax.eval_shape(release, sums)[0]
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), moves), state.key, state.inner
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), moves)
+            return zeros, state.key, state.noise, state.inner
 
         micro_step = state.micro_step + 1
         is_last = micro_step == micro_batches
         if micro_batches == 1:
-            moves, following, inner_state = release(sums)
+            moves, following, errors, inner_state = release(sums)
             sums = ()
         else:
             sums = jax.tree.map(jnp.add, state.sums, sums)
-            moves, following, inner_state = jax.lax.cond(is_last, release, wait, sums)
+            moves, following, errors, inner_state = jax.lax.cond(is_last, release, wait, sums)
             sums = jax.tree.map(lambda leaf: jnp.where(is_last, 0, leaf), sums)
         moves = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), moves)
         return moves, state._replace(
@@ -222,6 +251,7 @@ def private_aggregate(
             step=state.step + is_last,
             micro_step=jnp.where(is_last, 0, micro_step),
             sums=sums,
+            noise=errors,
             inner=inner_state,
         )
 
@@ -285,23 +315,27 @@ def _base_key(key: Array, run: str | None) -> tuple[Array, np.ndarray]:
     return base, np.frombuffer(digest, "<u4")
 
 
-def _settings(clip: float, multiplier: float, size: int, micro_batches: int) -> np.ndarray:
-    """Return the settings as words, which ``_stated`` reads."""
-    return np.concatenate([np.array([clip, multiplier]).view("<u4"), np.array([size, micro_batches, _FORMAT], "<u4")])
+def _settings(
+    clip: float, multiplier: float, size: int, micro_batches: int, strategy: ToeplitzStrategy | None
+) -> np.ndarray:
+    """Return the settings as words, which ``_stated`` reads; a strategy is a hash of its bands."""
+    digest = zlib.crc32(repr(strategy.bands).encode()) if strategy else 0
+    words = np.array([size, micro_batches, digest, _FORMAT], "<u4")
+    return np.concatenate([np.array([clip, multiplier]).view("<u4"), words])
 
 
 def _stated(words: np.ndarray) -> dict[str, float]:
     """Return the settings in the words of a state."""
     clip, multiplier = (float(number) for number in words[:4].astype("<u4").view("<f8"))
-    names = "l2_norm_clip", "noise_multiplier", "parameters", "micro_batches", "format"
+    names = "l2_norm_clip", "noise_multiplier", "parameters", "micro_batches", "strategy", "format"
     return dict(zip(names, (clip, multiplier, *map(int, words[4:])), strict=True))
 
 
-def _is_own(state: PrivateAggregateState, owner: np.ndarray, settings: np.ndarray, summed: Any) -> Array:
+def _is_own(state: PrivateAggregateState, owner: np.ndarray, settings: np.ndarray, trees: dict[str, Any]) -> Array:
     """Return whether the state is this transformation's; raise an error if it is known that it is not."""
     numbers = {"key": _OWNER, "owner": _OWNER, "settings": _SETTINGS, "step": _NUMBER, "micro_step": _NUMBER}
-    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.int32), summed)
-    for name, expected in (*numbers.items(), ("sums", sums)):
+    integers = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.int32), trees)
+    for name, expected in (numbers | integers).items():
         if (stated := jax.tree.map(form, getattr(state, name))) != jax.tree.map(form, expected):
             raise TypeError(f"state: {name} has the form {stated}; it must be {jax.tree.map(form, expected)}")
     is_owner, has_settings = (state.owner == owner).all(), (state.settings == settings).all()
@@ -329,22 +363,32 @@ def _has_steps_left(state: PrivateAggregateState, steps: int | None) -> Array:
     return is_left
 
 
-def _release(
-    kind: Any, noise: PrivateNoise, factor: float, types: tuple[str, ...], words: Array, sums: Any
-) -> tuple[Any, Array]:
-    """Return the noisy sums times a factor, and the words of the key of the next release."""
+def _noisy(noise: PrivateNoise, now: Array, sums: Any) -> Any:
+    """Return the sums with noise, in units: integers in float64."""
     sampler, _ = exact_noise(noise.noise_multiplier, noise.dimensions)
-    now, following = jax.random.split(jax.random.wrap_key_data(words, impl=kind))
     leaves, tree = jax.tree.flatten(sums)
 
     def noisy(now: Array, leaves: list[Array]) -> list[Array]:
         with jax.enable_x64(True):
-            values = release_replicated(now, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves])) * factor
+            values = release_replicated(now, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
             pieces, offset = [], 0
-            for leaf, dtype in zip(leaves, types, strict=True):
-                pieces.append(values[offset : offset + leaf.size].reshape(leaf.shape).astype(dtype))
+            for leaf in leaves:
+                pieces.append(values[offset : offset + leaf.size].reshape(leaf.shape))
                 offset += leaf.size
         return pieces
 
-    released = explicitly_sharded(noisy, leaves)(now, leaves)
-    return jax.tree.unflatten(tree, released), jax.random.key_data(following)
+    return jax.tree.unflatten(tree, explicitly_sharded(noisy, leaves)(now, leaves))
+
+
+def _scaled(values: Any, factor: float, types: tuple[str, ...]) -> Any:
+    """Return the values times a factor, in the types of the gradients."""
+    leaves, tree = jax.tree.flatten(values)
+    with jax.enable_x64(True):
+        return jax.tree.unflatten(
+            tree, [(leaf * factor).astype(dtype) for leaf, dtype in zip(leaves, types, strict=True)]
+        )
+
+
+def _difference(released: Array, sums: Array) -> Array:
+    with jax.enable_x64(True):
+        return (released - sums).astype(jnp.int32)

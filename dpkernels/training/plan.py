@@ -32,7 +32,7 @@ _LARGEST_EPSILON = 709.0
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _PRECISION = 1e-6
 # Above the distance of a table, since a slightly different noise multiplier has another table.
-_ROOM = 1 + 1e-3
+ROOM = 1 + 1e-3
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def noise_multiplier_for(
     """
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    calibrated = _calibrated(run, epsilon, delta)
+    calibrated = calibrated_run(run, epsilon, delta)
     if dimensions is None:
         return calibrated
     while True:
@@ -175,10 +175,10 @@ def noise_multiplier_for(
         distance = PrivateNoise.certified(1.0, calibrated.noise_multiplier, dimensions).total_variation
         if run.slack + distance <= calibrated.slack:
             return calibrated
-        calibrated = _calibrated(replace(calibrated, slack=run.slack + distance * _ROOM), epsilon, delta)
+        calibrated = calibrated_run(replace(calibrated, slack=run.slack + distance * ROOM), epsilon, delta)
 
 
-def _calibrated(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:
+def calibrated_run(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:
     """Return ``noise_multiplier_for`` the run's own slack."""
 
     def private(multiplier: float) -> bool:

@@ -38,8 +38,9 @@ def random_assignment(key: Array, examples: int, steps: int) -> Array:
 def allocated_batch(assignment: Array, step: Array | int, capacity: int) -> PoissonBatch:
     """Return the rows that are assigned to a step, with a static shape.
 
-    If there are more rows than the capacity, the batch is empty. ``poisson_overflow(examples, 1/steps, capacity)``
-    bounds the probability of that; it is a distance s of every batch.
+    If there are more rows than the capacity, the batch is empty. ``poisson_overflow(examples, 1/steps + 2**-32,
+    capacity)`` bounds the probability of that, because a row has a step with a probability of less than 2^-32 above
+    1/steps; it is a distance s of every batch.
     """
     checks.whole("capacity", capacity, 1, 1 << 31)
     hits = assignment == step

@@ -31,10 +31,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dpkernels.random.chacha import varying_like
 from dpkernels.release.traced import device_axes, varying_axes
+from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import PrivateNoise
 
 # The factor by which norms stay below the sensitivity, for rounding errors.
 _MARGIN = 1 - 2.0**-20
+# The number of examples that are added up together.
+_TOGETHER = 4
 # An example with a larger norm contributes 0.
 _LARGEST_NORM = 1e30
 
@@ -79,9 +82,16 @@ def clipped_sums(
     return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, own_norms)), count, types, noise)
 
 
-def check_overflow(rows: int, noise: PrivateNoise) -> None:
-    """Refuse so many examples that their sum may not be a 32-bit integer."""
-    if rows * noise.sensitivity >= 1 << 31:
+def check_overflow(
+    rows: int, noise: PrivateNoise, strategy: ToeplitzStrategy | None = None, steps: int | None = None
+) -> None:
+    """Refuse so many examples that their sum, or what a strategy makes of it, may not be a 32-bit integer."""
+    largest = rows * noise.sensitivity
+    if strategy is not None:
+        first, last = noise.certificate.table.ends
+        errors = strategy.errors_bound(max(-first, last), steps or 1)
+        largest = strategy.bands[0] * largest + sum(strategy.bands) * errors
+    if largest >= 1 << 31:
         raise ValueError(f"updates: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
 
 
@@ -167,21 +177,29 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         None if norms is None else split(norms),
     )
     most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
+    number = count // parts
+    together = min(_TOGETHER, number)
     with jax.enable_x64(True):
-        # One example at a time stays in the cache: XLA's sums over all of them at once take ten times as long on a CPU.
+        # A few examples at a time stay in the cache: XLA's sums over all of them take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
-            rows, is_used = [piece[:, i] for piece in pieces], is_counted[:, i]
+            # The last ones begin earlier, if they would be too few; those before them have been added.
+            first = jnp.minimum(i * together, number - together)
+            examples = [first + j for j in range(together)]
+            rows = [[piece[:, at] for piece in pieces] for at in examples]
             if given is None:
-                norm = _norms(rows)
+                norms = _norms(rows)
             else:
-                norm = given[:, i].astype(jnp.float64)
-                rows = [_within(row, norm) for row in rows]
-            scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2)).astype(jnp.float32)
-            is_used &= norm < _LARGEST_NORM
-            return [total + _rounded(row, scale, is_used) for total, row in zip(sums, rows, strict=True)]
+                norms = [given[:, at].astype(jnp.float64) for at in examples]
+                rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
+            for at, row, norm in zip(examples, rows, norms, strict=True):
+                scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2))
+                is_used = is_counted[:, at] & (norm < _LARGEST_NORM) & (at >= i * together)
+                rounded = [_rounded(leaf, scale.astype(jnp.float32), is_used) for leaf in row]
+                sums = [total + leaf for total, leaf in zip(sums, rounded, strict=True)]
+            return sums
 
         zeros = [varying_like(jnp.zeros_like(piece[:, 0], jnp.int32), counted, *leaves) for piece in pieces]
-        sums = jax.lax.fori_loop(0, count // parts, add, zeros)
+        sums = jax.lax.fori_loop(0, -(-number // together), add, zeros)
         return [total.sum(0, dtype=jnp.int32) for total in sums]
 
 
@@ -189,10 +207,22 @@ def _split(array: Array, parts: int) -> Array:
     return array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
 
 
-def _norms(rows: list[Array]) -> Array:
-    # Without a change of the shape, which would gather rows that are split over devices.
-    squares = [jnp.square(row.astype(jnp.float64)).sum(tuple(range(1, row.ndim))) for row in rows]
-    return jnp.sqrt(sum(squares[1:], squares[0]))
+def _norms(rows: list[list[Array]]) -> list[Array]:
+    """Return the norms of several examples, given by their leaves."""
+    squares = [_sums_of_squares(leaves) for leaves in zip(*rows, strict=True)]
+    return [jnp.sqrt(sum(terms[1:], terms[0])) for terms in zip(*squares, strict=True)]
+
+
+def _sums_of_squares(rows: tuple[Array, ...]) -> list[Array]:
+    """Return the sum of squares of every row.
+
+    One reduction has the sums of all rows: on a CPU a sum waits for its own last addition, and the others' fill the
+    time. Rows keep their shape; another one would gather rows that are split over devices.
+    """
+    squares = [jnp.square(row.astype(jnp.float64)) for row in rows]
+    zeros = [varying_like(jnp.zeros((), jnp.float64), row) for row in rows]
+    axes = tuple(range(1, rows[0].ndim))
+    return jax.lax.reduce(squares, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], axes)
 
 
 def _within(rows: Array, norm: Array) -> Array:

@@ -323,9 +323,11 @@ def test_what_is_no_state_is_refused(attack):
 def test_a_pickle_of_another_version_is_refused():
     """Versions before had other fields, or no named tuple."""
     state = private_aggregate(1.0, 5.0, KEY).init(SMALL)
-    for arguments in ((), tuple(state)[:-1], (*state, 1)):
+    for arguments in ((), tuple(state)[:-2], (*state, 1)):
         with pytest.raises(TypeError, match="argument"):
             PrivateAggregateState.__new__(PrivateAggregateState, *arguments)
+    with pytest.raises(TypeError, match="state: settings has the form"):
+        private_aggregate(1.0, 5.0, KEY).update(BATCH, state._replace(settings=state.settings[:7]), mask=True)
 
 
 @pytest.mark.lengthy

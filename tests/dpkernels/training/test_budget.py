@@ -150,11 +150,9 @@ def test_one_example_moves_the_sums_by_the_sensitivity_at_most():
 @pytest.fixture
 def without_noise(monkeypatch):
     """Updates of which the noise is left out: the sums times the factor, without the seconds that noise compiles."""
-
-    def release(kind, noise, factor, types, words, sums):
-        return jax.tree.map(lambda leaf: leaf * factor, sums), words
-
-    monkeypatch.setattr(aggregate, "_release", release)
+    monkeypatch.setattr(
+        aggregate, "_noisy", lambda noise, now, sums: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), sums)
+    )
 
 
 def test_an_update_is_the_clipped_sum_over_the_expected_batch_size(without_noise):
@@ -176,20 +174,21 @@ def test_an_update_is_the_clipped_sum_over_the_expected_batch_size(without_noise
 
 def test_the_noise_of_a_release_is_that_of_the_plan(monkeypatch):
     """Its table, its factor and its key: of this plan's clipping norm and multiplier, and no key twice."""
-    released = []
+    drawn = []
 
-    def release(kind, noise, factor, types, words, sums):
-        released.append((noise, factor, tuple(np.asarray(words).tolist())))
-        return jax.tree.map(lambda leaf: leaf * factor, sums), words + 1
+    def noisy(noise, now, sums):
+        drawn.append((noise, tuple(np.asarray(jax.random.key_data(now)).tolist())))
+        return jax.tree.map(lambda leaf: jnp.ones(leaf.shape), sums)
 
-    monkeypatch.setattr(aggregate, "_release", release)
+    monkeypatch.setattr(aggregate, "_noisy", noisy)
     plan = planned(clip=0.5)
     optimiser = plan.optimizer(optax.identity(), KEY)
     state = optimiser.init(PARAMS)
     for _ in range(2):
-        updates = plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool)))
-        _, state = optimiser.update(updates, state, PARAMS)
-    (first, factor, key), (second, _, other) = released
+        sums = plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool)))
+        units, state = optimiser.update(sums, state, PARAMS)
+    (first, key), (second, other) = drawn
+    (factor,) = set(flat(units).tolist())
     assert first == second == plan.noise
     assert key != other
     deviation = factor * math.sqrt(float(first.certificate.worst_variance)) * plan.expected_batch_size

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import chi2
+from scipy.stats import binom, chi2
 
 import dpkernels as dpk
-from dpkernels.training import allocated_batch, fixed_batch, random_assignment
+from dpkernels.training import allocated_batch, fixed_batch, poisson_capacity, poisson_overflow, random_assignment
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 
@@ -31,6 +31,16 @@ def test_a_batch_above_its_capacity_is_empty():
     assert not allocated_batch(assignment, 0, 4).mask.any()
     assert allocated_batch(assignment, 0, 5).mask.all()
     assert not allocated_batch(assignment, 1, 4).mask.any()
+
+
+@pytest.mark.parametrize("steps", [3, 1000, (1 << 16) - 1])
+def test_the_overflow_of_an_allocation_has_the_words_of_32_bits(steps):
+    """The most probable step has ceil(2^32/steps) words: more than 1/steps."""
+    examples, probability = 1_000_000, -((-1 << 32) // steps) / 2.0**32
+    capacity = poisson_capacity(examples, 1 / steps)
+    exact = binom.sf(capacity, examples + 1, probability)
+    assert exact > binom.sf(capacity, examples + 1, 1 / steps)
+    assert exact <= poisson_overflow(examples, 1 / steps + 2.0**-32, capacity)
 
 
 def test_assignments_are_uniform():

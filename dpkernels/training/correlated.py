@@ -1,0 +1,203 @@
+r"""Correlated noise for training without sampling: a banded Toeplitz strategy in integers, and what a run costs.
+
+Let x_t be the integer sum of step t and z_t the certified Gaussian integers of the step. A strategy has integers
+``c_0 >= c_1 >= ... >= c_{p-1} >= 0``, the bands of the lower-triangular Toeplitz matrix C. The release of step t is
+
+    w_t = x_t + e_t,    e_t = round((z_t - c_1 e_{t-1} - ... - c_{p-1} e_{t-p+1}) / c_0),
+
+which is x + c_0 C^-1 z/c_0 up to rounding: noise is taken off again in later steps, so that sums of releases have less
+of it. All releases are a function of the integers y = C x + z, because
+
+    w_t = round((y_t - c_1 w_{t-1} - ... - c_{p-1} w_{t-p+1}) / c_0),
+
+and rounding a sum with an integer x_t is the same as adding it to the rounded rest. So the rounding costs nothing, and
+the run costs what the one Gaussian release y costs: its sensitivity is that of C, for examples that are used at most k
+times, and at least b steps apart. See docs/proofs/correlated_noise.md. No amplification by sampling is claimed.
+
+**Left out.** With a banded inverse, C^-1 z needs the noise of a few steps only, which could be drawn again from the
+keys. But C then has fractions of ever larger denominators, and so has C x, while z has integers: the fractional part
+of C x would be disclosed. The proof page has an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.decimals import float_at_least
+from dpkernels.exact.noise import root_up
+from dpkernels.proven import proven
+from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
+from dpkernels.training.plan import ROOM, TrainingRun, calibrated_run
+
+_MOST_BANDS = 64
+
+
+@dataclass(frozen=True)
+class ToeplitzStrategy:
+    """A lower-triangular Toeplitz matrix of integers that do not rise from band to band.
+
+    Raises:
+        ValueError: there are no bands or too many, or they rise, or one is negative or too large.
+    """
+
+    bands: tuple[int, ...]  #: c_0, c_1, ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bands", tuple(self.bands))
+        checks.whole("bands: their number", len(self.bands), 1, _MOST_BANDS)
+        for band, bound in zip(self.bands, (1 << 16, *self.bands), strict=False):
+            checks.whole("bands: one", band, 0, bound)
+        checks.whole("bands: the first", self.bands[0], 1, 1 << 16)
+
+    @classmethod
+    def rounded(cls, coefficients: Sequence[float], unit: int = 16) -> ToeplitzStrategy:
+        """Return the strategy of coefficients, divided by the first and rounded to multiples of 1/unit."""
+        checks.positive("coefficients: the first", coefficients[0])
+        return cls(tuple(round(unit * float(each) / float(coefficients[0])) for each in coefficients))
+
+    @classmethod
+    def square_root(cls, bands: int, unit: int = 16) -> ToeplitzStrategy:
+        """Return the banded square root of the matrix of prefix sums (Kalinin & Lampert 2024), with rounded bands."""
+        checks.whole("bands", bands, 1, _MOST_BANDS)
+        return cls.rounded([math.comb(2 * k, k) / 4**k for k in range(bands)], unit)
+
+    def matrix(self, steps: int) -> np.ndarray:
+        """Return C for a number of steps."""
+        return sum(c * np.eye(steps, k=-k, dtype=np.int64) for k, c in enumerate(self.bands))
+
+    @proven("correlated_noise#proof")
+    def sensitivity(self, steps: int, separation: int, participations: int | None = None) -> float:
+        """Return an upper bound of the l2 sensitivity of C for contributions of at most 1.
+
+        Args:
+            steps: the number of steps.
+            separation: b, the least number of steps from one use of an example to the next one.
+            participations: k, the largest number of uses of an example; by default as many as fit.
+        """
+        checks.whole("steps", steps, 1, 1 << 24)
+        checks.whole("separation", separation, 1, 1 << 24)
+        most = -(-steps // separation)
+        checks.whole("participations", most if participations is None else participations, 1, 1 << 24)
+        columns = [0] * steps
+        for first in range(0, min(most, participations or most) * separation, separation):
+            for k, c in enumerate(self.bands[: steps - first]):
+                columns[first + k] += c
+        return float_at_least(root_up(Fraction(sum(entry * entry for entry in columns))))
+
+    @property
+    def lags(self) -> int:
+        """Return the number of steps whose noise a release takes off."""
+        return len(self.bands) - 1
+
+    @proven("correlated_noise#proof")
+    def mixed(self, sums: Any, errors: tuple[Any, ...]) -> Any:
+        """Return c_0 x_t - c_1 e_{t-1} - ..., from the sums of a step and the noise of the last ones: integers."""
+
+        def mix(leaf: Array, *past: Array) -> Array:
+            return self.bands[0] * leaf - sum(c * each for c, each in zip(self.bands[1:], past, strict=True))
+
+        return jax.tree.map(mix, sums, *errors)
+
+    @proven("correlated_noise#proof")
+    def unmixed(self, values: Any) -> Any:
+        """Return the values over c_0, rounded to integers, halves upwards; all of them are integers in float64."""
+        first = self.bands[0]
+
+        def divide(leaf: Array) -> Array:
+            with jax.enable_x64(True):
+                return ((2 * leaf.astype(jnp.int64) + first) // (2 * first)).astype(jnp.float64)
+
+        return jax.tree.map(divide, values)
+
+    def errors_bound(self, largest: int, steps: int) -> int:
+        """Return a bound on |e_t| over the steps, for noise of at most ``largest``, by the recursion of its terms."""
+        inverse = np.zeros(steps)
+        inverse[0] = 1.0
+        for t in range(1, steps):
+            past = inverse[max(0, t - self.lags) : t][::-1]
+            inverse[t] = -past @ np.asarray(self.bands[1 : len(past) + 1], float) / self.bands[0]
+        return math.ceil(1.01 * np.abs(inverse).sum() * (largest / self.bands[0] + 1))
+
+
+@dataclass(frozen=True)
+class CorrelatedRun:
+    """A training run with correlated noise, without sampling; ``correlated_run`` makes it."""
+
+    strategy: ToeplitzStrategy  #: the correlation of the noise
+    steps: int  #: the number of steps
+    separation: int  #: the least number of steps from one use of an example to the next one
+    participations: int | None  #: the largest number of uses of an example; None: as many as fit
+    run: TrainingRun  #: the run as one Gaussian release, with its slack
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Return the noise multiplier of a step, for ``private_aggregate`` with the strategy."""
+        sensitivity = self.strategy.sensitivity(self.steps, self.separation, self.participations)
+        return max(math.nextafter(self.run.noise_multiplier * sensitivity, math.inf), MULTIPLIERS[0])
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon such that the run is (epsilon, delta)-DP."""
+        return self.run.epsilon(delta)
+
+    def delta(self, epsilon: float) -> float:
+        """Return a delta such that the run is (epsilon, delta)-DP."""
+        return self.run.delta(epsilon)
+
+    def to_dp_event(self, delta: float) -> Any:
+        """Return the event of dp_accounting whose epsilon at this delta is at least that of the run."""
+        return self.run.to_dp_event(delta)
+
+
+@proven("correlated_noise#proof")
+def correlated_run(
+    strategy: ToeplitzStrategy,
+    *,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    separation: int,
+    dimensions: int,
+    participations: int | None = None,
+    neighbours: str = "add_remove",
+    slack: float = 0.0,
+) -> CorrelatedRun:
+    """Return the run of the least noise that meets a budget, accounted as one Gaussian release.
+
+    Give ``run.noise_multiplier``, ``run.strategy`` and ``run.steps`` to ``private_aggregate``. Every example must be in
+    the batches of at most ``participations`` steps, which are at least ``separation`` apart, and whether other examples
+    are in a batch must not depend on it: as with one ``random_assignment`` for all epochs.
+
+    Args:
+        strategy: the correlation of the noise.
+        epsilon: epsilon of the whole run, positive.
+        delta: delta of the whole run, in (0, 1).
+        steps: the number of steps.
+        separation: the least number of steps from one use of an example to the next one.
+        dimensions: the number of parameters.
+        participations: the largest number of uses of an example, by default as many as fit.
+        neighbours: "add_remove" for data sets with one example more or less, "replace" for another example.
+        slack: the total variation distance of the whole run from batches as stated, such as that of their overflow.
+
+    Raises:
+        ValueError: an argument is out of range, or no noise multiplier meets the budget for so many parameters.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    candidate = TrainingRun(1.0, 1.0, 1, neighbours, slack)
+    while True:
+        candidate = calibrated_run(candidate, epsilon, delta)
+        run = CorrelatedRun(strategy, steps, separation, participations, candidate)
+        distance = steps * PrivateNoise.certified(1.0, run.noise_multiplier, dimensions).total_variation
+        if slack + distance <= candidate.slack:
+            return run
+        candidate = replace(candidate, slack=slack + distance * ROOM)
