@@ -16,6 +16,8 @@ norm, d the number of parameters and K the sensitivity in units. Noise of real n
 reach an optimiser, whose moments and schedules would advance. So ``private_aggregate`` with micro-batches contains the
 optimiser, as ``optax.MultiSteps`` does, and calls it once a release.
 
+**Correlated noise.** With a strategy, later steps take off a part of the noise of earlier ones (``correlated.py``).
+
 **Keys.** Every step splits the state's key in two: a key for its noise, and a key for the steps to come. So no two
 steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
 be computed from a state. That of later steps can, so keep the state as secret as the data. In one process every call of

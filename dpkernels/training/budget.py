@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -86,6 +86,29 @@ class TrainingPlan:
     def epsilon(self) -> float:
         """Return epsilon of the run at the budget's delta, with every cost: an upper bound, at most the budget's."""
         return self.run.epsilon(self.budget[1])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the plan as numbers and names, for a checkpoint as JSON; ``from_state`` returns the plan.
+
+        A state of the optimiser belongs to one noise multiplier, which another version may not find again.
+        """
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> TrainingPlan:
+        """Return the plan with this ``state``, after a check of what it costs.
+
+        Raises:
+            ValueError: the run costs more than the budget, or its slack lacks a cost.
+        """
+        run, (epsilon, delta) = TrainingRun(**state["run"]), state["budget"]
+        plan = cls(**state | {"budget": (epsilon, delta), "run": run})
+        if run.slack < (distance := plan.overflow + plan.noise.total_variation):
+            raise ValueError(f"state: has a slack of {run.slack:g}; the distance of a step is {distance:g}")
+        if not plan.epsilon <= epsilon:
+            raise ValueError(f"state: is of a run of epsilon {plan.epsilon:g}, more than its budget {epsilon:g}")
+        return plan
 
     def optimizer(
         self,

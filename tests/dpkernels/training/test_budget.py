@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import os
 import subprocess
@@ -268,6 +269,21 @@ def test_what_is_not_of_the_plan_is_refused():
     other = planned(clip=2.0).gradients(loss, PARAMS, batch)
     with pytest.raises(ValueError, match="updates: are sums for PrivateNoise"):
         optimiser.update(other, optimiser.init(PARAMS), PARAMS)
+
+
+def test_a_plan_is_restored_from_its_state():
+    """By way of JSON; one whose cost is not what it says is refused."""
+    plan = planned(capacity=41, run=TrainingRun(4.0, 0.25, 3, slack=1e-20))
+    again = TrainingPlan.from_state(json.loads(json.dumps(plan.state)))
+    assert again == plan
+    assert again.noise == plan.noise
+    faults = {
+        "a slack of 1e-20; the distance": {"capacity": 15},
+        "epsilon .* more than its budget": {"budget": (0.1, 1e-5)},
+    }
+    for message, fault in faults.items():
+        with pytest.raises(ValueError, match=f"state: .*{message}"):
+            TrainingPlan.from_state(plan.state | fault)
 
 
 def test_bad_budgets_are_errors():
