@@ -178,28 +178,27 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
     )
     most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     number = count // parts
-    together = min(_TOGETHER, number)
     with jax.enable_x64(True):
         # A few examples at a time stay in the cache: XLA's sums over all of them take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
-            # The last ones begin earlier, if they would be too few; those before them have been added.
-            first = jnp.minimum(i * together, number - together)
-            examples = [first + j for j in range(together)]
-            rows = [[piece[:, at] for piece in pieces] for at in examples]
+            # Always as many, so that a norm has the same bits however many examples a device has: the last one repeats.
+            numbers = [i * _TOGETHER + j for j in range(_TOGETHER)]
+            places = [jnp.minimum(n, number - 1) for n in numbers]
+            rows = [[piece[:, at] for piece in pieces] for at in places]
             if given is None:
                 norms = _norms(rows)
             else:
-                norms = [given[:, at].astype(jnp.float64) for at in examples]
+                norms = [given[:, at].astype(jnp.float64) for at in places]
                 rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
-            for at, row, norm in zip(examples, rows, norms, strict=True):
+            for n, at, row, norm in zip(numbers, places, rows, norms, strict=True):
                 scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2))
-                is_used = is_counted[:, at] & (norm < _LARGEST_NORM) & (at >= i * together)
+                is_used = is_counted[:, at] & (norm < _LARGEST_NORM) & (n < number)
                 rounded = [_rounded(leaf, scale.astype(jnp.float32), is_used) for leaf in row]
                 sums = [total + leaf for total, leaf in zip(sums, rounded, strict=True)]
             return sums
 
         zeros = [varying_like(jnp.zeros_like(piece[:, 0], jnp.int32), counted, *leaves) for piece in pieces]
-        sums = jax.lax.fori_loop(0, -(-number // together), add, zeros)
+        sums = jax.lax.fori_loop(0, -(-number // _TOGETHER), add, zeros)
         return [total.sum(0, dtype=jnp.int32) for total in sums]
 
 

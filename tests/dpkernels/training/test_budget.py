@@ -228,12 +228,15 @@ def test_a_state_that_is_not_valid_gives_its_optimiser_nothing(without_noise):
     """In a program, where it cannot be refused: moments would hold a release with less noise, or one too many."""
     plan = planned()
     updates = plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool)))
-    optimiser = plan.optimizer(optax.trace(0.9), KEY)
-    for steps, is_valid in ((2, True), (3, False)):
-        state = optimiser.init(PARAMS)._replace(step=jnp.int32(steps))
-        moves, state = jax.jit(optimiser.update)(updates, state)
+    optimiser, other = (plan.optimizer(optax.trace(0.9), KEY, run=run) for run in (None, "second"))
+    state, update = optimiser.init(PARAMS), jax.jit(optimiser.update)
+    wider = planned(clip=2.0).optimizer(optax.trace(0.9), KEY).init(PARAMS)
+    last = state._replace(step=jnp.int32(2))
+    for given in (state, last, state._replace(step=jnp.int32(3)), other.init(PARAMS), wider):
+        moves, after = update(updates, given)
+        is_valid = given is state or given is last
         assert np.isfinite(flat(moves)).all() == is_valid
-        assert np.isnan(flat(state.inner)).all() != is_valid
+        assert np.isnan(flat(after.inner)).all() != is_valid
 
 
 @pytest.mark.lengthy
