@@ -33,9 +33,10 @@ import pandas as pd
 
 import accountants
 import dpkernels as dpk
+from dpkernels.session import Histogram, Mean
 
 pd.options.display.float_format = "{:,.2f}".format
-LOWER, UPPER, MIDDLE = 0.0, 100.0, 50.0  # chosen before the data were seen
+LOWER, UPPER = 0.0, 100.0  # chosen before the data were seen
 table = pd.read_csv("data/rand_hie.csv")
 largest = np.array(
     [5, 10, 11, 13, 14, 16]
@@ -54,54 +55,33 @@ print(f"{len(ages):,} people on plans {', '.join(map(str, largest))}")
 # %% [markdown]
 # ## The data holder
 #
-# One ledger holds the budget of these people: epsilon 2, and a delta of 1e-9 for noise whose tables are finite.
-# `perturb` charges it before each release. Neighbouring datasets differ by one person, added or removed.
+# A session has the budget of these people, epsilon 2. It derives what one person changes, charges its budget and the
+# ledger before each release, and adds noise from certified tables. Neighbouring datasets differ by one person, added or
+# removed. All that she states (bounds, plans, bins) she knows without looking at the data.
 
 # %%
 folder = tempfile.TemporaryDirectory()
-ledger = accountants.Ledger.create(Path(folder.name) / "people.ledger", epsilon=2, delta=1e-9)
-
-
-def released(values, mechanism, label, number):
-    """Charge the ledger, then release."""
-    return dpk.perturb(values, mechanism, key=key(number), ledger=ledger, label=label)
-
-
-def left():
-    """The epsilon that is left."""
-    return f"epsilon {float(ledger.statement().left.epsilon):g} is left"
-
+ledger = accountants.Ledger.create(Path(folder.name) / "people.ledger", epsilon=2)
+session = dpk.Session(table[["age", "plan"]], ledger=ledger, key=key(1))
+by_plan = {"plan": largest.tolist()}
+years = np.arange(LOWER, UPPER + 1, 2)
+expected = session.plan([Mean("age", LOWER, UPPER, by=by_plan), Histogram("age", years)], epsilon=1.25).expected()
+expected  # widths of intervals of a group of 1,000 people, before anything is released
 
 # %% [markdown]
 # ### 1. Means by plan, and two slips
 #
-# A person is on one plan, so one person changes one sum and one count. The sum of `age - 50` changes by at most 50, the
-# count by 1. A ratio of the two released values is the mean, and both noises are in its interval.
-#
-# The first slip is a vector that is longer than the mechanism expects. It is refused before the charge. The second one
-# is a sum that is missing. It is found after the charge, which stays. No noise was drawn and nobody has seen a result,
-# so the analyst may take this charge back.
+# Plans are disjoint, so six means cost as much as one. The first slip is a column of groups without its keys, which
+# would have to be read from the data. The second one asks for more than is left. Both are refused, and cost nothing.
 
 # %%
-sums = np.array([(ages[plans == plan] - MIDDLE).sum() for plan in largest])
-sizes = np.array([float((plans == plan).sum()) for plan in largest])
-d = len(largest)
-on_sums = dpk.on_vectors(dpk.laplace(epsilon=0.5, sensitivity=50.0), dimensions=d, norm="l1")
-on_sizes = dpk.on_vectors(dpk.laplace(epsilon=0.25, sensitivity=1.0), dimensions=d, norm="l1", lattice=1.0)
-
-for slip in (np.append(sums, sums.sum()), np.where(sizes > 1000, np.nan, sums)):
+means = session.mean("age", LOWER, UPPER, by=by_plan, epsilon=0.75)
+for slip in (lambda: session.count(by="plan", epsilon=0.5), lambda: session.count(epsilon=1.5)):
     try:
-        released(slip, on_sums, "sums of ages", 1)
+        slip()
     except ValueError as error:
-        print(error, *getattr(error, "__notes__", []))
-ledger.void(ledger.statement().entries[-1].id, "refused before any noise was drawn")
-print(left())
-
-# %%
-above = dpk.released_values(released(sums, on_sums, "sums of ages", 3), on_sums)
-below = dpk.released_values(released(sizes, on_sizes, "people by plan", 4), on_sizes)
-means = (above + MIDDLE * below) / below
-print(left())
+        print(error)
+print("left:", session.left)
 
 
 def row(value, low, high, truth):
@@ -110,40 +90,28 @@ def row(value, low, high, truth):
 
 
 truth = [ages[plans == plan].mean() for plan in largest]
-by_plan = pd.DataFrame([row(mean.value, *mean.interval(), true) for mean, true in zip(means, truth, strict=True)])
-by_plan.index = pd.Index(largest, name="plan")
-by_plan
+lines = [row(*numbers) for numbers in zip(means.value, *means.interval(), truth, strict=True)]
+pd.DataFrame(lines, index=pd.Index(largest, name="plan"))
 
 # %% [markdown]
 # ### 2. The distribution
 #
-# A histogram of disjoint bins costs as much as one count. Its quantiles cost nothing more. Their intervals consist of
-# whole bins, so the bins should be narrow, but not so narrow that most of them hold fewer people than the noise.
+# A histogram of disjoint bins costs as much as one count. The median is chosen by the exponential mechanism, and noisy
+# counts near it give its interval. Ages are multiples of 1/12 year.
 
 # %%
-edges = np.arange(LOWER, UPPER + 1, 2)
-bins = np.histogram(ages, edges)[0].astype(float)
-on_bins = dpk.on_vectors(dpk.laplace(epsilon=0.5, sensitivity=1.0), dimensions=len(bins), norm="l1", lattice=1.0)
-histogram = released(bins, on_bins, "ages in 2-year bins", 5)
-low, high = dpk.confidence_interval(histogram, on_bins, together=True)
-median = dpk.histogram_quantile(dpk.released_values(histogram, on_bins), edges, 0.5)
-print(f"median {median.value:.1f}, 95 % interval {median.interval()}, true median {np.median(ages):.1f}; {left()}")
+histogram = session.histogram("age", years, epsilon=0.5)
+median = session.quantiles("age", LOWER, UPPER, 0.5, step=1 / 12, epsilon=0.25)
+print(median, f"true median {np.median(ages):.1f}", sep="\n")
+histogram.plot().figure
 
 # %% [markdown]
 # ### 3. People who are 50 or older
 
 # %%
-on_count = dpk.laplace(epsilon=0.5, sensitivity=1.0)
-older = dpk.released_values(released(float((ages >= 50).sum()), on_count, "50 or older", 6), on_count, lattice=1.0)
-print(f"{older.value:,.1f}, 95 % interval {older.interval()}, true count {(ages >= 50).sum()}; {left()}")
-pd.DataFrame(
-    [
-        (entry.label, float(entry.amounts.epsilon), "voided" if entry.id in ledger.statement().voided else "")
-        for entry in ledger.statement().entries
-        if not entry.voids
-    ],
-    columns=["release", "epsilon", ""],
-)
+older = session.histogram("age", [50, UPPER], epsilon=0.5)
+print(older, f"true count {(ages >= 50).sum()}", sep="\n")
+print(session.report())
 
 # %% [markdown]
 # ## If no one may see a true age
@@ -158,7 +126,7 @@ reports = dpk.perturb(ages, mechanism, key=key(7))
 each = [dpk.estimate(reports[plans == plan], mechanism) for plan in largest]
 e = dpk.estimate(reports, mechanism)
 local = pd.DataFrame([row(one.mean.value, *one.mean.interval(), true) for one, true in zip(each, truth, strict=True)])
-local.index = by_plan.index
+local.index = pd.Index(largest, name="plan")
 local
 
 # %%
@@ -183,8 +151,7 @@ def width(interval):
 
 widths = pd.DataFrame(
     {
-        "noise on statistics": [width(mean.interval()) for mean in means]
-        + [width(median.interval()), width(older.interval())],
+        "noise on statistics": [*np.ptp(means.interval(), axis=0), width(median.interval()), width(older.interval())],
         "local reports": [width(one.mean.interval()) for one in each]
         + [width(found.interval()), width(local_older.interval())],
     },
@@ -194,17 +161,13 @@ widths["factor"] = widths["local reports"] / widths["noise on statistics"]
 widths
 
 # %%
-figure, (left_axes, right_axes) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
-middles = (edges[1:] + edges[:-1]) / 2
-share, truth_share = histogram / histogram.sum(), bins / bins.sum()
-reach = np.abs(np.array([low, high]) / histogram.sum() - share)
-left_axes.bar(middles, share, np.diff(edges), alpha=0.6, label="released")
-left_axes.errorbar(middles, share, reach, fmt="none", color="C7", capsize=2, label="95 % intervals, all at once")
-e.plot(right_axes, bins=edges, label="age in years", title=f"local reports, epsilon {spent:g}")
-for axes in (left_axes, right_axes):
-    axes.stairs(truth_share, edges, color="black", label="true ages")
-left_axes.set(xlabel="age in years", ylabel="share of people", title="noise on counts, epsilon 0.5")
-right_axes.set(ylabel="")
+figure, (left_axes, right_axes) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+histogram.plot(left_axes, together=True)
+e.plot(right_axes, bins=years, label="age in years", title=f"local reports, epsilon {spent:g}")
+true_counts = np.histogram(ages, years)[0]
+left_axes.stairs(true_counts, years, color="black", label="true ages")
+right_axes.stairs(true_counts / len(ages), years, color="black", label="true ages")
+left_axes.set(xlabel="age in years", title="noise on counts, epsilon 0.5")
 left_axes.legend(frameon=False)
 right_axes.legend(frameon=False)
 folder.cleanup()

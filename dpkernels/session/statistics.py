@@ -113,7 +113,7 @@ class Statistic(abc.ABC):
     def settings(self) -> str:
         """Return the arguments as text, for reports."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return ", ".join(f"{name}={_plain(value)!r}" for name, value in given.items() if value is not None)
 
     @property
     def is_known(self) -> bool:
@@ -228,6 +228,15 @@ def scaled(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, n
     missing = np.isnan(values)
     clipped = np.clip(np.where(missing, lower, values), lower, upper)
     return np.clip((clipped - lower) / (upper - lower), 0.0, 1.0), missing
+
+
+def _plain(value: Any) -> Any:
+    """Return a value whose numbers are Python's, so that it has one text."""
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(tuple(value.tolist())) if isinstance(value, np.ndarray) else value.item()
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def _with(statistic: Statistic, **changes: Any) -> Statistic:

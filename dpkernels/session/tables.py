@@ -159,11 +159,12 @@ class Table:
             (person_codes(block[person], codes), joined_hashes((block[name] for name in self.columns), secret))
             for block in self._all_blocks(self.columns)
         ]
-        persons, hashes = zip(*blocks, strict=True) if blocks else ([np.zeros(0, np.int32)], [np.zeros(0)])
-        del blocks  # Of many rows each of these arrays is large.
-        self.persons, hashes = np.concatenate(persons), np.concatenate(hashes)
+        del codes  # Of many rows, and of many persons, each of these objects is large.
+        self.persons = np.concatenate([np.zeros(0, np.int32), *(persons for persons, _ in blocks)])
+        hashes = np.concatenate([np.zeros(0, np.uint64), *(words for _, words in blocks)])
+        del blocks
         order = np.lexsort((hashes, self.persons))
-        del persons, hashes
+        del hashes
         self.counted = np.zeros(len(order), bool)
         self.counted[order] = are_first(self.persons[order], rows)
         self.counted &= self.persons >= 0

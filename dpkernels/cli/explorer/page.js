@@ -179,12 +179,14 @@
     fill(
       {
         ...holds, drawn, biased: law.biased, unbiased: !law.biased,
-        bounded: !one.noise, unbounded: one.noise, bernstein: bernstein && person, tabled: !one.delta && !one.whole,
+        holder: !person && epsilon >= 0.001, bounded: !one.noise, unbounded: one.noise, bernstein: bernstein && person, tabled: !one.delta && !one.whole,
         approximate: holds.approximate && (one.delta || holds.several || holds.shuffle),
         accounts: holds.several || holds.shuffle || call.startsWith("accountants"), composes: state.shuffle || model.composable(one, epsilon, state),
       },
       {
         lower, upper, call, options: (one.command ?? one.name) + flags,
+        epsilonCall: python(epsilon),
+        statisticCall: state.whole && state.unit === 1 ? `count(epsilon=${python(epsilon)})` : `sum("x", lower=0, upper=${python(state.unit)}, epsilon=${python(epsilon)})`,
         n: whole(state.n), people: state.n, categories: state.categories, count: state.count, sensitivity: shown(state.sensitivity), delta: python(state.delta),
         confidence: state.confidence, level: `${100 * state.confidence} %`, epsilon: shown(epsilon), total: shown(total), report: shown(report), error: shown(error),
         truth: shown(inUnits(state, t)), mean: drawn && shown(inUnits(state, law.biased ? law.mean(t) : t)), deviation: drawn && shown(Math.sqrt(law.variance(t)) * state.unit),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -489,3 +490,17 @@ print(json.dumps([name for name in ("jax", "numpy", "scipy") if name in sys.modu
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("call", ["count(epsilon=0.5)", 'sum("x", lower=0, upper=3, epsilon=0.5)'])
+def test_the_lines_for_a_session_run(call, capsys):
+    """With the values that the script fills in; a browser, where there is one, fills them in itself."""
+    page = html.unescape(
+        re.search(r'<pre id="session"[^>]*>(.*?)</pre>', (FOLDER / "template.html").read_text(), re.DOTALL)[1]
+    )
+    values = {"epsilonCall": "0.5", "statisticCall": call}
+    lines = re.sub(r'<span data-value="(\w+)"></span>', lambda place: values[place[1]], shown)
+    script = (FOLDER / "page.js").read_text()
+    assert all(f"{name}: " in script for name in values)
+    exec(compile(lines, "session", "exec"), {})
+    assert "95 % intervals" in capsys.readouterr().out

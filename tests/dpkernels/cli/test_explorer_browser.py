@@ -328,6 +328,10 @@ def test_what_it_writes_runs(show, state, tmp_path, monkeypatch, capsys):
         promised, rel=THREE_DIGITS
     )
 
+    if state.get("have") == "statistic":
+        exec(compile(text(page, "session"), "session", "exec"), {})
+        assert "95 % intervals" in capsys.readouterr().out
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "values.csv").write_text("value\n" + "42.5\n" * 20)
     for line in text(page, "command").splitlines():

@@ -506,6 +506,14 @@ def test_the_report_says_what_was_released_and_about_whom():
     assert "at most 3 count" in of(person="id", rows_per_person=3).report()
 
 
+def test_a_report_has_plain_numbers():
+    s = of()
+    s.histogram("age", np.arange(3.0), by={"plan": np.array(["A", "B"])}, epsilon=0.5)
+    assert "edges=(0.0, 1.0, 2.0)" in s.report()
+    assert "np." not in s.report()
+    assert "by={'plan': ('A', 'B')}" in s.report()
+
+
 def test_arithmetic_keeps_intervals():
     s = of()
     total, people = s.sum("age", 0, 95, epsilon=1.0), s.count(epsilon=1.0)
