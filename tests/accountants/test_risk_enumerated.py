@@ -102,7 +102,7 @@ FIRST = {allocated: pytest.mark.lengthy, fixed_size: pytest.mark.lengthy, of_shu
 SEEDS = [
     pytest.param(make, seed, marks=pytest.mark.thorough if seed else FIRST.get(make, ()))
     for make in MAKERS
-    for seed in range(40)
+    for seed in range(15)
 ]
 
 

@@ -70,6 +70,24 @@ function makeModel(tables) {
       const excess = ([p, q]) => p.reduce((sum, mass, i) => sum + Math.max(mass - factor * q[i], 0), 0);
       return Math.max(...comparedPairs().map(excess));
     }
+    // The cells of two inputs by falling likelihood ratio, as [q, p] from the first cell to each.
+    let tests = null;
+    const bestTests = ([p, q]) => {
+      const order = Array.from(p.keys()).sort((i, j) => p[j] * q[i] - p[i] * q[j]);
+      let [mistaken, found] = [0, 0];
+      return [[0, 0], ...order.map((i) => [(mistaken += q[i]), (found += p[i])])];
+    };
+    // The largest share of reports of one value that a test finds if it takes this share, > 0, of another value's for them.
+    function power(rate) {
+      tests ??= comparedPairs().map(bestTests);
+      const found = (points) => {
+        const i = points.findIndex(([q]) => q >= rate);
+        if (i < 1) return 1;
+        const [[q0, p0], [q1, p1]] = [points[i - 1], points[i]];
+        return p0 + ((p1 - p0) * (rate - q0)) / (q1 - q0);
+      };
+      return Math.min(Math.max(...tests.map(found)), 1);
+    }
     // Where the loss is epsilon, 0 or -epsilon: the probabilities of the three.
     function threeLosses() {
       const [[p, q]] = comparedPairs();
@@ -90,7 +108,7 @@ function makeModel(tables) {
     }
     let { worst } = more;
     const worstVariance = () => (worst ??= Math.max(variance(0.5), variance(1)));
-    return { low: -Infinity, high: Infinity, cells, mean, variance, worstVariance, delta, threeLosses, beyond, ...more };
+    return { low: -Infinity, high: Infinity, cells, mean, variance, worstVariance, delta, power, threeLosses, beyond, ...more };
   }
 
   // ---------------------------------------------------------------- bounded reports

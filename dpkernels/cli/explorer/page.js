@@ -132,6 +132,7 @@
     const [stems, area] = reportChart(state, row).map(({ length }) => length > 0);
     details(state, row, { ...holds, stems, area, "no-area": !area });
     profileChart(row);
+    riskChart(row);
     growthChart(state, row);
   }
 
@@ -238,6 +239,17 @@
     const title = `Delta of one report of ${one.name} against epsilon, from ${shown(law.delta(0))} at epsilon 0, falling to ${falls}`;
     chart("profile-chart", () => charts.curves({ title, lines: [["line", points]], xRange: [0, end], yRange: [least, 1], xName: "epsilon", yName: "delta" }));
     put($("profile").tBodies[0], htmlRows([0, 0.25, 0.5, 0.75, 0.9].map((share) => [shown(share * epsilon), shown(law.delta(share * epsilon))])));
+  }
+
+  const RATES = Array.from({ length: 41 }, (_, i) => 10 ** (i / 10 - 4));
+  function riskChart({ one, law }) {
+    if (law.untabulated) return elsewhere("risk-chart");
+    const points = RATES.map((rate) => [rate, law.power(rate)]);
+    const percent = (share) => `${shown(100 * share)} %`;
+    const title = `The most that an attack on one report of ${one.name} finds: ${[0.001, 0.01, 0.1].map((rate) => `${percent(law.power(rate))} where ${percent(rate)} are mistakes`).join(", ")}`;
+    const lines = [["other", [[1e-4, 1e-4], [1, 1]]], ["line", points]];
+    chart("risk-chart", () => charts.curves({ title, lines, xLog: true, xRange: [1e-4, 1], yRange: [1e-4, 1], xName: "others taken for it by mistake (dashed: guessing)", yName: "found" }));
+    put($("risk").tBodies[0], htmlRows([0.001, 0.01, 0.1, 0.5].map((rate) => [percent(rate), percent(law.power(rate))])));
   }
 
   function growthChart(state, { one, epsilon }) {

@@ -88,6 +88,7 @@ const found = settings.map(({ name, epsilon, t, share, state }) => {
     variance: drawn ? law.variance(t) : null,
     mean: drawn ? law.mean(t) : null,
     delta: drawn ? law.delta(share * epsilon) : null,
+    power: drawn ? [share, share / 1000].map(law.power) : null,
     beyond: one.noise ? law.beyond(0.05) : null,
     mass: drawn ? mass(law, t) : null,
     total: page.total(one, epsilon, state),
@@ -158,6 +159,8 @@ def check_one(setting, found):
     assert is_close(found["variance"], variance / scale)
     epsilon = setting["share"] * setting["epsilon"]
     assert is_close(found["delta"], float(accountants.delta(m, epsilon)), 2e-3, 2e-6)
+    for rate, power in zip((setting["share"], setting["share"] / 1000), found["power"], strict=True):
+        assert is_close(power, accountants.guarantee(m).true_positive_rate(rate), 2e-3, 2e-6)
     assert is_close(found["mass"], 1.0, 1e-3)
     if noise:
         D = state["sensitivity"]

@@ -146,6 +146,9 @@ def test_errors_of_a_statistic(show, epsilon, delta):
         assert fact(page, "beyond") == close(float(m.noise.icdf(0.995)))
         for at, value in rows(page, "profile"):
             assert value == close(accountants.delta(m, at))
+        for row in cells_of(page, "risk"):
+            rate, found = (number(cell.removesuffix(" %")) / 100 for cell in row)
+            assert found == close(accountants.guarantee(m).true_positive_rate(rate))
 
 
 @pytest.mark.parametrize("sensitivity", [1, 7])
