@@ -36,7 +36,11 @@ def bisect(before: Callable[[Any], Real], low: Real, high: Real, steps: int) -> 
     if xp is jnp:
         return jax.lax.fori_loop(0, steps, halve, (low, high))
     for step in range(steps):
-        low, high = halve(step, (low, high))
+        before_halving = low, high
+        low, high = halve(step, before_halving)
+        # Neighbouring floats stay as they are.
+        if np.array_equal(low, before_halving[0]) and np.array_equal(high, before_halving[1]):
+            break
     return low, high
 
 
