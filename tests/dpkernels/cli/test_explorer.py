@@ -498,9 +498,8 @@ print(json.dumps([name for name in ("jax", "numpy", "scipy") if name in sys.modu
 @pytest.mark.parametrize("call", ["count(epsilon=0.5)", 'sum("x", lower=0, upper=3, epsilon=0.5)'])
 def test_the_lines_for_a_session_run(call, capsys):
     """With the values that the script fills in; a browser, where there is one, fills them in itself."""
-    page = html.unescape(
-        re.search(r'<pre id="session"[^>]*>(.*?)</pre>', (FOLDER / "template.html").read_text(), re.DOTALL)[1]
-    )
+    template = (FOLDER / "template.html").read_text()
+    shown = html.unescape(re.search(r'<pre id="session"[^>]*>(.*?)</pre>', template, re.DOTALL)[1])
     values = {"epsilonCall": "0.5", "statisticCall": call}
     lines = re.sub(r'<span data-value="(\w+)"></span>', lambda place: values[place[1]], shown)
     script = (FOLDER / "page.js").read_text()
