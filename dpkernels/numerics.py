@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 # A number or an array of them: Python's, NumPy's or JAX's, traced ones too. Formulas take and return the caller's kind;
 # what asks for a shape, a type or an element takes arrays only. NumPy's numbers count as arrays of no dimension.
@@ -35,7 +36,7 @@ def namespace(*values: object) -> ModuleType:
     return np
 
 
-def choose(condition: Any, value: Any, other: Any) -> Any:
+def choose(condition: Real, value: Real, other: Real) -> Real:
     """Return ``where`` of a single condition, without its overhead for plain numbers."""
     if namespace(condition) is np:
         return value if condition else other
@@ -57,7 +58,7 @@ def elementary(*values: object) -> Any:
 _MATH_OF_ARRAYS = SimpleNamespace(**{name: np.vectorize(getattr(math, name), [float]) for name in ("exp", "expm1")})
 
 
-def squared(value: Any) -> Any:
+def squared(value: Real) -> Real:
     """Return value^2; of an array's entry with the bits of Python's power, which is not always the nearest float."""
     return _POWER(value, 2.0) if isinstance(value, np.ndarray) else value**2
 
@@ -89,14 +90,14 @@ def without_derivative(values: Any) -> Any:
     return jax.lax.stop_gradient(values) if namespace(*jax.tree.leaves(values)) is jnp else values
 
 
-def map_over(function: Callable[[Any], Any], values: Any) -> Any:
+def map_over(function: Callable[[Any], Any], values: RealArray) -> RealArray:
     """Return the function of every entry along the first axis, stacked."""
     if namespace(values) is jnp:
         return jax.lax.map(function, values)
     return np.stack([function(value) for value in values]) if len(values) else np.zeros(np.shape(values))
 
 
-def add_at(size: int, index: Any, *rows: Any) -> list[Any]:
+def add_at(size: int, index: Real, *rows: Any) -> list[Any]:
     """Return the sums of each row by index: entry i sums the values whose index is i."""
     if namespace(index, *rows) is jnp:
         values = jnp.stack(rows, -1)
@@ -111,7 +112,7 @@ def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
     return namespace(z, value).where(ordinary, value, 0.0)
 
 
-def ndtr(z: Real) -> Any:
+def ndtr(z: Real) -> RealArray:
     """Return the standard normal cdf, accurate in the lower tail."""
     return special_functions(z).ndtr(z)
 
@@ -179,14 +180,14 @@ _ARCSINE = {
 }
 
 
-def _polynomial(coefficients: dict[str, tuple[float, ...]], z: Any) -> Any:
+def _polynomial(coefficients: dict[str, tuple[float, ...]], z: RealArray) -> RealArray:
     *lower, total = (z.dtype.type(value) for value in coefficients[z.dtype.name])
     for value in reversed(lower):
         total = value + z * total
     return total
 
 
-def sin_pi(z: Any) -> Any:
+def sin_pi(z: Real) -> RealArray:
     """Return sin(pi z) for z in [-1/2, 1], faster than XLA's sine on CPUs, which serves every angle."""
     return np.sin(np.pi * z) if namespace(z) is np else _sin_pi(floating(z))
 
@@ -201,7 +202,7 @@ def _sin_pi(z: Any) -> Any:
 _sin_pi.defjvps(lambda dz, _, z: dz * (math.pi * _sin_pi(0.5 - z)))
 
 
-def arcsine_cdf(w: Any) -> Any:
+def arcsine_cdf(w: Real) -> RealArray:
     """Return 2/pi arcsin(sqrt(w)) for w in [0, 1], faster than XLA's arcsine, which is not vectorised on CPUs."""
     if namespace(w) is np:
         return 2 / np.pi * np.arcsin(root_or_zero(w))
@@ -209,7 +210,7 @@ def arcsine_cdf(w: Any) -> Any:
 
 
 @jax.custom_jvp
-def _arcsine_cdf(w: Any) -> Any:
+def _arcsine_cdf(w: Array) -> Array:
     """Return the series of s = sqrt(w), near 1/2 as 1/2 - arcsin(1 - 2 w)/pi, above it by symmetry."""
     small = jnp.minimum(w, 1 - w)
     near = small < 0.3
@@ -227,7 +228,7 @@ def _(dw: Any, _: Any, w: Any) -> Any:
     return jnp.where(slope > 0, dw / jnp.where(slope > 0, slope, 1.0), 0.0)
 
 
-def half_precision(x: Any) -> Any:
+def half_precision(x: RealArray) -> RealArray:
     """Return floats rounded to half the digits of their type."""
     bits = namespace(x).finfo(x.dtype).nmant
     if namespace(x) is jnp:
@@ -283,7 +284,7 @@ def plain(value: Real) -> Real:
     return float(value) if namespace(value) is np and np.ndim(value) == 0 else value
 
 
-def root_or_zero(value: Any) -> Any:
+def root_or_zero(value: Real) -> RealArray:
     """Return sqrt(max(value, 0)) with a finite gradient at 0: the double where."""
     xp = namespace(value)
     positive = value > 0

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.roots import NEWTON_STEPS, narrow_bracket, root_near
 
@@ -64,7 +65,7 @@ def newton(
 
 def found_roots(
     residual: Function, parameters: Any, find: Callable[[Any], Any], slope: Callable[[Any, Any], Any]
-) -> Any:
+) -> RealArray:
     """Return the roots that ``find`` gives for JAX parameters, with the derivatives of the implicit rule; elementwise.
 
     ``slope`` gives the derivatives of ``residual`` by x. Where the slope is 0 the roots' derivatives are NaN.
@@ -73,7 +74,7 @@ def found_roots(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def implicit_root(method: Method, function: Function, parameters: Any, where: Any) -> Any:
+def implicit_root(method: Method, function: Function, parameters: Any, where: Any) -> RealArray:
     """Return the root that a method finds, with the derivatives of the implicit rule."""
     return method.root(function, parameters, where)
 
@@ -134,7 +135,7 @@ class _Found(Method):
         return self.slope(x, parameters), jax.jvp(partial(residual, x), (parameters,), (tangents,))[1]
 
 
-def divide_by_slope(values: Any, slope: Any) -> Any:
+def divide_by_slope(values: Array, slope: Array) -> Array:
     """Return slope^-1 values, for one number or two."""
     if values.shape == slope.shape:
         return values / slope
@@ -153,7 +154,7 @@ class _Bisection(Method):
     def root(self, excess: Function, parameters: Any, bracket: tuple[Any, Any]) -> Any:
         xp = namespace(*bracket)
 
-        def unfinished(state: tuple[Any, Any, Any]) -> Any:
+        def unfinished(state: tuple[Any, Any, Any]) -> Real:
             count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
             # Compiled without optimisation, the excess may be computed twice in a step and rounded in two ways. Next to
@@ -178,7 +179,7 @@ class DifferentiatingMethod(Method):
         """Return the root, and the derivatives there; ``evaluate`` gives the value and them, of the form ``zeros``."""
 
     def root(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> Any:
-        def evaluate(x: Any) -> Any:
+        def evaluate(x: Array) -> Any:
             return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))
 
         return self.iterate(evaluate, (jnp.zeros_like(where[0]),), *where)[0]
@@ -186,7 +187,7 @@ class DifferentiatingMethod(Method):
     def root_and_derivatives(
         self, function: Function, parameters: Any, where: tuple[Any, Any], tangents: Any
     ) -> tuple[Any, ...]:
-        def evaluate(x: Any) -> Any:
+        def evaluate(x: Array) -> Any:
             value, pullback = jax.vjp(function, x, parameters)
             return value, *pullback(jnp.ones_like(value))
 
@@ -203,8 +204,8 @@ class _Newton(DifferentiatingMethod):
     longest: float
     clip: bool
 
-    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
-        def unfinished(state: Any) -> Any:
+    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Array, ends: Any) -> tuple[Any, ...]:
+        def unfinished(state: Any) -> Array:
             count, step, *_ = state
             return (count < NEWTON_STEPS) & (jnp.abs(step) > self.tolerance)
 
@@ -220,8 +221,8 @@ class _Newton(DifferentiatingMethod):
         _, step, x, (value, slope, *gradient), *_ = jax.lax.while_loop(unfinished, improve, first)
         # Steps halfway to an end get short too if there is no root; at a root the value is small beside the slope.
         precision = jnp.maximum(self.tolerance, jnp.finfo(x.dtype).eps ** 0.5)
-        found = (jnp.abs(step) <= self.tolerance) & (jnp.abs(value) <= precision * jnp.abs(slope))
-        root = jnp.where(found, x, jnp.nan)
+        has_converged = (jnp.abs(step) <= self.tolerance) & (jnp.abs(value) <= precision * jnp.abs(slope))
+        root = jnp.where(has_converged, x, jnp.nan)
         if self.clip:
             at_low, at_high = (jnp.abs(x - end) <= 2 * self.tolerance for end in ends)
             root = jnp.where(at_low & (value < 0), ends[0], jnp.where(at_high & (value > 0), ends[1], root))

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.numerics import Real, RealArray, map_over, namespace
@@ -209,7 +210,7 @@ def _solve_free(hessian: Any, gradient: Any, free: Any) -> Any:
     return divide_by_slope(jnp.where(free, gradient, 0.0), _restricted(hessian, free))
 
 
-def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Any:
+def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Real:
     """Return where a smooth function is lowest, around the best point of a grid; not differentiated."""
     parameters, grid = promote(parameters, grid)
     if namespace(grid) is np:
@@ -332,7 +333,7 @@ def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> t
 # Roots next to a minimum
 
 
-def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Any:
+def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Real:
     """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none; low > 0.
 
     JAX numbers are searched by Newton's method. Of plain numbers the function is at most 0 as computed; ``rtol`` is
@@ -364,18 +365,18 @@ def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, coun
     valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
     some = values[first] <= 0
     feasible, infeasible = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
-    found = excess(feasible, frozen) <= 0
-    return xp.where(found, root(excess, parameters, feasible, infeasible), xp.nan)[()]
+    is_feasible = excess(feasible, frozen) <= 0
+    return xp.where(is_feasible, root(excess, parameters, feasible, infeasible), xp.nan)[()]
 
 
 @dataclass(frozen=True)
 class _ConvexNewton(DifferentiatingMethod):
     """Newton's method on a convex function, from the low end: its steps are monotone; see ``convex_root``."""
 
-    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
+    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Array, ends: Any) -> tuple[Any, ...]:
         low, high = ends
 
-        def unfinished(state: Any) -> Any:
+        def unfinished(state: Any) -> Array:
             count, x, before, _ = state
             return (count < NEWTON_STEPS) & (jnp.abs(x - before) > _LAST_STEP * x) & (x <= high)
 
@@ -388,6 +389,6 @@ class _ConvexNewton(DifferentiatingMethod):
 
         _, x, _, (slope, *gradient) = jax.lax.while_loop(unfinished, improve, (0, start, jnp.zeros_like(start), zeros))
         at_low = x <= low
-        found = (x <= high) & ((slope < 0) | at_low)
+        has_root = (x <= high) & ((slope < 0) | at_low)
         # At the low end the root does not move with the parameters.
-        return jnp.where(found, x, jnp.nan), jnp.where(at_low, 0.0, slope), *gradient
+        return jnp.where(has_root, x, jnp.nan), jnp.where(at_low, 0.0, slope), *gradient

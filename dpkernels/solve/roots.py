@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import Real, choose, half_precision, namespace
+from dpkernels.numerics import Real, RealArray, choose, half_precision, namespace
 from dpkernels.solve.base import while_loop
 
 NEWTON_STEPS = 60  # Steps of Newton's method at most.
@@ -55,7 +55,7 @@ def invert_increasing(function: Callable[[Real], Real], target: Any, low: Any, h
 
 def invert_smooth(
     function: Callable[[Any], Any], target: Any, near: Any, slope: Callable[[Any], Any], steps: int | None
-) -> Any:
+) -> RealArray:
     """Return where an increasing function of x >= 0 reaches ``target``, from a point near there; elementwise.
 
     Newton takes ``steps`` steps in float32 and one more in float64. They must lead to within half a cell of the grid of
@@ -77,14 +77,16 @@ def invert_smooth(
     return low + (high - low) * xp.clip((target - at_low) * (1 / xp.where(rise > 0, rise, 1.0)), 0.0, 1.0)
 
 
-def rising_root(function: Callable[[Any], tuple[Any, Any]], x: Any, low: Any, high: Any, tolerance: float) -> Any:
+def rising_root(
+    function: Callable[[Any], tuple[Any, Any]], x: Real, low: Real, high: Real, tolerance: float
+) -> RealArray:
     """Return about the root of a rising function, by Newton's method from x; the nearer end if there is no root.
 
     ``function`` returns the value and its slope, which may be approximate. ``tolerance`` is the length of the last
     step. A step that leaves the bracket of the root goes to its middle instead.
     """
 
-    def unfinished(state: Any) -> Any:
+    def unfinished(state: Any) -> RealArray:
         count, x, before, low, high = state
         return (count < NEWTON_STEPS) & (abs(x - before) > tolerance) & (high - low > tolerance)
 
@@ -98,7 +100,7 @@ def rising_root(function: Callable[[Any], tuple[Any, Any]], x: Any, low: Any, hi
     return while_loop(unfinished, improve, (0, x, x + np.inf, low, high))[1]
 
 
-def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndarray:
+def falling_root(function: Callable[[Any], Any], low: Real, high: Real) -> np.ndarray:
     """Return the root of a falling function of plain numbers, >= 0 at ``low`` and <= 0 at ``high``; elementwise.
 
     SciPy's ``elementwise.find_root`` takes 2.8 ms for 50 roots instead of 0.4 ms, and 0.15 s more for the first ones.
