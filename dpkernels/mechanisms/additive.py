@@ -65,7 +65,7 @@ class Additive(Mechanism):
     def output_interval(self) -> tuple[Real, Real]:
         return -np.inf, np.inf
 
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> RealArray:
         return self.noise.prob(floating(y) - x)
 
     def log_prob(self, y: Real, x: Any) -> Any:
@@ -90,7 +90,7 @@ class Additive(Mechanism):
     def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
         return x + self.noise.icdf(u)
 
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Real) -> RealArray:
         """Return x + E Z; asymmetric noise is biased."""
         return floating(x) + self.noise.mean
 
@@ -188,7 +188,7 @@ def growth(norm: str, own_norm: str, dimensions: int) -> float:
     return dimensions**power
 
 
-def _vector_delta(delta: Any) -> Any:
+def _vector_delta(delta: Real) -> RealArray:
     xp = namespace(delta)
     return xp.where(xp.asarray(delta) == 0, 0.0, xp.maximum(delta, 1e-10))[()]
 

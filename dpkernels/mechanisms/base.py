@@ -112,7 +112,7 @@ class Mechanism(Batchable, abc.ABC):
         y = self._icdf(u, x) if on_host else _reparameterised_reports(self, u, x, inverse=True)
         return namespace(y, inside).where(inside, y, np.nan)
 
-    def _icdf(self, u: Any, x: Any) -> Any:
+    def _icdf(self, u: Real, x: Real) -> RealArray:
         """Return ``icdf`` of float arrays, without its derivative, for inputs in the input interval."""
         xp = namespace(u, x, *jax.tree.leaves(self))
         u, x = xp.broadcast_arrays(u, x)
@@ -189,7 +189,7 @@ class Local(Mechanism):
         return dataclasses.replace(self, lower=-1.0, upper=1.0)  # type: ignore[type-var]
 
     @property
-    def middle(self) -> Any:
+    def middle(self) -> Real:
         """Return the middle of the input interval."""
         return self.lower + (self.upper - self.lower) / 2
 
@@ -197,7 +197,7 @@ class Local(Mechanism):
         none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 
-    def mass(self, y: Real, x: Any) -> Any:
+    def mass(self, y: Real, x: Real) -> Any:
         report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         places, p = self.atoms(x)
         near = abs(report - places) <= self._room(places.astype(report.dtype))
@@ -209,11 +209,11 @@ class Local(Mechanism):
         rounded = _ROUNDED * np.finfo(places.dtype).eps * (abs(places) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
-    def log_prob(self, y: Real, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Real) -> Any:
         mass, density = self.mass(y, x), self.pdf(y, x)
         return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
-    def _icdf(self, u: Any, x: Any) -> Any:
+    def _icdf(self, u: Real, x: Real) -> RealArray:
         """Keep rounding from the ends of the output interval."""
         y, (low, high) = super()._icdf(u, x), self.output_interval
         xp = namespace(y, low)
@@ -227,7 +227,7 @@ class Local(Mechanism):
 class Bounded(Local):
     """A local mechanism that is unbiased; any two inputs are neighbours, unless it has a sensitivity."""
 
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Real) -> RealArray:
         return floating(x)
 
     @property
@@ -269,7 +269,7 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: 
     return _sample(mechanism if inverse else mechanism.sampler(), key, words, x, inverse)
 
 
-def _reparameterised_reports(mechanism: Any, u: Any, x: Any, inverse: bool) -> Any:
+def _reparameterised_reports(mechanism: Any, u: Real, x: Real, inverse: bool) -> Any:
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
@@ -284,7 +284,7 @@ def _reparameterised_reports(mechanism: Any, u: Any, x: Any, inverse: bool) -> A
         mechanism, u, x = rebuilt(parameters)
         return mechanism.cdf(y, x) - u
 
-    def reports(parameters: tuple[Any, Any, Any]) -> Any:
+    def reports(parameters: tuple[Any, Any, Any]) -> RealArray:
         mechanism, u, x = rebuilt(parameters)
         return mechanism._icdf(u, x) if inverse else mechanism.draw(u, x)
 

@@ -15,7 +15,7 @@ from dpkernels import checks
 from dpkernels.batches import each_entry, entrywise, has_axes
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import Real, elementary, floating, namespace
+from dpkernels.numerics import Real, RealArray, elementary, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bounded_minimum, smooth_minimum
 
@@ -63,7 +63,7 @@ class CentralPiecewise(Parabolic):
         return dataclasses.replace(self, lower=-1.0, upper=1.0, sensitivity=D)
 
     @property
-    def half_widths(self) -> Any:
+    def half_widths(self) -> RealArray:
         """Return r_l, of shape (s,)."""
         return self.core + np.arange(self.steps) * (2 * self.sensitivity / (self.upper - self.lower))
 
@@ -98,7 +98,7 @@ class CentralPiecewise(Parabolic):
         return (floating(y) - middle) / self.scale, (floating(x) - middle) / half
 
     @each_entry
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> RealArray:
         (v, t), (windows, base) = self._scaled(y, x), self.masses
         xp = namespace(v, t, base)
         density = xp.where(xp.abs(v) <= self.reach, base / (2 * self.reach), 0.0)
@@ -176,7 +176,9 @@ def central_piecewise(
     checks.sensitivity(sensitivity)
     if has_axes(epsilon, lower, upper, sensitivity, core):
 
-        def entry(epsilon: float, lower: float, upper: float, sensitivity: float, own_core: float = 0.0) -> Any:
+        def entry(
+            epsilon: float, lower: float, upper: float, sensitivity: float, own_core: float = 0.0
+        ) -> CentralPiecewise:
             height = core if isinstance(core, str) else own_core
             interval: Any = {"lower": lower, "upper": upper}
             return central_piecewise(epsilon=epsilon, sensitivity=sensitivity, steps=steps, core=height, **interval)
@@ -219,7 +221,7 @@ def _best_steps(*setting: Any) -> CentralPiecewise:
 def _best_core(steps: int, *setting: Any) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
-    def member(log_r: Any, setting: tuple[Any, ...]) -> CentralPiecewise:
+    def member(log_r: Real, setting: tuple[Any, ...]) -> CentralPiecewise:
         return CentralPiecewise(elementary(log_r).exp(log_r), steps, *setting)
 
     def variance(log_r: Any, setting: tuple[Any, ...]) -> Any:
@@ -238,7 +240,7 @@ def _best_core(steps: int, *setting: Any) -> CentralPiecewise:
     return member(log_r, setting)
 
 
-def _published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> Any:
+def _published_core(steps: int, lower: Real, upper: Real, epsilon: Real, sensitivity: Real) -> Real:
     """Return r for b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, m = s - 1.
 
     A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps).

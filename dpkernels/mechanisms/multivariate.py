@@ -99,7 +99,7 @@ class Multivariate:
     def worst_variance(self) -> Real:
         return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
-    def log_prob(self, y: Any, x: Any) -> Any:
+    def log_prob(self, y: RealArray, x: RealArray) -> RealArray:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
 
         It is the log of the mean, over the d runs, of the product of the likelihoods of the run's coordinates; a run
@@ -137,7 +137,7 @@ class Multivariate:
         return _sample(self, key, repeated(x, sample_shape), method)
 
 
-def _over_runs(values: Any, length: int) -> Any:
+def _over_runs(values: RealArray, length: int) -> RealArray:
     """Return sums over the cyclic runs of this length along the last axis, in the order of their starts."""
     xp = namespace(values)
     sums = xp.cumsum(xp.concatenate([values, values[..., : length - 1]], -1), -1)

@@ -222,7 +222,7 @@ def _share(epsilon: Any, count: int) -> Any:
     return first_feasible(floats_from(epsilon / count, 0.0), lambda share: count * Fraction(repr(share)) <= total)
 
 
-def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Any:
+def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Bounded:
     return optimal(epsilon=epsilon, lower=lower, upper=upper)
 
 
@@ -517,7 +517,7 @@ def discrete_gaussian(
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 
 
-def _cells(sensitivity: Any, step: Any) -> Any:
+def _cells(sensitivity: Real, step: Real) -> Any:
     """Return n, the largest number of grid steps between neighbours; the noise reaches farther."""
     checks.positive("step", step)
     if checks.concrete(sensitivity) is None or checks.concrete(step) is None:

@@ -48,7 +48,7 @@ class TwoPoint(Parabolic):
         """Return P(report = middle - B | x)."""
         return self._distances(x)[1] / (2 * self.magnitude)
 
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> RealArray:
         """Return 0: every report has positive probability."""
         return namespace(y, x).zeros_like(floating(y) + floating(x))
 
@@ -125,7 +125,7 @@ class Mixture(Parabolic):
         return Mixture(self.first.on_unit(), self.second.on_unit(), self.weight)
 
     @property
-    def epsilon(self) -> Any:  # type: ignore[override]
+    def epsilon(self) -> Any:
         first, second = self.first.epsilon, self.second.epsilon
         return namespace(first, second).maximum(first, second)
 
@@ -139,7 +139,7 @@ class Mixture(Parabolic):
     def _mix(self, first: Real, second: Real) -> Real:
         return self.weight * first + (1 - self.weight) * second
 
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> Any:
         return self._mix(self.first.pdf(y, x), self.second.pdf(y, x))
 
     def cdf(self, y: Real, x: Real) -> Real:

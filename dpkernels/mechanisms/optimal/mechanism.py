@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from dpkernels import checks
 from dpkernels.batches import each_entry
@@ -26,7 +26,7 @@ _LATTICE = 1e-6  # The tolerance for reports of an exact sampler, as a share of 
 FILES: dict[bytes, Path] = {}  # The files that tables were read from, by the digests of their probabilities.
 
 
-def digest(probabilities: Any) -> bytes:
+def digest(probabilities: Real) -> bytes:
     """Return the key of a table in ``FILES``."""
     return hashlib.sha256(np.asarray(probabilities, np.float64).tobytes()).digest()
 
@@ -123,24 +123,24 @@ class Optimal(Bounded):
         row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
         return row, xp.clip(position - row, 0.0, 1.0)
 
-    def _between(self, table: Any, x: Real, column: Any) -> Any:
+    def _between(self, table: Any, x: Real, column: Any) -> RealArray:
         """Return a column of a table with n rows, at the input."""
         row, share = self._row(x)
         table = namespace(row, table).asarray(table)
         return (1 - share) * table[row, column] + share * table[row + 1, column]
 
-    def _sums(self, values: Any) -> Any:
+    def _sums(self, values: Real) -> RealArray:
         """Return sums of the probabilities times values over the first 0..m columns."""
         xp = namespace(self.probabilities, values)
         sums = xp.cumsum(self.probabilities * values, axis=1)
         return xp.concatenate([xp.zeros_like(sums[:, :1]), sums], axis=1)
 
-    def _columns_below(self, offset: Real) -> Any:
+    def _columns_below(self, offset: Real) -> RealArray:
         """Return the number of columns whose report is at most middle + offset."""
         xp = namespace(offset, self.outputs)
         return xp.searchsorted(xp.asarray(self.outputs), offset, side="right")
 
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> RealArray:
         """Return 0: every report has positive probability."""
         return namespace(y, x).zeros_like(floating(y) + floating(x))
 
@@ -242,7 +242,7 @@ class _Tabulated:
     cdf = property(attrgetter("mechanism.cdf"))
     atoms = property(attrgetter("mechanism.atoms"))
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Array, x: Array) -> Any:
         """Pick a row by the fraction, then a column, then one of its two reports, with one uniform number."""
         row, share = self.mechanism._row(x)
         outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)
@@ -252,7 +252,7 @@ class _Tabulated:
         entry = (row.astype(jnp.int32) + up) * m + column
         thresholds, others = jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel()
 
-        def pairs(entry: Any) -> tuple[Any, Any]:
+        def pairs(entry: Array) -> tuple[Any, Any]:
             pair = _taken(jnp.stack([thresholds, others], -1), entry)
             return pair[..., 0], pair[..., 1]
 

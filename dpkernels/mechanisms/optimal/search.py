@@ -25,7 +25,7 @@ from dpkernels import checks
 from dpkernels.cache_folder import folder
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 from dpkernels.mechanisms.optimal.program import LEAST, SLACKS, ProgramError, least_variance
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.staging import staged
 
 FORMAT = 2  # Part of every file's name. Increase it whenever the program or the format changes.
@@ -44,7 +44,7 @@ def optimal(
     *,
     epsilon: float,
     lower: Any,
-    upper: Any,
+    upper: Real,
     sensitivity: float | None = None,
     points: int | None = None,
     outputs: int | None = None,
@@ -117,7 +117,13 @@ def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float 
 
 
 def _problem(
-    epsilon: Any, lower: Any, upper: Any, sensitivity: Any, points: int | None, outputs: int | None, objective: Any
+    epsilon: Any,
+    lower: Any,
+    upper: Any,
+    sensitivity: Any,
+    points: int | None,
+    outputs: int | None,
+    objective: Any,
 ) -> _Problem:
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MOST_EPSILON)

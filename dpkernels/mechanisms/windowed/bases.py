@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.batches import Batchable
-from dpkernels.numerics import Real, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import invert_increasing
 
@@ -163,7 +163,7 @@ class Quartic(Base):
         xp = namespace(v, self.edge)
         return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
-    def inward(self, d: Real) -> Any:
+    def inward(self, d: Real) -> RealArray:
         """Return r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
         d = namespace(d, self.edge).clip(d, 0.0, 2.0)
         return self.edge + (1 - self.edge) * d * (2 - d) * (1 + (1 - d) ** 2)
@@ -176,15 +176,15 @@ class Quartic(Base):
         bend = (v**6 - 1) / 30 + (v + 1) / 5
         return ((v + 1) ** 2 / 2 - (1 - self.edge) * bend) / (2 * self.area)
 
-    def mass_between(self, d: Real, width: Real) -> Any:
+    def mass_between(self, d: Real, width: Real) -> RealArray:
         return self._mass(d, width) * (0.5 / self.area)
 
-    def _mass(self, d: Any, w: Any) -> Any:
+    def _mass(self, d: Real, w: Real) -> RealArray:
         """Return the integral of g from v = d - 1 to v + w, where 1 - v^4 = d (2 - d) (1 + v^2) does not cancel."""
         v, far = d - 1, d * (2 - d) * (1 + (d - 1) ** 2)
         return w * (self.edge + (1 - self.edge) * (far - w * (2 * v**3 + w * (2 * v**2 + w * (v + 0.2 * w)))))
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Real) -> RealArray:
         """Return the v = d - 1 with the mass 2 b u below it, for u below 1/2, by Halley's method, and mirror it."""
         r, bend = self.edge, 1 - self.edge
         xp = namespace(u, r)

@@ -18,7 +18,7 @@ from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
-from dpkernels.numerics import Real, elementary, floating, namespace, plain, root_or_zero, squared
+from dpkernels.numerics import Real, RealArray, elementary, floating, namespace, plain, root_or_zero, squared
 from dpkernels.pytrees import pytree
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
@@ -76,7 +76,7 @@ class Windowed(Parabolic):
         return 2 * self.base.area * self.level
 
     @property
-    def level(self) -> Any:
+    def level(self) -> Real:
         """Return y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
         return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
@@ -89,16 +89,16 @@ class Windowed(Parabolic):
     def output_interval(self) -> tuple[Real, Real]:
         return self.middle - 1 / self.scale, self.middle + 1 / self.scale
 
-    def _scaled(self, value: Real) -> Any:
+    def _scaled(self, value: Real) -> RealArray:
         return (floating(value) - self.middle) * self.scale
 
-    def _window_middle(self, x: Real) -> Any:
+    def _window_middle(self, x: Real) -> RealArray:
         return (floating(x) - self.middle) * ((2 - self.width) / (self.upper - self.lower))
 
-    def _window_start(self, x: Real) -> Any:
+    def _window_start(self, x: Real) -> RealArray:
         return self._window_middle(x) - self.width / 2
 
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> Any:
         v = self._scaled(y)
         window = self.height * self.window.density((v - self._window_start(x)) / self.width)
         return (self.level * self.base.density(v) + window) * self.scale
@@ -150,7 +150,7 @@ class Windowed(Parabolic):
             return d, share / 2
         if not (window.is_smooth and base.is_smooth):
 
-            def cdf(z: Any) -> Any:
+            def cdf(z: Real) -> RealArray:
                 return S1 * window.inward_mass(z) + S2 * base.mass_between(start, m * z)
 
             return d, solve.invert_increasing(cdf, mass, 0.0, 0.5)
@@ -197,7 +197,7 @@ def distances(v: Real, width: Real) -> tuple[Real, Real]:
     return xp.maximum(xp.abs(v) - reach, 0.0) / width, (xp.abs(v) + reach) / width
 
 
-def kinks(window: Window, base: Base, width: Real) -> Any:
+def kinks(window: Window, base: Base, width: Real) -> RealArray:
     """Return the distances from the middle at which an extreme over inputs may have a kink or a jump."""
     xp, reach = namespace(width), 1 - width / 2
     return xp.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
@@ -220,7 +220,7 @@ _LOGITS = np.linspace(-12.0, 5.0, 52)
 _EDGES = 9  # That are scanned, evenly in the logarithm.
 
 
-def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
+def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Real:
     """Return the largest ratio k / y of window to base height that is eps-DP; if none, NaN for JAX, or a ValueError.
 
     ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
@@ -283,12 +283,12 @@ def _steepness(v: Any, parameters: tuple[Window, Base, Any, Any]) -> Any:
     return (window.ceiling(near) - namespace(v, epsilon).exp(epsilon) * window.floor(far)) / base.density(v)
 
 
-def height_at(relative: Any, window: Window, base: Base, width: Any) -> Any:
+def height_at(relative: Real, window: Window, base: Base, width: Real) -> Any:
     """Return k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
     return relative / (relative * window.area * width + 2 * base.area)
 
 
-def variance_at(window: Window, base: Base, width: Any, height: Any, objective: str) -> Any:
+def variance_at(window: Window, base: Base, width: Real, height: Real, objective: str) -> Any:
     """Return the central or worst-case variance in units of the squared width of the input interval."""
     S1 = window.area * height * width
     reach = S1 * (1 - width / 2)  # c_max
@@ -378,7 +378,9 @@ def _variance_of_shape(condition: str, objective: str) -> Callable[[Any, Any], A
     return variance
 
 
-def _best_height_variance(window: Window, base: Base, width: Any, epsilon: Any, condition: str, objective: str) -> Any:
+def _best_height_variance(
+    window: Window, base: Base, width: Real, epsilon: Real, condition: str, objective: str
+) -> Any:
     height = height_at(relative_height(window, base, width, epsilon, condition), window, base, width)
     return variance_at(window, base, width, height, objective)
 
@@ -394,7 +396,7 @@ def _best_width(window: Window, base: Base, epsilon: float, condition: str, obje
     return _width_of(logit), value
 
 
-def _width_of(logit: Any) -> Any:
+def _width_of(logit: Real) -> Any:
     return plain(2 / (1 + namespace(logit).exp(-logit)))
 
 
@@ -410,7 +412,7 @@ def _best_quartic(window: Window, epsilon: float, condition: str, objective: str
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
 
 
-def lowest_edge(epsilon: Any, condition: str) -> Any:
+def lowest_edge(epsilon: Real, condition: str) -> Real:
     """Return the lowest edge with a private height; under sup_inf an edge of at most e^-eps has none."""
     return 1e-6 if condition == "pointwise" else namespace(epsilon).exp(-epsilon) * (1 + 1e-6)
 
@@ -457,7 +459,7 @@ class SquareWave(Local):
         return self.upper - self.lower
 
     @property
-    def level(self) -> Any:
+    def level(self) -> RealArray:
         """Return q, the density away from the input on the scale of [0, 1]."""
         return 1 / (2 * self.half_width * namespace(self.epsilon).exp(self.epsilon) + 1)
 
@@ -478,10 +480,10 @@ class SquareWave(Local):
         height = namespace(self.epsilon).expm1(self.epsilon)
         return Windowed(Uniform(), Constant(), width, height, self.lower, self.upper, self.epsilon)
 
-    def _scaled(self, value: Real) -> Any:
+    def _scaled(self, value: Real) -> RealArray:
         return (floating(value) - self.lower) / self._range
 
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> RealArray:
         b, q, v, t = self.half_width, self.level, self._scaled(y), self._scaled(x)
         xp = namespace(v, t, q)
         high = q * xp.exp(self.epsilon)
@@ -504,11 +506,11 @@ class SquareWave(Local):
         in_base = (1 + 2 * b) * xp.maximum(u - S1, 0.0) / S2 - b
         return self.lower + self._range * xp.where(u < S1, in_window, in_base)
 
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Real) -> RealArray:
         """Return lower + R (S1 t + S2/2)."""
         return self.lower + self._range * (self.window_mass * self._scaled(x) + self.base_mass / 2)
 
-    def bias(self, x: Any) -> Any:
+    def bias(self, x: Real) -> RealArray:
         """Return E(report | x) - x = R S2 (1/2 - t)."""
         return self._range * self.base_mass * (0.5 - self._scaled(x))
 
@@ -530,7 +532,7 @@ class SquareWave(Local):
         return self._range * (self.window_mass * b / 2 + self.base_mass * far)
 
 
-def published_half_width(epsilon: Real) -> Any:
+def published_half_width(epsilon: Real) -> Real:
     """Return the b of most mutual information (Li 2020), (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps))."""
     expm1 = elementary(epsilon).expm1
     return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))

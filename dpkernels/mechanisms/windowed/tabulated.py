@@ -15,7 +15,7 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, floating, like, namespace, plain, root_or_zero
+from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
 from dpkernels.pytrees import pytree
 
 # The number of points at which a user's function is evaluated. The table then defines the shape, so their number
@@ -33,7 +33,7 @@ class _Tables(NamedTuple):
     spread: Any  # Of the normalised density, its variance about 1/2.
 
 
-def _tables(f: Any) -> _Tables:
+def _tables(f: RealArray) -> _Tables:
     xp, n = namespace(f), len(f) - 1
     middle = (f[:-1] + f[1:]) / 2
     area = plain(middle.mean())
@@ -121,7 +121,7 @@ class _Tabulated:
     def density(self, v: Real) -> Real:
         return self._height((v - self.ends[0]) / self._length)
 
-    def _height(self, z: Any) -> Any:
+    def _height(self, z: Real) -> RealArray:
         s, low, high, _, _ = self._segment(z)
         return namespace(z, low).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
 
@@ -188,7 +188,7 @@ class TabulatedBase(_Tabulated, Base):
     def lowest(self) -> Real:
         return plain(self.shape.tables.heights.min())
 
-    def inward(self, d: Real) -> Any:
+    def inward(self, d: Real) -> RealArray:
         return self._height(namespace(d).clip(d / 2, 0.0, 1.0))
 
 

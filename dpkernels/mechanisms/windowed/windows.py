@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.mechanisms.windowed.bases import Shape
-from dpkernels.numerics import Real, arcsine_cdf, namespace, root_or_zero, sin_pi
+from dpkernels.numerics import Real, RealArray, arcsine_cdf, namespace, root_or_zero, sin_pi
 
 
 class Window(Shape):
@@ -90,7 +90,7 @@ class Sine(FallingWindow):
     def cdf_integral(self, z: Real) -> Real:
         return z / 2 - namespace(z).sin(np.pi * z) / (2 * np.pi)
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Real) -> RealArray:
         return arcsine_cdf(u)
 
 
@@ -108,7 +108,7 @@ class Triangle(FallingWindow):
         xp = namespace(z)
         return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
 
-    def inward(self, d: Real) -> Any:
+    def inward(self, d: Real) -> RealArray:
         xp = namespace(d)
         return xp.maximum(0.0, 2 * xp.minimum(d, 1 - d))
 
@@ -123,6 +123,6 @@ class Triangle(FallingWindow):
     def cdf_integral(self, z: Real) -> Real:
         return namespace(z).where(z < 0.5, 2 / 3 * z**3, z - 0.5 + 2 / 3 * (1 - z) ** 3)
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Real) -> RealArray:
         near = root_or_zero(namespace(u).minimum(u, 1 - u) / 2)
         return namespace(u).where(u < 0.5, near, 1 - near)
