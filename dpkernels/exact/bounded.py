@@ -63,7 +63,7 @@ from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, height_at, relative_height
 from dpkernels.mechanisms.windowed.windows import Uniform
-from dpkernels.numerics import RealArray, namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 
 _MOST_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
@@ -275,7 +275,7 @@ class SquareWaveCertificate(_OfWindow, kind="placed window"):
 class ExactWindow(BoundedSampler):
     """A mechanism that is one window table: windowed, square wave or two-point."""
 
-    def values(self, outcomes: RealArray, dtype: Any) -> Any:
+    def values(self, outcomes: RealArray, dtype: Any) -> RealArray:
         if isinstance(outcomes, np.ndarray):
             return self._values[np.dtype(dtype)].take(outcomes)
         return self.reports_at(2 * outcomes - (self.table.codes - 1), dtype)
@@ -370,7 +370,7 @@ def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ..
     heights = [np.array([getattr(table, name)[0] for table in tables], word) for name in ("base", "window")]
     base_totals = np.array([table.codes * int(table.base[0]) for table in tables], word)
 
-    def divided(r: RealArray, row: RealArray, a: Any, kappa: Any, base_total: Any) -> RealArray:
+    def divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Real) -> RealArray:
         in_base, in_window = (r // a).astype(np.int32), row + ((r - base_total) // kappa).astype(np.int32)
         return namespace(r).where(r < base_total, in_base, in_window)
 
@@ -496,7 +496,7 @@ class ExactRows(BoundedSampler):
 
     short_rounding_stream = ROW_ROUNDING_STREAM  # Most have fewer rows, and words of 32 bits.
 
-    def values(self, outcomes: RealArray, dtype: Any) -> Any:
+    def values(self, outcomes: RealArray, dtype: Any) -> RealArray:
         return self.reports_at(2 * outcomes, dtype)
 
 

@@ -532,9 +532,9 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
         *(f"claim.{name}" for name in VectorClaim.__dataclass_fields__),
         *("shift", "realised_delta", "lowest", "highest", "worst_variance", "realised_epsilon"),
     )
-    epsilon = property(attrgetter("claim.epsilon"))  # type: ignore[assignment]
-    delta = property(attrgetter("claim.delta"))  # type: ignore[assignment]
-    lattice = property(attrgetter("claim.lattice"))  # type: ignore[assignment]
+    epsilon = property(attrgetter("claim.epsilon"))
+    delta = property(attrgetter("claim.delta"))
+    lattice = property(attrgetter("claim.lattice"))
 
     @property
     def covers(self) -> str:
@@ -818,7 +818,7 @@ class ExactNoise(ExactSampler):
         if tail is None:
             raise ValueError("table: has no tail")
 
-        def goes_on(state: tuple[Any, Any, Any]) -> Any:
+        def goes_on(state: tuple[Any, Any, Any]) -> RealArray:
             return state[2].any()
 
         def turn(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -849,7 +849,7 @@ class NoisePlace(NamedTuple):
     bin_width: Any  # h = M g
 
     @classmethod
-    def of(cls, grid_log2: Any, points_per_bin: Any) -> NoisePlace:
+    def of(cls, grid_log2: Real, points_per_bin: Real) -> NoisePlace:
         """Return the place of a grid."""
         if isinstance(grid_log2, int):
             width = float(points_per_bin * Fraction(2) ** grid_log2)

@@ -247,7 +247,7 @@ def _of_batch(batch: Any) -> ExactBatch:
 
 
 @singledispatch
-def _in_units(mechanism: Any) -> Any:
+def _in_units(mechanism: Any) -> Mechanism:
     """Return what decides the table of every entry of a batch: parameters in units of its interval or sensitivity."""
     return mechanism
 

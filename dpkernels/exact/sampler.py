@@ -24,7 +24,7 @@ from jax import Array
 
 from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.numerics import RealArray, namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
@@ -190,7 +190,7 @@ class BoundedSampler(ExactSampler):
         return report_kernel(self.table.middle, self.table.step)
 
 
-def order_keys(x: Any) -> Any:
+def order_keys(x: RealArray) -> Any:
     """Return integers in the order of the floats x; -0 is one below 0, NaN is beyond the infinities."""
     bits = x.view(np.dtype(f"int{8 * x.dtype.itemsize}"))
     # Comparisons of keys are exact also on a processor that reads subnormal numbers as 0.
@@ -329,12 +329,12 @@ def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, l
     return rounded_rows(x, rounding, shifts, first, step_factor(shifts, first, last))
 
 
-def step_factor(shifts: int, first: Any, last: Any) -> Any:
+def step_factor(shifts: int, first: Real, last: Real) -> Real:
     """Return the factor from a distance from the first row to doubled steps of ``positions``."""
     return 2 * (shifts << fraction_bits(shifts)) / (last - first)
 
 
-def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Any, factor: Any) -> RealArray:
+def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
     """Return ``nearest_rows`` from the first row and the ``step_factor``: numbers, or one for every value."""
     bits = fraction_bits(shifts)
     position = _positions(x, shifts, first, factor)
@@ -355,7 +355,7 @@ def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray
     return _positions(x, shifts, first, step_factor(shifts, first, last))
 
 
-def _positions(x: RealArray, shifts: int, first: Any, factor: Any) -> RealArray:
+def _positions(x: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
     steps = shifts << fraction_bits(shifts)
     xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
     doubled = (x.astype(np.float64, copy=False) - first) * factor
@@ -366,7 +366,7 @@ def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]
     """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
     centre, coarse, fine = report_constants(middle, step / 2)
 
-    def reports(doubled: RealArray, dtype: Any) -> Any:
+    def reports(doubled: RealArray, dtype: Any) -> RealArray:
         codes = doubled.astype(np.float64)
         return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
 

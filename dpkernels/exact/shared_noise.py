@@ -60,7 +60,7 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
     facts = ("rate",)
     parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
     entry_claims = ("epsilon", "delta", "sensitivity")
-    epsilon = property(attrgetter("rate"))  # type: ignore[assignment]
+    epsilon = property(attrgetter("rate"))
     delta = 0.0
     realised_delta = Fraction(0)
 

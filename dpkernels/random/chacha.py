@@ -122,7 +122,7 @@ def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
         words = [*_CONSTANTS, *(head_ref[i] for i in range(8)), low, high, head_ref[10], head_ref[11]]
         start = tuple(jnp.broadcast_to(word, block.shape).astype(jnp.uint32) for word in words)
 
-        def double_round(_: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        def double_round(_: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             words = list(state)
             for a, b, c, d in _COLUMNS + _DIAGONALS:
                 words[a], words[b], words[c], words[d] = _quarter_round(words[a], words[b], words[c], words[d])
@@ -165,4 +165,4 @@ chacha20_impl = define_prng_impl(
 
 def wrap(words: Array | np.ndarray) -> Array:
     """Return the typed key with these 8 words (uint32)."""
-    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=chacha20_impl)  # type: ignore[arg-type]
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=chacha20_impl)
