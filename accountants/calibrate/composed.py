@@ -37,7 +37,7 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real, namespace, ndtri, without_derivative
+from dpkernels.numerics import Real, RealArray, namespace, ndtri, without_derivative
 from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, newton, promote, root
 
 __all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor", "shuffled"]
@@ -97,7 +97,7 @@ def composed_scale(
         if namespace(epsilon, delta, sensitivity, *jax.tree.leaves(noise)) is not np:
             raise TypeError("scheme: noise of schemes is calibrated for plain numbers")
 
-    def releases(scale: Any) -> Guarantee:
+    def releases(scale: Real) -> Guarantee:
         mechanism = Additive(rescaled(noise, scale), sensitivity)
         return (
             _releases(mechanism, count, rate, adjacency)
@@ -130,11 +130,11 @@ def composed_scale(
 def composed(
     noise: Distribution,
     *,
-    epsilon: Any = None,
+    epsilon: Real | None = None,
     delta: Any = None,
     sensitivity: Real = 1.0,
     count: int,
-    rate: Any = None,
+    rate: Real | None = None,
     adjacency: str = "add_remove",
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
@@ -379,19 +379,19 @@ def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return numbers, {name: value for name, value in arguments.items() if name not in numbers}
 
 
-def _check_releases(epsilon: Real, count: int, rate: Any) -> None:
+def _check_releases(epsilon: Real, count: int, rate: Real | None) -> None:
     checks.positive("epsilon", epsilon)
     _check_samples(count, rate)
 
 
-def _check_samples(count: int, rate: Any) -> None:
+def _check_samples(count: int, rate: Real | None) -> None:
     if not isinstance(count, jax.Array):
         checks.whole("count", count, 1, 1 << 40)
     if rate is not None:
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0, span="(0, 1]")
 
 
-def _releases(mechanism: Mechanism, count: Any, rate: Any, adjacency: str) -> Guarantee:
+def _releases(mechanism: Mechanism, count: Any, rate: Real | None, adjacency: str) -> Guarantee:
     release = guarantee(mechanism)
     return (release if rate is None else release.subsample(rate, adjacency)).repeat(count)
 
@@ -405,14 +405,14 @@ def log_mu(delta: Any, epsilon: Real) -> Real:
     return xp.log(xp.where(z > 0, 2 * epsilon / (root + xp.where(z > 0, z, 0.0)), root - z))
 
 
-def gaussian_ratio(epsilon: Real, delta: Real, count: Any, rate: Any) -> Any:
+def gaussian_ratio(epsilon: Real, delta: Real, count: Any, rate: Real | None) -> RealArray:
     """Return mu/(rate sqrt(count)), about the ratio D/sigma that each of ``count`` Gaussian releases may have."""
     xp = namespace(epsilon, delta, rate, count)
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))
     return mu / xp.sqrt(xp.asarray(count, mu.dtype)) / (1.0 if rate is None else rate)
 
 
-def gaussian_scale(noise: Distribution, sensitivity: Real, ratio: Real) -> Any:
+def gaussian_scale(noise: Distribution, sensitivity: Real, ratio: Real) -> Real:
     """Return c for which c Z has the variance of Gaussian noise of this ratio D/sigma; without derivative."""
     xp = namespace(sensitivity, ratio, *jax.tree.leaves(noise))
     scale = without_derivative(sensitivity / xp.sqrt(noise.variance) * xp.maximum(1 / ratio, 0.25))

@@ -35,7 +35,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.solve import (
     MARGINS,
     NotPrivateError,
@@ -88,7 +88,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
     member, numbers = split_arguments(constructor, arguments)
     numbers, epsilon, delta = promote(numbers, epsilon, delta)
 
-    def excess(budget: Any, setting: tuple[Any, Real, Real]) -> Any:
+    def excess(budget: Real, setting: tuple[Any, Real, Real]) -> Any:
         numbers, epsilon, delta = setting
         return realised(member(budget, numbers), epsilon) - delta
 
@@ -152,7 +152,7 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any
 # Reweighted noise
 
 
-def weighted_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
+def weighted_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Real) -> RealArray:
     """Return h(u) = Z(u) (delta(eps) - delta), which is convex in u."""
     gain, total = weighted_profile(kernel, u, theta, D, epsilon)
     return gain - delta * total
@@ -183,7 +183,7 @@ def _summed_pieces(kernel: Any, u: Real, theta: Real, D: Real, epsilon: Real, xp
     return gain, p[-1] + u * (1 - p[-1])
 
 
-def _threshold(epsilon: Real, w_p: Any, w_q: Any) -> Real:
+def _threshold(epsilon: Real, w_p: Real, w_q: Real) -> Real:
     """Return the kernel's loss above which w_p K(x) exceeds e^eps w_q K(x - D): infinite where a weight is 0."""
     xp = namespace(epsilon, w_p, w_q)
     some_p, some_q = w_p > 0, w_q > 0
@@ -191,11 +191,11 @@ def _threshold(epsilon: Real, w_p: Any, w_q: Any) -> Real:
     return xp.where(some_p, xp.where(some_q, both, -xp.inf), xp.inf)
 
 
-def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> Any:
+def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> RealArray:
     return D / 2 - loss * kernel.sigma**2 / D
 
 
-def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> Any:
+def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> RealArray:
     """Use that the loss falls from D/b to -D/b between 0 and D, and is constant outside."""
     xp = namespace(kernel.scale, D, loss)
     most = D / kernel.scale
@@ -206,12 +206,12 @@ def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> Any:
 _CUTS: dict[type, Callable[[Any, Real, Real], Any]] = {Gaussian: _gaussian_cut, Laplace: _laplace_cut}
 
 
-def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: Any, rtol: float = 0.0) -> Any:
+def least_weight(kernel: Distribution, theta: Real, D: Real, epsilon: Real, delta: Real, rtol: float = 0.0) -> Real:
     """Return the least u at which the noise is (eps, delta)-DP over shifts of D, to ``rtol``; NaN if there is none."""
     return convex_root(_weight_excess, (kernel, theta, D, epsilon, delta), LEAST_WEIGHT, 1.0, rtol=rtol)
 
 
-def _weight_excess(u: Real, arguments: tuple[Distribution, Real, Real, Real, Real]) -> Any:
+def _weight_excess(u: Real, arguments: tuple[Distribution, Real, Real, Real, Real]) -> RealArray:
     return weighted_excess(arguments[0], u, *arguments[1:])
 
 
@@ -293,7 +293,7 @@ def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta:
     return sensitivity * xp.exp(minimum_on_grid(_rejection, arguments, scales, xatol=1e-4))[()]
 
 
-def _rejection(log_scale: Any, arguments: tuple[Distribution, Real, Real, Real]) -> Any:
+def _rejection(log_scale: Real, arguments: tuple[Distribution, Real, Real, Real]) -> RealArray:
     """Return 1 - P(|Z| <= theta) with the largest q; if no q is feasible, more than 1, and more for smaller scales."""
     kernel, theta, epsilon, delta = arguments
     xp = namespace(log_scale, theta, epsilon, delta)
@@ -305,7 +305,13 @@ def _rejection(log_scale: Any, arguments: tuple[Distribution, Real, Real, Real])
 
 
 def budget_recycled(
-    kernel: Distribution | type, *, theta: Any, epsilon: Real, delta: Real, sensitivity: Any = 1.0, q: Any = None
+    kernel: Distribution | type,
+    *,
+    theta: Real,
+    epsilon: Real,
+    delta: Real,
+    sensitivity: Real = 1.0,
+    q: Real | None = None,
 ) -> Additive:
     """Return budget-recycled noise (Jiang 2024), accounted exactly; ``noise.acceptance`` is P(|Z| <= theta).
 
@@ -347,7 +353,7 @@ def budget_recycled(
     return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
-def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
+def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:
     """Return Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020), in closed form.
 
     The scale and the ends are increased by rounding errors until the computed profile meets the claim: at D/eps most of
@@ -374,12 +380,12 @@ def _first_private(noises: Iterator[Reweighted], *target: Any) -> Additive:
     return Additive(noise, sensitivity, epsilon, delta)
 
 
-def _is_private(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any) -> bool:
+def _is_private(noise: Distribution, epsilon: Real, delta: Real, sensitivity: Real) -> bool:
     """Return whether the computed exact profile meets the target; traced noise is not checked."""
     return meets(noise_pairs(noise, sensitivity), epsilon, delta)
 
 
-def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
+def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, bound: Real | None = None) -> Additive:
     """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) with the smallest sigma.
 
     As sigma grows delta(eps) falls, and then rises to the D/(2T) of uniform noise. So each T has a least delta, and

@@ -19,7 +19,7 @@ from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee
 from accountants.risk import Risks
 from dpkernels import checks
-from dpkernels.numerics import namespace, ndtri
+from dpkernels.numerics import Real, namespace, ndtri
 from dpkernels.solve import NotPrivateError, conservative_root, root
 
 _LEAST_MU = 1e-12
@@ -75,7 +75,7 @@ class RiskLimit:
 
 
 def risk_limit(
-    epsilon: Any, delta: Any, advantage: Any, true_positive_rate: Any, numbers: Any = ()
+    epsilon: Real | None, delta: Any, advantage: Real | None, true_positive_rate: Any, numbers: Any = ()
 ) -> RiskLimit | None:
     """Return the limit that is given, or None if epsilon and delta are.
 

@@ -29,9 +29,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from dpkernels import checks
-from dpkernels.numerics import RealArray, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
 # Cells of the grid on eps0. Doubling their number makes bounds four times closer, and takes four times longer.
@@ -47,7 +48,7 @@ class AdaptiveBounds:
     upper: Any
 
 
-def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, cells: int = _CELLS) -> Any:
+def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Real, *, cells: int = _CELLS) -> RealArray:
     """Return the upper end of ``adaptive_bracket``; JAX values are differentiable, and leave rounding errors out."""
     if namespace(epsilon0, epsilon) is np:
         return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
@@ -57,7 +58,7 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, c
 
 
 def adaptive_bracket(
-    order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = _CELLS
+    order: str | Iterable[str], epsilon0: float, epsilon: Real, *, cells: int = _CELLS
 ) -> AdaptiveBounds:
     """Return rigorous bounds on delta at eps >= 0 of mechanisms run in this order, each chosen after earlier outcomes.
 
@@ -101,10 +102,10 @@ class _Grid:
         return namespace(self.epsilon0)
 
     @property
-    def h(self) -> Any:
+    def h(self) -> Real:
         return self.epsilon0 / self.cells
 
-    def nodes(self, count: int) -> Any:
+    def nodes(self, count: int) -> RealArray:
         size = (count + 1) * self.cells
         return self.xp.arange(-size, size + 1) * self.h
 
@@ -124,7 +125,7 @@ def _bracket(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: Any, ta
 
 
 @partial(jax.jit, static_argnames=("order", "cells"))
-def _traced_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: int) -> Any:
+def _traced_delta(order: tuple[str, ...], epsilon0: Array, epsilon: Array, cells: int) -> Any:
     grid = _Grid(floating(jnp.asarray(epsilon0)), cells)
     return _read(grid, _table(grid, order, _on_chords, {}), floating(jnp.asarray(epsilon)))
 
@@ -149,7 +150,7 @@ def _table(grid: _Grid, order: tuple[str, ...], supremum: Callable[..., Any], ta
     return tables[supremum, order]
 
 
-def _response(grid: _Grid, values: RealArray) -> Any:
+def _response(grid: _Grid, values: RealArray) -> RealArray:
     N, a = grid.cells, 1 / (1 + grid.xp.exp(-grid.epsilon0))
     return a * values[: -2 * N] + (1 - a) * values[2 * N :]
 
@@ -163,7 +164,7 @@ def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
     return best
 
 
-def _on_chords(grid: _Grid, values: Any) -> Any:
+def _on_chords(grid: _Grid, values: RealArray) -> RealArray:
     """Return the supremum over all t, with chords in place of the function; JAX finds the best cell first."""
     xp, N, inside = grid.xp, grid.cells, len(values) - 2 * grid.cells
     S = xp.diff(values) / -xp.expm1(-grid.h)  # The chord's slope times y at its right end.
@@ -175,7 +176,7 @@ def _on_chords(grid: _Grid, values: Any) -> Any:
         return best
     epsilon0, still_A, still_S = jax.lax.stop_gradient((grid.epsilon0, A, S))
 
-    def better(j: Any, best: tuple[Any, Any]) -> tuple[Any, Any]:
+    def better(j: Array, best: tuple[Any, Any]) -> tuple[Any, Any]:
         value = _in_cell(_Grid(epsilon0, N), still_A, still_S, j)
         return jnp.maximum(best[0], value), jnp.where(value > best[0], j, best[1])
 
@@ -183,7 +184,7 @@ def _on_chords(grid: _Grid, values: Any) -> Any:
     return _in_cell(grid, A, S, jax.lax.fori_loop(0, N, better, start)[1])
 
 
-def _in_cell(grid: _Grid, A: Any, S: Any, j: Any) -> Any:
+def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Any) -> RealArray:
     """Return the supremum over t in cell j, in closed form.
 
     At t = t_j + ln v, 1 <= v <= e^h, the chord at x - t is A + S/v, and A1 + S1/v the one at x - t + eps0:
@@ -206,7 +207,7 @@ def _in_cell(grid: _Grid, A: Any, S: Any, j: Any) -> Any:
     return (A0 - E * A1 - K * (S0 - S1) - v * fall - rise / v) / -xp.expm1(-grid.epsilon0)
 
 
-def _read(grid: _Grid, upper: Any, epsilon: Any) -> Any:
+def _read(grid: _Grid, upper: RealArray, epsilon: RealArray) -> Any:
     """Return the upper bound on the chord between two nodes; 0 beyond all losses."""
     i, y, beyond = _between(grid, upper, epsilon)
     return grid.xp.where(beyond, 0.0, upper[i] + y * (upper[i + 1] - upper[i]))

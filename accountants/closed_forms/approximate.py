@@ -13,7 +13,7 @@ import numpy as np
 from accountants.closed_forms.concentrated import pure_terms, tail_bound
 from accountants.closed_forms.pure import pure_delta
 from dpkernels import checks
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, RealArray
 
 _FINITE = np.finfo(float).max
 _UP = 1 + 2.0**-48  # More than a few float roundings.
@@ -69,7 +69,7 @@ def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
     return _sum_upwards(eps), min(_sum_upwards(delta), 1.0)
 
 
-def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[float, float]:
+def advanced_composition(epsilons: Real, deltas: Real, slack: float) -> tuple[float, float]:
     """Return a sound (eps, delta) of mechanisms on the same data, with the slack delta' in (0, 1).
 
         eps = min(sum eps_i,  sum eps_i tanh(eps_i/2) + sqrt(2 ln(1/delta') sum eps_i^2))
@@ -86,7 +86,7 @@ def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[floa
     return min(float(concentrated) * _UP, _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
 
 
-def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> Any:
+def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> RealArray:
     """Return the optimal delta at eps >= 0 of k (eps0, delta0)-DP mechanisms, adaptive or not; sound, and attained.
 
         delta = 1 - (1 - delta0)^k (1 - delta_k),   delta_k that of k eps0-DP mechanisms, ``pure.pure_delta``

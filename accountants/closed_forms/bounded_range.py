@@ -22,7 +22,7 @@ import numpy as np
 from accountants.closed_forms import pure as pure_composition
 from accountants.closed_forms.pure import grid_delta, grid_epsilon, numbers, pure_losses
 from dpkernels import checks
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, namespace, without_derivative
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, namespace, without_derivative
 from dpkernels.solve import while_loop
 
 # The error of a probability, in units in the last place of 1, of each mechanism and of the logarithms.
@@ -109,7 +109,7 @@ def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) ->
     return m * t + n * eps0, eps0, mass
 
 
-def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
+def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> RealArray:
     """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0 = -gap."""
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
@@ -155,7 +155,7 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     still, at = without_derivative((eps0, eps))
     t, gap, l = _best_t(m, n, still, at)  # noqa: E741
 
-    def excess(s: Any, eps: Any) -> Any:
+    def excess(s: Real, eps: Real) -> Any:
         """Return the loss minus eps, with the derivative at t held fixed."""
         moving = (n - s) * eps0 - eps
         return gap + (l - s) * still + (moving - without_derivative(moving))
@@ -174,7 +174,7 @@ def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
     return xp.where(delta > 0, xp.minimum(eps, level), level)
 
 
-def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
+def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
     """Return the t of the largest eps_t(delta), without derivative."""
     xp = namespace(eps0, delta)
     tolerance = np.finfo(eps0.dtype).eps ** 0.7
@@ -200,7 +200,7 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
     return while_loop(unfinished, onwards, (0, half, eps_at(half), (m + n) * eps0, eps0))[1]
 
 
-def _each(function: Callable[..., Any], epsilon0: Any, bounded_range: Any, pure: Any, values: Any) -> Any:
+def _each(function: Callable[..., Any], epsilon0: Any, bounded_range: Any, pure: Real, values: Any) -> RealArray:
     m = checks.whole("bounded_range", bounded_range, 0, 4000)
     n = checks.whole("pure", pure, 0, pure_composition.MOST)
     checks.positive("epsilon0", epsilon0)

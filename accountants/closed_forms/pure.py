@@ -31,7 +31,7 @@ MOST = 10**6  # The most mechanisms: an array of 8 MB.
 _UNITS = 4
 
 
-def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
+def pure_delta(epsilon0: Real, k: Real, epsilon: Any) -> RealArray:
     """Return the optimal delta at eps of k <= 10^6 eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
 
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
@@ -44,13 +44,13 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
     return upper_delta(eps, (eps0, np.asarray(k), pure_losses(eps0, k)))[()]
 
 
-def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> Any:
+def upper_delta(eps: Real, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> RealArray:
     """Return the profile at eps of (eps0, k, ``pure_losses``), an upper bound: products (k - 2 s) eps0 are exact."""
     eps0, k, (top, step, mass) = parameters
     xp = namespace(eps0, eps)
     high, low = split(eps0)
 
-    def excess(s: Any, eps: Any) -> Any:
+    def excess(s: Real, eps: Real) -> Any:
         number = k - 2 * s
         return (number * high - eps) + number * low
 
@@ -68,7 +68,7 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
     return namespace(eps).where(delta > 0, eps, pure_level(eps0, np.asarray(k)))[()]
 
 
-def pure_level(eps0: Any, k: Any) -> Any:
+def pure_level(eps0: Real, k: Real) -> RealArray:
     """Return k eps0, the level of k mechanisms, rounded up to a float."""
     xp = namespace(eps0)
     high, low = split(eps0)
@@ -156,7 +156,7 @@ def decayed(mass: Any, step: Any) -> RealArray:
     return mass
 
 
-def _entry(values: Any, s: Any) -> Any:
+def _entry(values: RealArray, s: RealArray) -> RealArray:
     """Return values[..., s] with the stack broadcast with s; a negative s is replaced by 0."""
     xp = namespace(values, s)
     s = xp.maximum(s, 0)
@@ -165,7 +165,7 @@ def _entry(values: Any, s: Any) -> Any:
     return xp.take_along_axis(spread, xp.broadcast_to(s, shape)[..., None], -1)[..., 0]
 
 
-def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: Any, scale: Any) -> Any:
+def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Real, delta: Real, scale: Real) -> RealArray:
     """Return eps moved up, in growing steps, until the profile is at most delta; the move has no derivative."""
     xp = namespace(epsilon)
     parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))
@@ -210,7 +210,7 @@ def _stirling_error(n: np.ndarray) -> np.ndarray:
     return np.where(n < _SERIES_FROM, _SMALL_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
 
 
-def split(value: Any) -> tuple[Any, Any]:
+def split(value: Real) -> tuple[Any, Any]:
     """Return two parts of a number: multiples of the first up to 2^20 are exact; the second has the derivative."""
     xp = namespace(value)
     fraction, exponent = xp.frexp(without_derivative(value))

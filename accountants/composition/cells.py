@@ -628,4 +628,4 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
         ends = start[..., None] * (1 - shares) + end[..., None] * shares
         panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(some, (len(levels) - 1) * parts))
         sums = [mass.reshape(len(some), len(levels) - 1, parts).sum((0, 2)) for mass in pieces.masses(panels)]
-    return tuple(np.cumsum(sums, 1))  # type: ignore[return-value]
+    return tuple(np.cumsum(sums, 1))

@@ -203,7 +203,7 @@ class Shuffled(ComposableGuarantee):
         return Guarantee((SelfComposed(pair, 1, 1.0, "replace"),))
 
     @property
-    def terms(self) -> tuple[SelfComposed, ...]:  # type: ignore[override]
+    def terms(self) -> tuple[SelfComposed, ...]:
         """Return the rigorous pair as one release, to repeat or to compose rounds that are shuffled separately."""
         return self.guarantee().terms
 

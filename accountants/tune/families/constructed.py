@@ -56,7 +56,7 @@ class Constructed(PureDPFamily):
     free: tuple[tuple[str, Domain], ...] = ()
 
     @property
-    def epsilon(self) -> Any:  # type: ignore[override]
+    def epsilon(self) -> Any:
         return self.given["epsilon"]
 
     @property
