@@ -192,7 +192,7 @@ def _used(
     first = 0
     try:
         if bounds is None:
-            return use(piece, start)  # type: ignore[no-any-return]
+            return use(piece, start)
         numbers = source.numbers(piece, column.name, start)
         if bounds.near and numbers.rounded is not None:
             problem = "is a whole number that float64 rounds, which may move neighbours further apart"
