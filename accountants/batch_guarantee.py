@@ -54,7 +54,7 @@ class BatchGuarantee(ComposableGuarantee):
         return flat_leaves(self.batch)[firsts], np.bincount(kinds)
 
     @cached_property
-    def terms(self) -> tuple[SelfComposed, ...]:  # type: ignore[override]
+    def terms(self) -> tuple[SelfComposed, ...]:
         """Return the releases of every distinct entry."""
         distinct, counts = self._entries
         numbers = zip(distinct, counts.tolist(), strict=True)
