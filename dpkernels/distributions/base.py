@@ -68,7 +68,7 @@ class Noise(Batchable, abc.ABC):
             ) from None
         return dataclasses.replace(self, **lengths)  # type: ignore[type-var]
 
-    def nearest_possible(self, z: Any, tolerance: Any) -> Any:
+    def nearest_possible(self, z: Real, tolerance: Real) -> Any:
         """Return z, or the value of positive probability within ``tolerance`` of it: z may have been rounded."""
         return z
 
@@ -143,7 +143,7 @@ class Distribution(Noise):
             f"{name}.steepness(left, right), or ask for estimate_delta or estimate_epsilon"
         )
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         """Return log f(z) - log f(z - shift), without the weights of ``weight``; a density may keep more digits."""
         return self.log_prob(z) - self.log_prob(z - shift)
 
@@ -163,12 +163,12 @@ class Distribution(Noise):
         between = xp.where(a >= 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
         return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), between)
 
-    def moment(self, power: int, a: Real, b: Real) -> Any:
+    def moment(self, power: int, a: Real, b: Real) -> RealArray:
         """Return the integral of z^power f(z) over [a, b], power 0, 1 or 2; precise also for close ends."""
         return self._quadrature(power, a, b)
 
     @each_entry
-    def _quadrature(self, power: int, a: Real, b: Real) -> Any:
+    def _quadrature(self, power: int, a: Real, b: Real) -> RealArray:
         points = self.quantiles
         xp = namespace(points, a, b)
         points = xp.sort(xp.concatenate([points, *map(xp.atleast_1d, (self.knots, *self.edges, 0.0))]))
@@ -178,7 +178,7 @@ class Distribution(Noise):
         return (width * like(GAUSS_LEGENDRE[1], ends) * z**power * self.prob(z)).sum((-2, -1))
 
     @property
-    def quantiles(self) -> Any:
+    def quantiles(self) -> RealArray:
         """Return points, increasing, between which the density and the loss are smooth enough for quadrature."""
         leaves = jax.tree.leaves(self)
         xp = namespace(*leaves)
@@ -301,12 +301,12 @@ class PiecewiseExponential(Symmetric):
         """Return the derivative of the log density at z, between knots."""
 
     @staticmethod
-    def farther(z: Real, shift: Real) -> Any:
+    def farther(z: Real, shift: Real) -> RealArray:
         """Return |z - shift| - |z|, to full precision also far out."""
         xp = namespace(z, shift)
         size = xp.abs(shift)
         return xp.clip((shift - 2 * z) * xp.sign(shift), -size, size)
 
-    def steepness(self, left: Real, right: Real) -> Any:
+    def steepness(self, left: Real, right: Real) -> RealArray:
         middle = (left + right) / 2
         return namespace(middle).abs(self.score(middle))

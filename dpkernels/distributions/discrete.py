@@ -46,7 +46,7 @@ class Lattice(Noise):
         return math.ceil(min(MOST_POINTS, np.max(farthest))) + 1
 
     @property
-    def _width(self) -> Any:
+    def _width(self) -> Real:
         return getattr(self, self.lengths[0])
 
     def log_weight(self, z: Real) -> Real:
@@ -54,7 +54,7 @@ class Lattice(Noise):
         return -((namespace(z, self._width).abs(z) / self._width) ** self.power) / self.power
 
     @property
-    def points(self) -> Any:
+    def points(self) -> RealArray:
         xp = namespace(self.step, self._width)
         return self.step * xp.arange(-self.reach, self.reach + 1)
 

@@ -29,7 +29,7 @@ class Gaussian(Symmetric):
         checks.width("sigma", self.sigma)
 
     @property
-    def gaussian_sigma(self) -> Any:
+    def gaussian_sigma(self) -> Real:
         return self.sigma
 
     def log_prob(self, z: Real) -> Real:
@@ -39,10 +39,10 @@ class Gaussian(Symmetric):
     def score(self, z: Real) -> RealArray:
         return -z / self.sigma**2
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         return shift * (shift - 2 * z) / (2 * self.sigma**2)
 
-    def steepness(self, left: Real, right: Real) -> Any:
+    def steepness(self, left: Real, right: Real) -> RealArray:
         """Return |g'| + 1.8 sqrt(-g''), g the log density: 1.8 is the eighth root of 105, rounded up."""
         middle, s = (left + right) / 2, self.sigma
         return namespace(middle, s).abs(middle) / s**2 + (right - left) / (2 * s**2) + 1.8 / s
@@ -61,7 +61,7 @@ class Gaussian(Symmetric):
         return self.sigma * ndtri(u)
 
 
-def _density(z: Real) -> Any:
+def _density(z: Real) -> RealArray:
     return namespace(z).exp(-(z**2) / 2) / _ROOT
 
 

@@ -77,7 +77,7 @@ class GeneralisedNormal(Symmetric):
         xp = namespace(z, self.scale, self.exponent)
         return -self._power(xp.abs(z)) - _log_half_width(self.exponent) - xp.log(2 * self.scale)
 
-    def _power(self, distance: Any, share: float = 1.0) -> Any:
+    def _power(self, distance: Real, share: float = 1.0) -> RealArray:
         """Return (distance/s)^(share b), at 0 with derivatives of 0; the distance may be too large for the power."""
         t, b = floating(distance / self.scale), share * self.exponent
         xp = namespace(t, b)
@@ -100,7 +100,7 @@ class GeneralisedNormal(Symmetric):
             t = _traced_inverse(*_arrays(tail, self.exponent))
         return self.scale * xp.where(below, -t, t)
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         """Return (|z - D|^b - |z|^b)/s^b, which is -2 |z (z - D)/s^2|^(b/2) sinh(b artanh v).
 
         Here v is m/h or h/m, whichever is smaller, with m = z - D/2 and h = D/2.
@@ -124,7 +124,7 @@ class GeneralisedNormal(Symmetric):
         return np.zeros(1)
 
     @property
-    def quantiles(self) -> Any:
+    def quantiles(self) -> RealArray:
         """Return quantiles, and points close to 0, where powers of z have no derivatives."""
         points, scale = without_derivative((super().quantiles, self.scale))
         near, xp = scale * 0.25 ** np.arange(_GRADES), namespace(points)
@@ -144,13 +144,13 @@ class GeneralisedNormal(Symmetric):
         """Return s Gamma(2/b)/Gamma(1/b)."""
         return self.scale * self._gamma_ratio(2)
 
-    def _gamma_ratio(self, factor: int) -> Any:
+    def _gamma_ratio(self, factor: int) -> RealArray:
         a = 1 / self.exponent
         log_gamma = special_functions(a).gammaln
         return namespace(a).exp(log_gamma(factor * a) - log_gamma(a))
 
 
-def _log_half_width(b: Any) -> Any:
+def _log_half_width(b: Real) -> RealArray:
     """Return log Gamma(1 + 1/b): at unit scale the density at 0 is exp of minus this over 2."""
     return -namespace(b).log1p(_remainder(1 / b) / b)
 
@@ -160,14 +160,14 @@ def _arrays(*values: Any) -> Any:
     return jnp.broadcast_arrays(*(jnp.asarray(value, jnp.result_type(float, *values)) for value in values))
 
 
-def _upper_power(t: Any, b: Any) -> Any:
+def _upper_power(t: RealArray, b: RealArray) -> RealArray:
     """Return Q(1/b, t^b), the probability of |T| > t at unit scale; at t = 0 with derivatives of 0 in b."""
     xp = namespace(t, b)
     kind = xp.finfo(t.dtype)
     return _upper_gamma(1 / b, xp.clip(t, float(kind.tiny) ** 0.125, float(kind.max) ** 0.1) ** b)
 
 
-def _upper_gamma(a: Any, x: Any) -> Any:
+def _upper_gamma(a: Real, x: Real) -> RealArray:
     """Return the regularised upper incomplete gamma function Q(a, x), 1/8 <= a <= 1, by a series or a fraction.
 
     The errors are below 16 (1 + |log Q|) units; SciPy's are larger around x = 1. Derivatives keep their digits where Q
@@ -182,7 +182,7 @@ def _upper_gamma(a: Any, x: Any) -> Any:
     power = xp.expm1(a * xp.log(near))
     series = -a * remainder - (1 + a * remainder) * (power + a * (1 + power) * total)
 
-    def step(n: Any, below: Any) -> Any:  # Legendre's continued fraction, from its end.
+    def step(n: Any, below: Real) -> Any:  # Legendre's continued fraction, from its end.
         return far + (2 * n - 1) - a - n * (n - a) / below
 
     below = _repeated(_FRACTION, step, far + (2 * _FRACTION + 1) - a)
@@ -190,13 +190,13 @@ def _upper_gamma(a: Any, x: Any) -> Any:
     return xp.where(small, series, fraction)
 
 
-def _remainder(a: Any) -> Any:
+def _remainder(a: Real) -> RealArray:
     """Return R = (1/Gamma(1 + a) - 1)/a for 0 <= a <= 1, by its power series."""
     table = namespace(a).asarray(_RECIPROCAL_GAMMA, floating(a).dtype)
     return _repeated(len(table), lambda n, total: table[n - 1] + a * total, 0.0 * a)
 
 
-def _repeated(count: int, step: Callable[[Any, Any], Any], total: Any) -> Any:
+def _repeated(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
     """Return step(1, step(2, ... step(count, total))); a loop of JAX compiles in a tenth of the time of its terms."""
     if namespace(total) is np:
         for n in range(count, 0, -1):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import Real, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -42,7 +42,7 @@ class Logistic(Symmetric):
         xp = namespace(u, self.scale)
         return self.scale * xp.log(u / (1 - u))
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         """Return -4 artanh(t T) with t = tanh((z - D/2)/(2 b)) and T = tanh(D/(4 b))."""
         b, xp = self.scale, namespace(z, shift, self.scale)
         product = xp.tanh((z - shift / 2) / (2 * b)) * xp.tanh(shift / (4 * b))
@@ -56,7 +56,7 @@ class Logistic(Symmetric):
     def loss_limits(self, shift: Real) -> tuple[Any, Any]:
         return shift / self.scale, -shift / self.scale
 
-    def steepness(self, left: Real, right: Real) -> Any:
+    def steepness(self, left: Real, right: Real) -> RealArray:
         """Return 1.54 / b: |f^(8)/f| is largest at 0, where its eighth root is below 1.54 / b."""
         return 1.54 / self.scale + 0.0 * floating(left)
 

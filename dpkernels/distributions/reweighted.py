@@ -72,7 +72,7 @@ class Reweighted(Distribution):
         return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)
 
     @property
-    def unweighted(self) -> Any:
+    def unweighted(self) -> Distribution:
         return self.kernel.unweighted
 
     def weight(self, z: Real) -> Real:
@@ -104,7 +104,7 @@ class Reweighted(Distribution):
         z = self.kernel.inverse(xp.where(in_middle, weighted - before + beyond, outer), lower)
         return xp.where(in_middle, xp.clip(z, self.low, self.high), z)
 
-    def moment(self, power: int, a: Real, b: Real) -> Any:
+    def moment(self, power: int, a: Real, b: Real) -> RealArray:
         return self._in_parts(partial(self.kernel.moment, power), a, b)
 
     @property

@@ -150,7 +150,7 @@ class Staircase(Symmetric):
         """Return all steps with a tail above 1e-300. Their number depends on eps, which JAX must not trace."""
         return self.steps(int(700 / float(self.epsilon)) + 2)
 
-    def steps(self, periods: int) -> Any:
+    def steps(self, periods: int) -> RealArray:
         """Return the steps of this many periods on either side of 0, increasing."""
         D, g = self.period, self.gamma
         k = np.arange(periods)

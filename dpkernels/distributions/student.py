@@ -12,7 +12,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import Real, floating, like, namespace, ndtri, special_functions, without_derivative
+from dpkernels.numerics import Real, RealArray, floating, like, namespace, ndtri, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
 
@@ -41,7 +41,7 @@ class Student(Symmetric):
         checks.within("degrees", checks.number("degrees", self.degrees), 3.0, 1000.0)
 
     @property
-    def _square(self) -> Any:
+    def _square(self) -> Real:
         return self.degrees * self.scale**2
 
     def log_prob(self, z: Real) -> Real:
@@ -74,7 +74,7 @@ class Student(Symmetric):
         z = xp.where(endless, np.inf, z)
         return self.scale * xp.where(below, -z, z)
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         a, xp = self._square, namespace(z, shift, self.scale)
         return (self.degrees + 1) / 2 * xp.log1p(shift * (shift - 2 * z) / (a + z**2))
 
@@ -98,7 +98,7 @@ class Student(Symmetric):
         return 1.0001 * rate / xp.sqrt(nearest**2 + self._square)
 
     @property
-    def quantiles(self) -> Any:
+    def quantiles(self) -> RealArray:
         """Return the quantiles at unit scale, as plain numbers, times the scale."""
         if isinstance(self.scale, float):
             return super().quantiles
@@ -127,7 +127,7 @@ def _log_gamma_ratio(x: float) -> float:
     return math.log(x) / 2 - 1 / (8 * x) + 1 / (192 * x**3) - 1 / (640 * x**5)
 
 
-def _about_inverse(tail: Any, nu: float) -> Any:
+def _about_inverse(tail: Real, nu: float) -> RealArray:
     """Return about the t with P(T > t) = tail <= 1/2 at unit scale (Hill 1970, CACM Algorithm 396: t-quantiles)."""
     xp = namespace(tail)
     a = 1 / (nu - 0.5)
@@ -143,7 +143,7 @@ def _about_inverse(tail: Any, nu: float) -> Any:
     return xp.sqrt(nu * xp.where(is_far, far / (nu + 2) + 1 / y, xp.expm1(a * near**2)))
 
 
-def _tail(t: Any, nu: float) -> Any:
+def _tail(t: Real, nu: float) -> RealArray:
     """Return P(T > t) at unit scale, for t >= 0; for t < 1 as a complement, which would cancel in a small tail."""
     xp, special = namespace(t), special_functions(t)
     small = t < 1
