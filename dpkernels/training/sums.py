@@ -103,7 +103,7 @@ def _check_own(leaves: list[Array], counted: Array) -> None:
     """
     axes = device_axes()
     varying = [set(varying_axes(array, axes) or ()) if axes else set[str]() for array in (*leaves, counted)]
-    if missing := sorted(set().union(*varying) - set.intersection(*varying[:-1])):
+    if missing := sorted(varying[0].union(*varying[1:]) - varying[0].intersection(*varying[1:-1])):
         raise ValueError(
             f"updates: are the same along {missing[0]!r}, where examples differ, because JAX has added up the "
             "gradients of several devices before they are clipped; differentiate at parameters that are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,14 @@ def test_the_noise_of_a_step_has_the_multiplier_and_the_sum_is_that_of_all_devic
     drawn = 4 * np.asarray(one, float) - np.asarray(four, float).sum(0)
     expected = MULTIPLIER * CLIP * (1 + noise.rounding_cost)
     assert abs(drawn.std() / expected - 1) <= 6 / math.sqrt(2 * SIZE)
+
+
+def test_the_slack_of_a_budget_has_the_distance_of_the_table(monkeypatch):
+    """Of a table at a distance that can be seen, for one step without sampling, whose delta is known in closed form."""
+    monkeypatch.setattr(PrivateNoise, "certified", lambda *_: SimpleNamespace(total_variation=1e-5))
+    run = noise_multiplier_for(TrainingRun(1.5, 1.0, 1, slack=1e-6), epsilon=2.0, delta=1e-3, dimensions=SIZE)
+    assert 1.1e-5 <= run.slack <= 1.2e-5
+    assert run.epsilon(1e-3) <= 2.0
 
 
 @pytest.mark.lengthy
