@@ -87,6 +87,14 @@ def test_widths_of_the_accuracy_page(case, method, made, width):
     assert 0 < high - low <= width * high
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_widths_of_optimal_tables(count):
+    """The pair above all rows takes losses 1e-5 apart as one; the rows below are two of the table."""
+    made = guarantee(dpk.optimal(epsilon=1.0, points=9, outputs=21, **UNIT)).repeat(count)
+    for low, high in (made.bracket(delta=1e-6), made.bracket(epsilon=made.epsilon(1e-6) / 2)):
+        assert 0 < high - low <= 1e-9 * high
+
+
 # The noise multiplier, the rate, the steps, delta, and the width: of published training runs, and of a hard one.
 RUNS = [
     (4.0, 0.01, 10_000, 1e-5, 5e-6),
