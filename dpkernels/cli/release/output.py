@@ -91,10 +91,14 @@ class ClaimedOutput(abc.ABC):
     """A claimed name, and new files that ``commit`` puts in place; otherwise they are deleted."""
 
     visible = False  # whether another user may have read some of the output
-    is_resumable = False  # whether another run can continue this one
 
     def __init__(self, target: Path) -> None:
         self.target = target
+
+    @property
+    def is_resumable(self) -> bool:
+        """Return whether another run can continue this one."""
+        return False
 
     @contextmanager
     def run(self) -> Iterator[Self]:
