@@ -181,10 +181,11 @@ def _profile(pair: DominatingPair, side: int) -> Callable[[np.ndarray], np.ndarr
     own, mirrored = bounded(pair), bounded(pair.mirror())
 
     def at(eps: np.ndarray) -> np.ndarray:
-        size = np.minimum(np.abs(eps), cap(eps.dtype))
+        size, rises, values = np.minimum(np.abs(eps), cap(eps.dtype)), eps >= 0, np.empty(eps.shape)
         with np.errstate(all="ignore"):
-            falling = -np.expm1(-size) + np.exp(-size) * mirrored(size)
-            return np.where(eps >= 0, own(size), falling)
+            values[rises], below = own(size[rises]), size[~rises]
+            values[~rises] = -np.expm1(-below) + np.exp(-below) * mirrored(below)
+        return values
 
     return at
 

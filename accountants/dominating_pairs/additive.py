@@ -263,13 +263,20 @@ class NoiseFormulas:
         first, last = (without_derivative(source.loss(x, D) + change) for x in (low, high))
         falls, frozen = first >= last, without_derivative((source, D))
 
+        def cut_at(aim: Any, start: Any, end: Any, falls: Any) -> Any:
+            ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
+            return (ends[0] + ends[1]) / 2
+
         def of_pieces(level: Any) -> Any:
             xp = namespace(level, left)
             aim = without_derivative(level - change)
             start, end = without_derivative((low + 0 * aim, high + 0 * aim))
-            ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
-            cut = (ends[0] + ends[1]) / 2
             none_above, all_above = xp.maximum(first, last) <= level, xp.minimum(first, last) > level
+            if xp is np:  # Few pieces have the level between their ends.
+                some, cut = both_positive & ~none_above & ~all_above, 0 * aim
+                cut[some] = cut_at(aim[some], start[some], end[some], np.broadcast_to(falls, some.shape)[some])
+            else:
+                cut = cut_at(aim, start, end, falls)
             start = xp.where(both_positive & ~(falls | all_above), cut, left)
             end = xp.where(both_positive & falls & ~all_above, cut, right)
             is_present = (xp.where(both_positive, ~none_above, weight_p > 0)) & (width > 0)

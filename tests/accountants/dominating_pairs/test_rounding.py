@@ -49,7 +49,7 @@ def drop(rates, breaks, z):
 
 @pytest.mark.parametrize("shift", [1.0, -1.0])
 def test_losses_keep_their_digits_where_densities_are_small(shift):
-    """Differences of log densities lose one unit for each unit of their size, up to 700; 64 (1 + |l|) are allowed."""
+    """Differences of log densities lose a unit for each unit of their size; 64 (1 + |loss|) are allowed."""
     random = np.random.default_rng(5)
     for _ in range(40):
         breaks = np.cumsum(np.exp(random.uniform(-3, 6, 3))).tolist()
