@@ -96,8 +96,8 @@ def row_of(epsilon: float, delta: float, count: int) -> Row:
     samplers = [dpk.exact_sampler(mechanism) for mechanism in (free.named.mechanism, free.mechanism)]
     accounted = max(accounted_epsilon(sampler, epsilon, delta, count) for sampler in samplers)
     bound = max(guarantee(sampler).repeat(count).delta(epsilon) for sampler in samplers)
-    variances = (float(sampler.certificate.worst_variance) for sampler in samplers)
-    return Row(epsilon, delta, count, free.named, *variances, bound, accounted, free.value)
+    named, free_form = (float(sampler.certificate.worst_variance) for sampler in samplers)
+    return Row(epsilon, delta, count, free.named, named, free_form, bound, accounted, free.value)
 
 
 def draw(rows: list[Row], output: Path) -> None:

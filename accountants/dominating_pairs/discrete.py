@@ -257,7 +257,7 @@ def _grouped(p: np.ndarray, q: np.ndarray) -> Atoms:
     loss = np.log(p / q)
     order = np.argsort(loss)
     starts = np.flatnonzero(np.diff(loss[order], prepend=-np.inf) > _SAME)
-    return Atoms(*(np.add.reduceat(row[order], starts) for row in (p, q)))
+    return Atoms(np.add.reduceat(p[order], starts), np.add.reduceat(q[order], starts))
 
 
 def _largest(p: Any, cells: int, t: Any) -> Any:

@@ -65,7 +65,14 @@ def warn(message: str) -> None:
     say(f"warning: {message}")
 
 
-def warn_of_library(message: Warning | str, category: type[Warning], *_: Any) -> None:
+def warn_of_library(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
     """Print a warning of Python, whose text may quote a cell of a file."""
     warn(private(str(message), category.__name__))
 

@@ -73,7 +73,8 @@ class ToeplitzStrategy:
 
     def matrix(self, steps: int) -> np.ndarray:
         """Return C for a number of steps."""
-        return sum(c * np.eye(steps, k=-k, dtype=np.int64) for k, c in enumerate(self.bands))
+        bands = (c * np.eye(steps, k=-k, dtype=np.int64) for k, c in enumerate(self.bands))
+        return sum(bands, np.zeros((steps, steps), np.int64))
 
     @proven("correlated_noise#proof")
     def sensitivity(self, steps: int, separation: int, participations: int | None = None) -> float:

@@ -250,7 +250,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
             source = held.enter_context(part.opened(job.spec.layout))
         output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
-        place = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
+        place: dict[str, Any] = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
         done = release_file(job.spec, source, output, **place, devices=devices)
         part.check_whole(done.read)
     return done
@@ -319,7 +319,9 @@ class DatasetPlan(Plan):
         return None
 
     def _charging(self, output: Folder) -> AbstractContextManager[LedgerCharge | None]:
-        return self._resuming(output) if output.resume else self._beginning(output)
+        if isinstance(output, LocalFolder) and output.resume:
+            return self._resuming(output)
+        return self._beginning(output)
 
     @contextmanager
     def _beginning(self, output: Folder) -> Iterator[LedgerCharge | None]:

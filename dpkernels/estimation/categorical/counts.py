@@ -112,7 +112,7 @@ def mechanism_of_sidecar(source: Any, column: str | None) -> Categorical | None:
     """
     if not isinstance(source, str | Path | Mapping):
         return None
-    form = source
+    form: Any = source
     if not isinstance(source, Mapping):
         with suppress(ValueError):  # ``channel_of`` says what is wrong.
             form = parse_json(read_text(Path(source)))
