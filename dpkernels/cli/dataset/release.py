@@ -319,9 +319,7 @@ class DatasetPlan(Plan):
         return None
 
     def _charging(self, output: Folder) -> AbstractContextManager[LedgerCharge | None]:
-        if isinstance(output, LocalFolder) and output.resume:
-            return self._resuming(output)
-        return self._beginning(output)
+        return self._resuming(output) if isinstance(output, LocalFolder) and output.resume else self._beginning(output)
 
     @contextmanager
     def _beginning(self, output: Folder) -> Iterator[LedgerCharge | None]:
