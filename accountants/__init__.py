@@ -13,8 +13,8 @@ from accountants.audit import Audit, audit, audit_training
 from accountants.charges import repeated_charge
 from accountants.closed_forms.approximate import parallel_composition
 from accountants.comparison import compare
-from accountants.dominating_pairs.densities import densities
-from accountants.dominating_pairs.discrete import randomised_response, weights
+from accountants.dominating_pairs.densities import density_pair
+from accountants.dominating_pairs.discrete import discrete_pair, randomised_response
 from accountants.dominating_pairs.steepness import check_steepness
 from accountants.guarantee import Guarantee
 from accountants.histograms import known_domain_top_k, unknown_domain_top_k
@@ -46,7 +46,8 @@ __all__ = [
     "check_steepness",
     "compare",
     "delta",
-    "densities",
+    "density_pair",
+    "discrete_pair",
     "epsilon",
     "guarantee",
     "known_domain_top_k",
@@ -57,7 +58,6 @@ __all__ = [
     "shuffled",
     "tune",
     "unknown_domain_top_k",
-    "weights",
 ]
 
 

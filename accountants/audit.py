@@ -85,7 +85,7 @@ def audit(
         >>> audit(noisy, (0.0, 1.0)).contradicts(1.0)
         True
     """
-    checks.whole("draws", draws, 100, 1 << 40)
+    checks.integer_in("draws", draws, 100, 1 << 40)
     checks.below_one("delta", delta)
     checks.within("error_rate", error_rate, 0.0, 1.0, open_ends=True)
     if len(neighbours) != 2:
@@ -283,7 +283,9 @@ def audit_training(
         raise ValueError(f"scores, included: of shapes {scores.shape} and {included.shape}; must be equal vectors")
     if np.isnan(scores).any():
         raise ValueError("scores: some are NaN")
-    numbers = [checks.whole("guesses", each, 1, len(scores)) for each in np.atleast_1d(np.asarray(guesses)).tolist()]
+    numbers = [
+        checks.integer_in("guesses", each, 1, len(scores)) for each in np.atleast_1d(np.asarray(guesses)).tolist()
+    ]
     order = np.argsort(scores, kind="stable")
     best = Audit(0.0, delta, error_rate, "none", 0.0, 1.0)
     for number in numbers:

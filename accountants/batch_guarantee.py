@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.composition.self_composed import ON_ALL_DATA, SelfComposed
+from accountants.composition.self_composed import ON_ALL_DATA, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs, reject_sensitivity
 from accountants.guarantee import ComposableGuarantee, Guarantee
@@ -54,11 +54,11 @@ class BatchGuarantee(ComposableGuarantee):
         return flat_leaves(self.batch)[firsts], np.bincount(kinds)
 
     @cached_property
-    def terms(self) -> tuple[SelfComposed, ...]:
+    def terms(self) -> tuple[RepeatedReleases, ...]:
         """Return the releases of every distinct entry."""
         distinct, counts = self._entries
         numbers = zip(distinct, counts.tolist(), strict=True)
-        return tuple(SelfComposed(dominating_pairs(entry), count * self.times) for entry, count in numbers)
+        return tuple(RepeatedReleases(dominating_pairs(entry), count * self.times) for entry, count in numbers)
 
     @cached_property
     def unjoined(self) -> Guarantee:
@@ -93,24 +93,24 @@ class BatchGuarantee(ComposableGuarantee):
         # A shift by more is never more private: noise_pairs. So is the composition of such releases.
         shapes = dataclasses.replace(distinct, noise=noise.rescale(1.0, length), sensitivity=None)
         firsts, kinds = distinct_entries(_of_size(shapes, len(counts)))
-        terms: list[SelfComposed] = []
+        terms: list[RepeatedReleases] = []
         for number, first in enumerate(firsts.tolist()):
             shape = _of_size(shapes, len(counts))[first].noise
             own = kinds == number
             terms += self._levels(shape, ratios[own], counts[own], side)
         return Guarantee(tuple(terms))
 
-    def _levels(self, shape: Distribution, ratios: np.ndarray, counts: np.ndarray, side: int) -> list[SelfComposed]:
+    def _levels(self, shape: Distribution, ratios: np.ndarray, counts: np.ndarray, side: int) -> list[RepeatedReleases]:
         """Return releases of noise of one shape, with few ratios of the sensitivity to its length."""
         if shape.gaussian_sigma is not None:
             squares = (counts * ratios**2).tolist()
             # The sum is exact but for the rounding of its terms and of the root.
             mu = math.sqrt(math.fsum(squares)) * (1 + side * _ROUNDING)
-            return [SelfComposed(noise_pairs(shape, mu), self.times)]
+            return [RepeatedReleases(noise_pairs(shape, mu), self.times)]
         order = np.argsort(ratios)
         ratios, counts = ratios[order], counts[order]
         return [
-            SelfComposed(noise_pairs(shape, ratio * (1 + side * _ROUNDING)), int(count) * self.times)
+            RepeatedReleases(noise_pairs(shape, ratio * (1 + side * _ROUNDING)), int(count) * self.times)
             for ratio, count in joined_levels(ratios, counts, _LEVELS if side else _CELLS, side)
         ]
 
@@ -161,7 +161,7 @@ class BatchGuarantee(ComposableGuarantee):
         """Return the guarantee of all reports repeated ``count`` times; see ``Guarantee.repeat``."""
         if isinstance(count, jax.Array):
             return self.unjoined.repeat(count)
-        return BatchGuarantee(self.batch, times=self.times * checks.whole("count", count, 1, 1 << 40))
+        return BatchGuarantee(self.batch, times=self.times * checks.integer_in("count", count, 1, 1 << 40))
 
     def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
         """Return the guarantee if every report uses a Poisson sample of its own; see ``Guarantee.subsample``."""

@@ -58,7 +58,7 @@ def repeated_bound(mechanism: Any, count: int) -> EpsilonDelta:
 
 def _claims(mechanism: Any, count: int) -> EpsilonDelta:
     """Return the sum of the claims of all reports."""
-    count, certificate = checks.whole("count", count, 1, MOST_REPORTS), _certificate(mechanism)
+    count, certificate = checks.integer_in("count", count, 1, MOST_REPORTS), _certificate(mechanism)
     delta = rational(getattr(certificate, "delta", 0))
     return EpsilonDelta(count * rational(certificate.epsilon), count * delta)
 

@@ -39,8 +39,8 @@ from accountants.composition.self_composed import (
     NEIGHBOURS,
     ON_ALL_DATA,
     ConvergenceError,
-    RepeatedLosses,
-    SelfComposed,
+    LossTuple,
+    RepeatedReleases,
     check_releases,
     infinity_mass,
     with_one_neighbouring,
@@ -121,7 +121,7 @@ class ComposableGuarantee(Risks):
             TypeError: count is not an integer.
             ValueError: count is not positive.
         """
-        n = count if isinstance(count, jax.Array) else checks.whole("count", count, 1, 1 << 40)
+        n = count if isinstance(count, jax.Array) else checks.integer_in("count", count, 1, 1 << 40)
         checks.positive("count", n)
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
@@ -159,7 +159,7 @@ def advising(alternative: str) -> Iterator[None]:
 class Guarantee(ComposableGuarantee):
     """The privacy guarantee of composed reports; made by ``guarantee``, immutable, a pytree of its terms."""
 
-    terms: tuple[SelfComposed, ...]
+    terms: tuple[RepeatedReleases, ...]
 
     def subsample(
         self,
@@ -246,9 +246,9 @@ class Guarantee(ComposableGuarantee):
             0.858
         """
         self._check_one_report("steps")
-        times = checks.whole("times", times, 1, 1 << 40)
+        times = checks.integer_in("times", times, 1, 1 << 40)
         if not isinstance(steps, jax.Array):
-            steps = checks.whole("steps", steps, 1, 1 << 40)
+            steps = checks.integer_in("steps", steps, 1, 1 << 40)
         checks.positive("steps", steps)
         self._check_on_all_data("steps")
         terms = []
@@ -288,7 +288,7 @@ class Guarantee(ComposableGuarantee):
                 they are on samples already.
         """
         self._check_one_report("steps")
-        steps = checks.whole("steps", steps, 1, 1 << 40)
+        steps = checks.integer_in("steps", steps, 1, 1 << 40)
         self._check_on_all_data("steps")
         return self._map_pairs(lambda pair: shuffled_pair(pair, steps), "steps")
 
@@ -302,7 +302,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: the mechanism is not additive noise, records are not 1 to 1024; or reports are on samples with
                 replaced records or of another scheme, where no bound for groups is known.
         """
-        records = checks.whole("records", records, 1, MOST_RECORDS)
+        records = checks.integer_in("records", records, 1, MOST_RECORDS)
         if records == 1:
             return self
         terms = []
@@ -317,7 +317,7 @@ class Guarantee(ComposableGuarantee):
             else:
                 (single,) = self._terms_of_one_pair("records", term)
                 pairs = (sampled_group_pair(single.pairs[0], records, term.sampling_rate),)
-            terms.append(SelfComposed(pairs, term.count))
+            terms.append(RepeatedReleases(pairs, term.count))
         return Guarantee(tuple(terms))
 
     def _check_on_all_data(self, name: str) -> None:
@@ -333,7 +333,7 @@ class Guarantee(ComposableGuarantee):
                 "the allocations if each report has its own"
             )
 
-    def _terms_of_one_pair(self, name: str, *terms: SelfComposed) -> tuple[SelfComposed, ...]:
+    def _terms_of_one_pair(self, name: str, *terms: RepeatedReleases) -> tuple[RepeatedReleases, ...]:
         """Return the terms, all by default; raise ValueError if one has two pairs, as noise that is not even has."""
         terms = terms or self.terms
         if any(len(term.pairs) > 1 for term in terms):
@@ -471,8 +471,8 @@ class Guarantee(ComposableGuarantee):
         """Return, for each neighbour direction that is composed, whether the pairs are mirrored."""
         return (False,) if all(term.is_symmetric for term in self.terms) else (False, True)
 
-    def repeated_losses(self, panels: int = 0, *, may_sample: bool = False) -> tuple[RepeatedLosses, ...]:
-        """Return the losses that are composed, for each neighbour direction; see ``SelfComposed.repeated_losses``."""
+    def repeated_losses(self, panels: int = 0, *, may_sample: bool = False) -> tuple[LossTuple, ...]:
+        """Return the losses that are composed, for each neighbour direction, as ``RepeatedReleases`` does."""
         mirrors = self.neighbour_directions
         columns = (term.repeated_losses(mirrors, panels, may_sample=may_sample) for term in self.terms)
         return tuple(zip(*columns, strict=True))
@@ -483,7 +483,7 @@ class Guarantee(ComposableGuarantee):
         return as_float64(self)
 
     @cached_property
-    def numeric_directions(self) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
+    def numeric_directions(self) -> list[tuple[LossTuple, LossTuple]]:
         """Return (losses, the same losses with fewer nodes) of plain numbers for each neighbour direction; cached."""
         return directions_of_numbers(self)
 

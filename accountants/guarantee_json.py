@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair, HalvedPair
 from accountants.dominating_pairs.base import Mixed
 from accountants.dominating_pairs.discrete import Atoms, RowPair
@@ -25,10 +25,20 @@ from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 # The classes that a file may hold in addition to distributions with a density, windows and bases. The dictionaries hold
 # the names that files use for classes and fields, where they differ from the names in the code.
 _CLASSES: tuple[type, ...] = (
-    *(SelfComposed, Atoms, RowPair, Mixed, WindowedPair, AdditivePair, PiecewiseLinear, GaussianMixture, HalvedPair),
+    *(
+        RepeatedReleases,
+        Atoms,
+        RowPair,
+        Mixed,
+        WindowedPair,
+        AdditivePair,
+        PiecewiseLinear,
+        GaussianMixture,
+        HalvedPair,
+    ),
     *(Allocated, AllocatedBlock, FixedSize, Grouped, ShuffledBatches, Truncated),
 )
-_CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
+_CLASS_NAMES: dict[type, str] = {RepeatedReleases: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 UNKNOWN = "is not of this version's guarantees"
 

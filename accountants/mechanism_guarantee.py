@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from accountants.batch_guarantee import BatchGuarantee, LargestGuarantee
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.base import DominatingPair
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.guarantee import Guarantee
@@ -28,8 +28,8 @@ def guarantee(mechanism: Any, sensitivity: Any = None, *, people: str = "same") 
 
     Args:
         mechanism: a mechanism of dpkernels; an exact sampler, or the certificate of noise on numbers, whose integers
-            are then accounted; a batch of mechanisms; or a dominating pair, as ``weights``, ``randomised_response`` and
-            ``densities`` make.
+            are then accounted; a batch of mechanisms; or a dominating pair, as ``discrete_pair``,
+            ``randomised_response`` and ``density_pair`` make.
         sensitivity: D of an additive mechanism; the default is that of its claim. Other mechanisms take none.
         people: whom the entries of a batch are about, "same" or "different".
 
@@ -47,13 +47,13 @@ def guarantee(mechanism: Any, sensitivity: Any = None, *, people: str = "same") 
         odd = checks.concrete(mechanism.symmetry_gap())
         # Pairs that may be asymmetric are composed in both directions.
         alone = mechanism.may_be_asymmetric or (odd is not None and odd <= _SYMMETRIC)
-        return Guarantee((SelfComposed((mechanism,) if alone else (mechanism, mechanism.mirror()), 1),))
-    return Guarantee((SelfComposed(dominating_pairs(mechanism, sensitivity), 1),))
+        return Guarantee((RepeatedReleases((mechanism,) if alone else (mechanism, mechanism.mirror()), 1),))
+    return Guarantee((RepeatedReleases(dominating_pairs(mechanism, sensitivity), 1),))
 
 
 def _of_batch(batch: BatchGuarantee, people: str) -> Any:
     if namespace(*jax.tree.leaves(batch.batch)) is not np:  # JAX's numbers have estimates with derivatives.
-        terms = tuple(SelfComposed(dominating_pairs(entry), 1) for entry in flat_leaves(batch.batch))
+        terms = tuple(RepeatedReleases(dominating_pairs(entry), 1) for entry in flat_leaves(batch.batch))
         return Guarantee(terms) if people == "same" else LargestGuarantee(tuple(Guarantee((term,)) for term in terms))
     if people == "same":
         return batch

@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 import dpkernels as dpk
 from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
@@ -86,7 +86,7 @@ def brackets() -> Accountant:
     """Our rigorous intervals."""
     likely = 1 / (1 + math.exp(-PURE))
     pair = Atoms(np.array([likely, 1 - likely]), np.array([1 - likely, likely]))
-    response = Guarantee((SelfComposed((pair,), 1),))
+    response = Guarantee((RepeatedReleases((pair,), 1),))
     return Accountant(
         "our bracket",
         lambda delta: guarantee(dpk.gaussian(sigma=SIGMA), 1.0).repeat(COUNT).bracket(delta=delta),

@@ -56,7 +56,7 @@ def not_traced(name: str, reason: str, *values: Any) -> None:
         raise TypeError(f"{name}: traced by JAX (jit, grad or vmap). {reason}")
 
 
-def whole(name: str, value: Any, low: int, high: int) -> int:
+def integer_in(name: str, value: Any, low: int, high: int) -> int:
     """Return an integer in low..high."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: {value!r} is not a whole number")

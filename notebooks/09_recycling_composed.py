@@ -34,7 +34,7 @@ from scipy.special import erf
 sys.path.append("..")  # for benchmarks, which is not installed
 
 import dpkernels as dpk
-from accountants import calibrate, guarantee, parallel_composition, recycling, weights
+from accountants import calibrate, discrete_pair, guarantee, parallel_composition, recycling
 from accountants.closed_forms.approximate import advanced_composition, approximate_delta, basic_composition
 from accountants.published import recycling as published
 from benchmarks import literature_composition as composition
@@ -190,7 +190,7 @@ for T in (1, 10, 100, 1000):
     )
 sequential = pd.DataFrame(rows).set_index("T")
 row = [1e-6, 0.0, 1 - 1e-6]
-again = guarantee(weights(row, [row[1], row[0], row[2]])).repeat(1000).estimate_delta(1.0)
+again = guarantee(discrete_pair(row, [row[1], row[0], row[2]])).repeat(1000).estimate_delta(1.0)
 assert np.isclose(again, sequential.loc[1000, "counterexample: exact"], rtol=1e-9)
 assert (sequential["worst delta there"].loc[10:] > 9 * sequential["claimed delta there"].loc[10:]).all()
 sequential.T

@@ -386,7 +386,7 @@ def _check_releases(epsilon: Real, count: int, rate: Real | None) -> None:
 
 def _check_samples(count: int, rate: Real | None) -> None:
     if not isinstance(count, jax.Array):
-        checks.whole("count", count, 1, 1 << 40)
+        checks.integer_in("count", count, 1, 1 << 40)
     if rate is not None:
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0, span="(0, 1]")
 
@@ -511,7 +511,7 @@ def shuffled(
         >>> round(shuffled(piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0).epsilon, 3)
         3.747
     """
-    n = checks.whole("n", n, 2, 1 << 50)
+    n = checks.integer_in("n", n, 2, 1 << 50)
     member, numbers = split_arguments(constructor, arguments)
     limit = risk_limit(epsilon, delta, advantage, true_positive_rate, arguments)
     if limit is not None:

@@ -48,7 +48,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.epsilon(epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    D0, Dinf = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS), linf_sensitivity
+    D0, Dinf = checks.integer_in("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS), linf_sensitivity
     share = epsilon / D0
 
     def excess(b: float, _: Any) -> float:
@@ -66,7 +66,7 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
         noise = histogram_noise(D0, 1.0, epsilon, delta)
         return noise.gaussian_variance < noise.laplace_variance
 
-    checks.whole("most", most, 1, MOST_COUNTS)
+    checks.integer_in("most", most, 1, MOST_COUNTS)
     return next((D0 for D0 in range(1, most + 1) if better(D0)), None)
 
 
@@ -111,7 +111,7 @@ def known_domain(
         >>> round(plan.discovery_epsilon, 3), round(plan.noise.noise.sigma, 2)
         (0.208, 9.61)
     """
-    k = checks.whole("k", k, 1, MOST_COUNTS)
+    k = checks.integer_in("k", k, 1, MOST_COUNTS)
     check_target(epsilon, delta)
     checks.epsilon(epsilon)
     checks.within("share", share, 0.0, 1.0, open_ends=True)

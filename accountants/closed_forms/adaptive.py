@@ -54,7 +54,7 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Real, *, 
         return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
     checks.positive("epsilon0", epsilon0)
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    return _traced_delta(_kinds(order), epsilon0, epsilon, checks.whole("cells", cells, 2, 10**5))
+    return _traced_delta(_kinds(order), epsilon0, epsilon, checks.integer_in("cells", cells, 2, 10**5))
 
 
 def adaptive_bracket(
@@ -82,8 +82,8 @@ def ordering_table(
         >>> list(ordering_table(1.0, 3, 2, 0.25))[0]
         'DP,BR,BR'
     """
-    k = checks.whole("k", k, 1, 20)
-    m = checks.whole("bounded_range", bounded_range, 0, k)
+    k = checks.integer_in("k", k, 1, 20)
+    m = checks.integer_in("bounded_range", bounded_range, 0, k)
     tables: dict[Any, Any] = {}
     orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
     brackets = {",".join(order): _bracket(order, epsilon0, epsilon, cells, tables) for order in orders}
@@ -117,7 +117,7 @@ class _Grid:
 
 def _bracket(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: Any, tables: dict[Any, Any]) -> AdaptiveBounds:
     checks.positive("epsilon0", epsilon0)
-    grid = _Grid(checks.number("epsilon0", epsilon0), checks.whole("cells", cells, 2, 10**5))
+    grid = _Grid(checks.number("epsilon0", epsilon0), checks.integer_in("cells", cells, 2, 10**5))
     checks.within("epsilon", epsilon, 0.0, np.inf)
     epsilon = np.asarray(epsilon, float)
     lower, upper = (_table(grid, order, supremum, tables) for supremum in (_on_grid, _on_chords))
@@ -234,5 +234,5 @@ def _kinds(order: str | Iterable[str]) -> tuple[str, ...]:
     kinds: Sequence[str] = order.replace(",", " ").split() if isinstance(order, str) else list(order)
     for kind in kinds:
         checks.one_of("order", kind, KINDS)
-    checks.whole("order: its length", len(kinds), 1, 200)
+    checks.integer_in("order: its length", len(kinds), 1, 200)
     return tuple(kinds)

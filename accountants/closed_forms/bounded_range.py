@@ -201,8 +201,8 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
 
 
 def _each(function: Callable[..., Any], epsilon0: Any, bounded_range: Any, pure: Real, values: Any) -> RealArray:
-    m = checks.whole("bounded_range", bounded_range, 0, 4000)
-    n = checks.whole("pure", pure, 0, pure_composition.MOST)
+    m = checks.integer_in("bounded_range", bounded_range, 0, 4000)
+    n = checks.integer_in("pure", pure, 0, pure_composition.MOST)
     checks.positive("epsilon0", epsilon0)
     eps0, values = numbers(epsilon0, values)
     xp = namespace(eps0, values)

@@ -92,7 +92,7 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
 
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     k = np.asarray(k)
-    each = [checks.whole("k", value, 0, MOST) for value in k.ravel().tolist()]
+    each = [checks.integer_in("k", value, 0, MOST) for value in k.ravel().tolist()]
     log_orders = np.full((len(each), max(each, default=0) + 1), -np.inf)
     for row, value in zip(log_orders, each, strict=True):
         row[: value + 1] = log_ways(value)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.grid import profile_on_grid
-from accountants.composition.self_composed import SelfComposed, check_one_mechanism
+from accountants.composition.self_composed import RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 from dpkernels.proven import proven
@@ -133,7 +133,7 @@ def _larger(several: list[AdaptiveBounds]) -> AdaptiveBounds:
     return AdaptiveBounds(several[0].step, low, high)
 
 
-def _pairs(term: SelfComposed, mirror: bool) -> list[DominatingPair]:
+def _pairs(term: RepeatedReleases, mirror: bool) -> list[DominatingPair]:
     pairs = [term._one_release(pair) for pair in term.pairs]
     return [pair.mirror() for pair in pairs] if mirror else pairs
 

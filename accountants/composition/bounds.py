@@ -31,7 +31,7 @@ from accountants.composition.cells import (
     two_heaviest_atoms,
 )
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
-from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, SelfComposed
+from accountants.composition.self_composed import GREATEST_TILT, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
@@ -149,7 +149,7 @@ class Bracket:
         return CurvePoint.of_error(error, (1 + 2**-50) / low if low > 0 else 1.0, alpha)
 
     @cached_property
-    def _terms(self) -> list[SelfComposed]:
+    def _terms(self) -> list[RepeatedReleases]:
         """Return the terms with all Gaussian noise as one release, and equal terms as one."""
         numeric = as_float64(self.guarantee)
         gaussian, others = 0.0, []
@@ -158,7 +158,7 @@ class Bracket:
                 gaussian += float(term.count) * float(term.pairs[0].shift / term.pairs[0].noise.sigma) ** 2
             else:
                 others.append(term)
-        merged: list[SelfComposed] = []
+        merged: list[RepeatedReleases] = []
         for term in others:
             same = next((k for k, known in enumerate(merged) if _is_same(known, term)), None)
             if same is None:
@@ -168,10 +168,10 @@ class Bracket:
         if not math.isfinite(gaussian):
             return list(numeric.terms)
         if gaussian > 0:
-            merged.append(SelfComposed((additive_pair(Gaussian(1 / np.sqrt(gaussian)), np.float64(1.0)),), 1))
+            merged.append(RepeatedReleases((additive_pair(Gaussian(1 / np.sqrt(gaussian)), np.float64(1.0)),), 1))
         return merged
 
-    def _error_of_merged(self, gaussian: SelfComposed) -> float:
+    def _error_of_merged(self, gaussian: RepeatedReleases) -> float:
         """Return a bound on the error of the losses of all Gaussian noise as one release, by that of its mu."""
         mu = abs(float(gaussian.pairs[0].shift / gaussian.pairs[0].noise.sigma))
         return (_OF_MU + len(self.guarantee.terms)) * UNIT * (_FARTHEST_GAUSSIAN + mu) * mu
@@ -181,7 +181,7 @@ class Bracket:
         """Return the losses of every term, for each neighbour direction and each order of the pairs of a term."""
         orders = range(max(len(term.pairs) for term in self._terms))
 
-        def losses(term: SelfComposed, mirror: bool, first: int) -> _Term:
+        def losses(term: RepeatedReleases, mirror: bool, first: int) -> _Term:
             with np.errstate(all="ignore"):
                 every = [term.privacy_loss(pair) for pair in term.pairs]
             split = [split_monotone(one.mirrored() if mirror else one) for one in every]
@@ -335,13 +335,13 @@ class _CoarseDirections:
         return max(self.delta(number, epsilon) for number in range(len(self.estimates)))
 
 
-def _is_gaussian(term: SelfComposed) -> bool:
+def _is_gaussian(term: RepeatedReleases) -> bool:
     (pair, *others) = term.pairs
     is_noise = isinstance(pair, AdditivePair) and not others and term.sampling_rate is None
     return is_noise and type(pair.noise) is Gaussian and np.ndim(pair.shift) == 0
 
 
-def _is_same(one: SelfComposed, other: SelfComposed) -> bool:
+def _is_same(one: RepeatedReleases, other: RepeatedReleases) -> bool:
     (first, structure), (second, same) = (jax.tree.flatten(dataclasses.replace(term, count=0)) for term in (one, other))
     return str(structure) == str(same) and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -397,7 +397,7 @@ class _Direction:
     terms: list[_Term]
 
     @cached_property
-    def repeated(self) -> RepeatedLosses:
+    def repeated(self) -> LossTuple:
         return tuple(RepeatedLoss(term.rough, np.float64(0.0), np.float64(term.count)) for term in self.terms)
 
     def saddle(self, epsilon: float) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.question import Question
 from accountants.composition.self_composed import (
     GREATEST_TILT,
-    RepeatedLosses,
+    LossTuple,
     TiltedLoss,
     infinity_mass,
     least_step,
@@ -40,7 +40,7 @@ class Tilt(NamedTuple):
 
     c: Any
     guess: Any
-    losses: RepeatedLosses
+    losses: LossTuple
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Direction:
     """
 
     question: Question
-    losses: RepeatedLosses
-    coarse: RepeatedLosses | None = None
+    losses: LossTuple
+    coarse: LossTuple | None = None
 
     @property
     def are_sampled(self) -> bool:
@@ -79,7 +79,7 @@ class Direction:
         return self._bound_and_start[0]
 
     @cached_property
-    def capped(self) -> tuple[RepeatedLosses, Any]:
+    def capped(self) -> tuple[LossTuple, Any]:
         """Return the losses that matter up to the bound, and the probability of an infinite loss."""
         return capped_losses(self.losses, self.bound)
 
@@ -97,7 +97,7 @@ class Direction:
         return Tilt(*self.question.saddle_point(losses, infinite, start, greatest), losses)
 
 
-def tilt_losses(losses: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
+def tilt_losses(losses: LossTuple, c: Any) -> tuple[list[TiltedLoss], Any]:
     """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c)
     tilted = [term.tilted(c) for term in losses]
@@ -106,13 +106,13 @@ def tilt_losses(losses: RepeatedLosses, c: Any) -> tuple[list[TiltedLoss], Any]:
     return (tilted if xp is np and reduced == c else [term.tilted(reduced) for term in losses]), reduced
 
 
-def largest_needed_loss(losses: RepeatedLosses, epsilon: Real) -> Any:
+def largest_needed_loss(losses: LossTuple, epsilon: Real) -> Any:
     """Return the loss above which losses count as partly infinite: eps minus the least that all others add up to."""
     least = sum(term.count * namespace(epsilon).maximum(term.largest_loss(-1), 0.0) for term in losses)
     return without_derivative(epsilon + least + 1e-9)
 
 
-def cap_losses(losses: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
+def cap_losses(losses: LossTuple, epsilon: Real) -> LossTuple:
     """Return the losses with those that no eps up to this one distinguishes from an infinite loss partly infinite."""
     cap = largest_needed_loss(losses, epsilon)
     if namespace(cap) is np and all(term.losses is None or term.largest_loss(1) <= cap for term in losses):
@@ -120,18 +120,18 @@ def cap_losses(losses: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
     return tuple(term.map_losses(lambda nodes: nodes.capped(cap)) for term in losses)
 
 
-def capped_losses(losses: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
+def capped_losses(losses: LossTuple, bound: Any) -> tuple[LossTuple, Any]:
     """Return the losses capped for an eps of at most ``bound``, and the probability of an infinite loss."""
     capped = tuple(dataclasses.replace(term, source=None) for term in cap_losses(losses, bound))
     return capped, infinity_mass(capped)
 
 
-def pad_losses(losses: RepeatedLosses) -> RepeatedLosses:
+def pad_losses(losses: LossTuple) -> LossTuple:
     """Return the losses with outcomes of no mass at their ends; see ``PrivacyLossDistribution.padded``."""
     return tuple(term.map_losses(PrivacyLossDistribution.padded) for term in losses)
 
 
-def directions_of_numbers(guarantee: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
+def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
     on_all_data = all(term.sampling_rate is None for term in guarantee.terms)  # Samples have densities, not nodes.
     panels = _PANELS_OF_FOUR if on_all_data and _are_at_most(4, guarantee) else PANELS
@@ -164,7 +164,7 @@ class TiltedComposer(Composer):
     def of(cls, direction: Direction) -> TiltedComposer:
         return cls(direction.bound, direction.tilt.c, direction.tilt.guess)
 
-    def prepare(self, losses: RepeatedLosses) -> tuple[Any, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[Any, Any]:
         return capped_losses(losses, self.bound)
 
     def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:

@@ -24,7 +24,7 @@ from accountants.composition.infinite import InfiniteLosses
 from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcomes
 from accountants.composition.question import Question
 from accountants.composition.sampled import SampledDensities
-from accountants.composition.self_composed import RepeatedLosses, check_one_mechanism
+from accountants.composition.self_composed import LossTuple, check_one_mechanism
 from accountants.composition.three_point import ThreePointLosses, may_be_three_points
 from dpkernels import checks
 from dpkernels.batching import vmap_in_batches
@@ -127,7 +127,7 @@ class _Computation(NamedTuple):
     """A number, or a number and its derivatives, of one neighbour direction."""
 
     compute: Callable[[Composer, Direction], _Answer]
-    nothing: Callable[[RepeatedLosses, Any], _Answer]  # An answer of zeros for the losses of a direction at a number.
+    nothing: Callable[[LossTuple, Any], _Answer]  # An answer of zeros for the losses of a direction at a number.
 
     def by_first_method(self, direction: Direction, methods: tuple[type[Composer], ...] = METHODS) -> _Answer:
         """Return what the first method that applies computes, also where JAX traces whether it applies."""
@@ -158,11 +158,11 @@ def _value_and_slopes(composer: Composer, direction: Direction) -> _Answer:
     return _Answer(value, by_losses, by_epsilon)
 
 
-def _zero(_: RepeatedLosses, at: Any) -> _Answer:
+def _zero(_: LossTuple, at: Any) -> _Answer:
     return _Answer(0.0 * at)
 
 
-def _zero_and_slopes(losses: RepeatedLosses, at: Any) -> _Answer:
+def _zero_and_slopes(losses: LossTuple, at: Any) -> _Answer:
     return _Answer(0.0 * at, *jax.tree.map(jnp.zeros_like, (losses, at)))
 
 
@@ -177,7 +177,7 @@ def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def _largest(
-    computation: _Computation, quantity: type[Question], directions: RepeatedLosses, at: Any
+    computation: _Computation, quantity: type[Question], directions: LossTuple, at: Any
 ) -> tuple[Any, _Answer]:
     """Return (the direction with the largest value, its answer); eps is searched above that of earlier directions."""
 
@@ -197,17 +197,17 @@ def _largest(
 @cache
 def _largest_in_batches(
     computation: _Computation, quantity: type[Question]
-) -> Callable[[RepeatedLosses, Any], tuple[Any, _Answer]]:
+) -> Callable[[LossTuple, Any], tuple[Any, _Answer]]:
     """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
 
-    def together(directions: RepeatedLosses, _: Any) -> int:
+    def together(directions: LossTuple, _: Any) -> int:
         return 1 if may_be_three_points(directions) else _TOGETHER
 
     return vmap_in_batches(partial(_largest, computation, quantity), together)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _largest_value(quantity: type[Question], directions: RepeatedLosses, at: Any) -> Any:
+def _largest_value(quantity: type[Question], directions: LossTuple, at: Any) -> Any:
     return _largest_in_batches(_VALUE, quantity)(directions, at)[1].value
 
 
@@ -225,7 +225,7 @@ def _(quantity: type[Question], primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _largest_with_slopes(quantity: type[Question], directions: RepeatedLosses, at: Any) -> tuple[Any, _Answer]:
+def _largest_with_slopes(quantity: type[Question], directions: LossTuple, at: Any) -> tuple[Any, _Answer]:
     return _largest_in_batches(_SLOPES, quantity)(directions, at)
 
 

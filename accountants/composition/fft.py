@@ -26,8 +26,8 @@ from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import FEW_RELEASES, Direction, TiltedComposer, tilt_losses
 from accountants.composition.grid import COEFFICIENTS, POINTS
 from accountants.composition.self_composed import (
+    LossTuple,
     RepeatedLoss,
-    RepeatedLosses,
     TiltedLoss,
     integer_power,
     least_step,
@@ -147,7 +147,7 @@ class ComposedPLD(ComposedProfile):
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
         return noise < _RESOLVED * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
 
-    def gradient(self, evaluation: _Evaluation) -> tuple[RepeatedLosses, Any]:
+    def gradient(self, evaluation: _Evaluation) -> tuple[LossTuple, Any]:
         """Return the derivatives of delta, a homogeneous polynomial of the masses, as one correlation.
 
         That in the mass of the loss l is n times delta of one release less at eps - l; that in l is n p times minus its
@@ -298,7 +298,7 @@ def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
     return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _kinks(c, step))
 
 
-def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Grid:
+def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The
@@ -337,7 +337,7 @@ def _count_of_atoms(count: Any) -> Any:
     return namespace(count).where(count <= FEW_RELEASES, count, 1e30)
 
 
-def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: RepeatedLosses) -> Any:
+def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Any:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
     variance = sum(loss.part.count * loss.variance for loss in tilted)
@@ -361,7 +361,7 @@ class LossesOnGrid(TiltedComposer):
     def applies(cls, direction: Direction) -> bool:
         return True
 
-    def profile_of(self, prepared: RepeatedLosses, direction: Direction) -> ComposedProfile:
+    def profile_of(self, prepared: LossTuple, direction: Direction) -> ComposedProfile:
         tilted, tilt = tilt_losses(prepared, self.tilt)
         return compose(tilted, tilt, grid_of(tilted, tilt, direction.tilt.losses))
 

@@ -21,7 +21,7 @@ import numpy as np
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.closed_form import ClosedForm
 from accountants.composition.direction import Direction
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
+from accountants.composition.self_composed import LossTuple, RepeatedLoss
 from accountants.composition.trade_off import around
 from accountants.loss_intervals import UNIT
 from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
@@ -44,11 +44,11 @@ _LEAST = 5e-324  # The least positive float: what a bound of a positive delta un
 class GaussianProfile(ComposedProfile):
     """The privacy profile of repeated losses that are all Gaussian."""
 
-    parts: RepeatedLosses  # The repeated losses.
+    parts: LossTuple  # The repeated losses.
     mu: Any  # Sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
 
     @classmethod
-    def of(cls, losses: RepeatedLosses) -> GaussianProfile:
+    def of(cls, losses: LossTuple) -> GaussianProfile:
         total = sum(term.count * term.mu**2 for term in losses)
         return cls(losses, namespace(total).sqrt(total))
 
@@ -77,7 +77,7 @@ class GaussianProfile(ComposedProfile):
         log_delta = xp.where(tail, log_phi + xp.log(gain), xp.log(bulk))
         return log_delta, -xp.exp(log_phi + xp.log(upper_mills) - log_delta), epsilon
 
-    def gradient(self, evaluation: Any) -> tuple[RepeatedLosses, Any]:
+    def gradient(self, evaluation: Any) -> tuple[LossTuple, Any]:
         xp, mu = namespace(self.mu), self.mu
         by_mu = xp.exp(-((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT)
         moved = tuple(
@@ -114,16 +114,16 @@ class GaussianNoise(Composer):
     def of(cls, direction: Direction) -> GaussianNoise:
         return cls()
 
-    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
         return losses, namespace(losses[0].mu).zeros_like(losses[0].mu)
 
-    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> GaussianProfile:
+    def profile_of(self, prepared: LossTuple, direction: Any) -> GaussianProfile:
         return GaussianProfile.of(prepared)
 
     def initial_guess(self, composed: Any, log_delta: Any) -> Any:
         return composed.guess(log_delta)
 
-    def rounding(self, losses: RepeatedLosses, like: Any) -> Any:
+    def rounding(self, losses: LossTuple, like: Any) -> Any:
         return 0.0 * like
 
 

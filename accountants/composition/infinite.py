@@ -10,7 +10,7 @@ import numpy as np
 
 from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.direction import Direction, capped_losses
-from accountants.composition.self_composed import RepeatedLosses
+from accountants.composition.self_composed import LossTuple
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
@@ -20,12 +20,12 @@ from dpkernels.pytrees import pytree
 class EmptyProfile(ComposedProfile):
     """The profile of finite losses that are too small to matter: delta is 0."""
 
-    losses: RepeatedLosses
+    losses: LossTuple
 
     def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
         return 0.0 * epsilon - np.inf, 0.0 * epsilon, ()
 
-    def gradient(self, evaluation: Any) -> tuple[RepeatedLosses, Any]:
+    def gradient(self, evaluation: Any) -> tuple[LossTuple, Any]:
         return jax.tree.map(np.zeros_like, self.losses), np.zeros(())
 
     def empty(self) -> Any:
@@ -50,8 +50,8 @@ class InfiniteLosses(Composer):
     def of(cls, direction: Direction) -> InfiniteLosses:
         return cls(direction.question.least_epsilon)
 
-    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
         return capped_losses(losses, self.bound)
 
-    def profile_of(self, prepared: RepeatedLosses, direction: Any) -> EmptyProfile:
+    def profile_of(self, prepared: LossTuple, direction: Any) -> EmptyProfile:
         return EmptyProfile(prepared)

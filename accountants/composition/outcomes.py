@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.closed_forms.pure import log_ways
 from accountants.composition.closed_form import ClosedForm
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.composition.trade_off import around, searched_place
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.discrete import Atoms
@@ -80,7 +80,7 @@ class JointOutcomes(NamedTuple):
         return xp.where(is_unknown | xp.isnan(delta), np.nan, eps)
 
 
-def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
+def enumerate_outcomes(releases: tuple[RepeatedReleases, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
     """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
     are_several_tables = len(releases) > 1 and are_tables(releases)
     tables, size, most = [], 1, MOST_JOINT_OUTCOMES if are_several_tables else _FEW_JOINT_OUTCOMES
@@ -106,12 +106,12 @@ def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, 
     return directions
 
 
-def are_tables(releases: tuple[SelfComposed, ...]) -> bool:
+def are_tables(releases: tuple[RepeatedReleases, ...]) -> bool:
     """Return whether the pairs of all releases are tables of probabilities."""
     return all(isinstance(pair, Atoms) for term in releases for pair in term.pairs)
 
 
-def _tables(term: SelfComposed) -> tuple[tuple[Any, Any], tuple[Any, Any]] | None:
+def _tables(term: RepeatedReleases) -> tuple[tuple[Any, Any], tuple[Any, Any]] | None:
     """Return the probabilities of one release under p and q, and those of the mirror, or None if it is no table.
 
     A bound of a pair has masses of its own in each direction.

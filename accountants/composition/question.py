@@ -10,7 +10,7 @@ import numpy as np
 
 from accountants.composition import self_composed
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
-from accountants.composition.self_composed import RepeatedLosses
+from accountants.composition.self_composed import LossTuple
 from accountants.dominating_pairs.base import profile
 from accountants.profile import epsilon_of
 from dpkernels.numerics import Real, namespace
@@ -46,7 +46,7 @@ class Question(abc.ABC):
         """Return an upper bound of eps and the tilt of the least one, from bounds delta(eps) <= e^(moment - c eps)."""
 
     @abc.abstractmethod
-    def saddle_point(self, losses: RepeatedLosses, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+    def saddle_point(self, losses: LossTuple, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
         """Return the tilt at which the losses are composed best, and the estimate of eps that belongs to it."""
 
     def answer(self, composer: Composer, direction: Any) -> Any:
@@ -55,7 +55,7 @@ class Question(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: RepeatedLosses, precision: float
+        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: LossTuple, precision: float
     ) -> tuple[Any, Any]:
         """Return the answer, and the evaluation of the profile from which its derivatives follow.
 
@@ -93,11 +93,11 @@ class DeltaAt(Question):
     def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
         return self.at, c[(log_moment - c * self.at).argmin()]
 
-    def saddle_point(self, losses: RepeatedLosses, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+    def saddle_point(self, losses: LossTuple, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
         return self_composed.saddle_point(losses, self.at, start, greatest), self.at
 
     def read(
-        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: RepeatedLosses, precision: float
+        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: LossTuple, precision: float
     ) -> tuple[Any, Any]:
         xp = namespace(self.at)
         log_delta, _, evaluation = composed.evaluate(self.at)
@@ -133,11 +133,11 @@ class EpsilonAt(Question):
         bounds = (log_moment - self.log_target(infinite)) / c
         return namespace(bounds).maximum(bounds.min(), 0.0), c[bounds.argmin()]
 
-    def saddle_point(self, losses: RepeatedLosses, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+    def saddle_point(self, losses: LossTuple, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
         return self_composed.saddle_point_of_delta(losses, self.log_target(infinite), start, greatest)
 
     def read(
-        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: RepeatedLosses, precision: float
+        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: LossTuple, precision: float
     ) -> tuple[Any, Any]:
         xp, log_delta = namespace(self.at), self.log_target(infinite)
         floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
@@ -162,7 +162,7 @@ class EpsilonAt(Question):
         return xp.where(falls, -1 / xp.where(falls, by_epsilon, 1.0), 0.0), -1.0
 
 
-def _delta_of_one_release(losses: RepeatedLosses, epsilon: Any) -> Any:
+def _delta_of_one_release(losses: LossTuple, epsilon: Any) -> Any:
     """Return delta of the worst single release, which that of all releases cannot be below; 0 for Gaussian noise."""
     finite = [term.losses for term in losses if term.losses is not None]
     xp, largest = namespace(epsilon), 0.0 * epsilon

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.self_composed import ConvergenceError, SelfComposed, check_one_mechanism
+from accountants.composition.self_composed import ConvergenceError, RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
@@ -90,7 +90,7 @@ def _divergence(guarantee: Any, order: Any) -> tuple[Any, Any]:
     return value, xp.stack(resolved).all() | unknown
 
 
-def _log_moment(term: SelfComposed, number: int, mirror: bool, c: Any) -> tuple[Any, Any]:
+def _log_moment(term: RepeatedReleases, number: int, mirror: bool, c: Any) -> tuple[Any, Any]:
     """Return log E_q e^(a l) of one release, rounded upwards, and whether it is resolved."""
     xp, pair = namespace(c), term.pairs[number]
     if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
@@ -116,7 +116,7 @@ def _log_moment(term: SelfComposed, number: int, mirror: bool, c: Any) -> tuple[
     return value * (1 + rounding) + without_derivative(error), xp.stack(resolved).all()
 
 
-def _losses(term: SelfComposed, number: int, mirror: bool) -> PrivacyLossDistribution:
+def _losses(term: RepeatedReleases, number: int, mirror: bool) -> PrivacyLossDistribution:
     losses = term.privacy_losses[number]
     return losses.mirrored() if mirror else losses
 
@@ -322,7 +322,7 @@ def _search(pieces: SmoothPieces, c: Any) -> _Integral:
     return _Integral(*panels.take(matters)[:3], log_value, error, is_resolved or diverges, diverges)
 
 
-def _search_on_host(term: SelfComposed, number: int, mirror: bool, index: int, c: Any) -> _Integral:
+def _search_on_host(term: RepeatedReleases, number: int, mirror: bool, index: int, c: Any) -> _Integral:
     """Return the integral of JAX numbers, without derivatives, from the host: the search takes minutes to compile."""
     leaves, structure = jax.tree.flatten((without_derivative(c), without_derivative(term)))
 

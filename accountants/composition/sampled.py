@@ -22,7 +22,7 @@ from accountants.composition.direction import (
     largest_needed_loss,
     tilt_losses,
 )
-from accountants.composition.self_composed import RepeatedLosses, infinity_mass
+from accountants.composition.self_composed import LossTuple, infinity_mass
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
 from dpkernels.numerics import namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
@@ -69,7 +69,7 @@ class SampledDensities(TiltedComposer):
         cap = largest_needed_loss(losses, direction.bound) + margin
         return cls(bound, tilt, direction.tilt.guess, points_up_to(bound), cap)
 
-    def prepare(self, losses: RepeatedLosses) -> tuple[RepeatedLosses, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
         sampled = []
         for term, capped, offset in zip(losses, capped_losses(losses, self.bound)[0], self.points.offsets, strict=True):
             if term.source is not None:
@@ -79,7 +79,7 @@ class SampledDensities(TiltedComposer):
             sampled.append(capped)
         return tuple(sampled), infinity_mass(tuple(sampled))
 
-    def profile_of(self, prepared: RepeatedLosses, direction: Direction) -> ComposedProfile:
+    def profile_of(self, prepared: LossTuple, direction: Direction) -> ComposedProfile:
         return fft.compose([term.tilted(self.tilt) for term in prepared], self.tilt, self.points)
 
 

@@ -59,7 +59,7 @@ def check_one_mechanism(terms: Any) -> None:
 
 @partial(pytree, static=("neighbours",))
 @dataclass(frozen=True)
-class SelfComposed:
+class RepeatedReleases:
     """Independent releases of one mechanism, on all the data or each on a Poisson sample of its own."""
 
     pairs: tuple[Any, ...]  # The mechanism's dominating pairs; its profile is the maximum over them.
@@ -162,7 +162,7 @@ class SelfComposed:
         return cached
 
 
-def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfComposed, ...]:
+def with_one_neighbouring(releases: tuple[RepeatedReleases, ...]) -> tuple[RepeatedReleases, ...]:
     """Return the releases; raise ValueError if samples have different neighbours."""
     if len({release.neighbouring for release in releases} - {None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
@@ -172,11 +172,11 @@ def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfCompo
 def check_releases(releases: Any) -> None:
     """Raise a TypeError or ValueError for releases, read from a file, that ``guarantee`` could not have made."""
     if not (
-        isinstance(releases, tuple) and releases and all(isinstance(release, SelfComposed) for release in releases)
+        isinstance(releases, tuple) and releases and all(isinstance(release, RepeatedReleases) for release in releases)
     ):
         raise ValueError("form: the terms of a guarantee are one or more")
     for release in releases:
-        checks.whole("count", release.count, 1, 1 << 62)
+        checks.integer_in("count", release.count, 1, 1 << 62)
         checks.one_of("adjacency", release.neighbours, NEIGHBOURS)
         if release.sampling_rate is not None:
             checks.within("rate", release.sampling_rate, np.nextafter(0.0, 1.0), 1.0)
@@ -204,7 +204,7 @@ class RepeatedLoss:
     count: Any  # n.
     # (the releases, -1 if their pair is mirrored and else 1) where smooth pieces are composed from samples of their
     # densities, else None.
-    source: tuple[SelfComposed, Any] | None = None
+    source: tuple[RepeatedReleases, Any] | None = None
 
     @property
     def infinity_mass(self) -> Any:
@@ -220,7 +220,7 @@ class RepeatedLoss:
         return self if self.losses is None else replace(self, losses=change(self.losses))
 
     def smooth_losses(self) -> PrivacyLossDistribution:
-        releases, sign = cast(tuple[SelfComposed, Any], self.source)
+        releases, sign = cast(tuple[RepeatedReleases, Any], self.source)
         return releases.privacy_losses[0].mirrored(sign)
 
     def largest_loss(self, sign: int) -> Any:
@@ -251,7 +251,7 @@ class RepeatedLoss:
         return top[..., 0] + xp.log(xp.maximum(terms.sum(-1), xp.finfo(terms.dtype).tiny))
 
 
-RepeatedLosses = tuple[RepeatedLoss, ...]
+LossTuple = tuple[RepeatedLoss, ...]
 
 
 class TiltedLoss(NamedTuple):
@@ -283,20 +283,20 @@ def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
     return top, xp.exp(size - top)
 
 
-def infinity_mass(losses: RepeatedLosses) -> RealArray:
+def infinity_mass(losses: LossTuple) -> RealArray:
     """Return 1 - prod (1 - m)^n, the probability that some loss is infinite."""
     masses = [term.infinity_mass for term in losses]
     xp = namespace(losses[0].count, masses[0])
     return -xp.expm1(sum(term.count * xp.log1p(-mass) for term, mass in zip(losses, masses, strict=True)))
 
 
-def cumulants(losses: RepeatedLosses, c: Real) -> tuple[Any, ...]:
+def cumulants(losses: LossTuple, c: Real) -> tuple[Any, ...]:
     """Return K, K' and K'' of all releases at a tilt c."""
     moments = [[term.count * each for each in term.tilted(c)[2:]] for term in losses]
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
-def saddle_point(losses: RepeatedLosses, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
+def saddle_point(losses: LossTuple, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 
     def excess(log_c: Any) -> tuple[Any, Any]:
@@ -308,7 +308,7 @@ def saddle_point(losses: RepeatedLosses, epsilon: Real, start: Any = 1.0, greate
 
 
 def saddle_point_of_delta(
-    losses: RepeatedLosses, log_delta: Real, start: Any = 1.0, greatest: float = GREATEST_TILT
+    losses: LossTuple, log_delta: Real, start: Any = 1.0, greatest: float = GREATEST_TILT
 ) -> tuple[Any, Any]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
 
@@ -331,7 +331,7 @@ def _tilt_at_root(rising: Any, like: Any, start: Any, greatest: float) -> Any:
     return xp.exp(rising_root(rising, xp.clip(xp.log(start) + 0 * low, low, high), low, high, _TILT_FOUND))
 
 
-def approximate(losses: RepeatedLosses, c: Real) -> tuple[Any, Any, Any]:
+def approximate(losses: LossTuple, c: Real) -> tuple[Any, Any, Any]:
     """Return (log delta, eps, d eps/d c) of the saddle-point approximation at the eps whose saddle point is c."""
     value, slope, curvature = cumulants(losses, c)
     xp = namespace(value)

@@ -24,7 +24,7 @@ import numpy as np
 
 from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import Direction, TiltedComposer, capped_losses
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
+from accountants.composition.self_composed import LossTuple, RepeatedLoss
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
@@ -220,7 +220,7 @@ class ThreePointLosses(TiltedComposer):
         three, are_all = three_point_loss(capped, direction.tilt.c)
         return are_all & is_enumerable(three)
 
-    def prepare(self, losses: RepeatedLosses) -> tuple[ThreePointLoss, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[ThreePointLoss, Any]:
         (capped,), infinite = capped_losses(losses, self.bound)
         return three_point_loss(capped, self.tilt)[0], infinite
 
@@ -228,7 +228,7 @@ class ThreePointLosses(TiltedComposer):
         return prepared
 
 
-def may_be_three_points(losses: RepeatedLosses) -> bool:
+def may_be_three_points(losses: LossTuple) -> bool:
     """Return whether the number of outcomes does not rule out that there are only three losses."""
     nodes = losses[0].losses
     return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= MOST_OUTCOMES + 1

@@ -146,7 +146,7 @@ def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: list[float]) 
 @partial(pytree, static=("log_p", "log_q", "panels"))
 @dataclass(frozen=True, eq=False)
 class Densities(DominatingPair):
-    """Two distributions by their log densities, which are smooth between knots; made by ``densities``."""
+    """Two distributions by their log densities, which are smooth between knots; made by ``density_pair``."""
 
     log_p: LogDensity
     log_q: LogDensity
@@ -218,10 +218,10 @@ class Densities(DominatingPair):
         return Densities(self.log_q, self.log_p, self.panels, self.nodes.mirrored())
 
     def check(self) -> None:
-        """Accept the pair: ``densities`` has checked both distributions."""
+        """Accept the pair: ``density_pair`` has checked both distributions."""
 
 
-def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
+def density_pair(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
     """Return the pair of two distributions with densities.
 
     A neighbour may have either distribution, and delta is the larger one of both directions.
@@ -249,7 +249,7 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
     Example:
         >>> from accountants import guarantee
         >>> logistic = lambda y: -y - 2 * np.logaddexp(0, -y)
-        >>> pair = densities(logistic, lambda y: logistic(y - 0.1), (-np.inf, 0.0, np.inf))
+        >>> pair = density_pair(logistic, lambda y: logistic(y - 0.1), (-np.inf, 0.0, np.inf))
         >>> round(guarantee(pair).repeat(100).estimate_epsilon(1e-6), 4)
         2.6118
     """

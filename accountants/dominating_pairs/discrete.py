@@ -85,7 +85,7 @@ class Atoms(DominatingPair):
             self._check_moved()
 
     def _check_moved(self) -> None:
-        n = checks.whole("moved", self.moved, 1, len(self.p) - 1)
+        n = checks.integer_in("moved", self.moved, 1, len(self.p) - 1)
         weights = self.p[:-n]
         if any(self.p[-n:]) or any(self.q[:n]) or np.any(self.q[n:] != weights):
             raise ValueError(f"moved: {n}; q is not p moved by this number of points")
@@ -123,7 +123,7 @@ def _tolerance(dtype: np.dtype) -> float:
     return max(1e-9, 64 * float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0)
 
 
-def weights(p: Any, q: Any) -> Atoms:
+def discrete_pair(p: Any, q: Any) -> Atoms:
     """Return the pair of two distributions on the same finite set of reports; JAX arrays stay differentiable.
 
     A neighbour may have either distribution, and delta is the larger one of both directions. In a composition all
@@ -160,7 +160,7 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
         0.300489
     """
     checks.positive("epsilon", epsilon)
-    k = checks.whole("categories", categories, 2, 1 << 53)
+    k = checks.integer_in("categories", categories, 2, 1 << 53)
     xp = namespace(epsilon)
     # Not as 1 less the others, which cancels with many categories.
     high = 1 / (1 + (k - 1) * xp.exp(-epsilon))

@@ -32,7 +32,7 @@ def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> N
         >>> import dpkernels as dpk
         >>> check_steepness(dpk.Logistic(2.0))
     """
-    checks.whole("points", points, 10, 10**6)
+    checks.integer_in("points", points, 10, 10**6)
     left, right, z = _panels(noise, points, seed)
     bound = np.broadcast_to(np.asarray(noise.steepness(left, right), np.float64), z.shape)
     with jax.enable_x64(True):

@@ -32,7 +32,7 @@ def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale:
     """Return an upper bound of delta at eps of Laplace noise of scale b: D0 counts, each (Dinf/b)-DP (Lemma 6.2)."""
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.positive("scale", scale)
-    k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
+    k = checks.integer_in("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     return pure_delta(linf_sensitivity / np.asarray(scale, float), k, epsilon)
 
 
@@ -102,7 +102,7 @@ def unknown_domain_guarantee(
 
     The threshold, the order of items and k use released numbers alone.
     """
-    checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
+    checks.integer_in("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.positive("sigma", sigma)
     checks.within("truncation_delta", truncation_delta, 0.0, 1.0, open_ends=True)

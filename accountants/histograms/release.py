@@ -146,7 +146,7 @@ def unknown_domain_top_k(
         ValueError: an argument is out of range, or sigma so small that the loss of a count may exceed 20.
         BudgetExceeded: the ledger refuses the charge; nothing was charged or released.
     """
-    k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
+    k = len(counts) if k is None else checks.integer_in("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)
     mechanism = _truncated(sigma, truncation_delta, linf_sensitivity)
     if exact:

@@ -322,7 +322,7 @@ class _AccountedRelease:
         elif self.kind == "mixture":
             on_data = accountants.guarantee(_mixture_pair(*self.parameters))
         else:
-            on_data = accountants.guarantee(accountants.weights(*self.table(relation)))
+            on_data = accountants.guarantee(accountants.discrete_pair(*self.table(relation)))
         if self.rate is None:
             return on_data
         if self.capacity:
@@ -571,7 +571,7 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     """
     if rho == 0:
         p = 1 / (1 + math.exp(-xi))
-        return accountants.weights(np.array([p, 1 - p]), np.array([1 - p, p]))
+        return accountants.discrete_pair(np.array([p, 1 - p]), np.array([1 - p, p]))
     last = xi + rho + 2 * math.sqrt(-rho * math.log(_LAST_DELTA))
     eps = np.linspace(0.0, last, _POINTS)
     f = np.where(eps < xi, 1.0, best_delta(rho, np.maximum(eps - xi, 0.0)))
@@ -585,4 +585,4 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     rest = max(0.0, 1 - float(low.sum() + high.sum()) - end)
     masses = np.concatenate([[end], high[::-1], [rest], low, [0.0]])
     masses = masses / masses.sum()
-    return accountants.weights(masses, masses[::-1])
+    return accountants.discrete_pair(masses, masses[::-1])

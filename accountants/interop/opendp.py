@@ -120,7 +120,7 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
     def epsilon(cells: int) -> float:
         weights = np.array([float(weight) for weight in table.outcomes]) / table.total
         pair = shifted_pair(weights, min(cells, len(weights)))
-        level = accountants.guarantee(accountants.weights(pair.p, pair.q)).bracket(delta=at)[1]
+        level = accountants.guarantee(accountants.discrete_pair(pair.p, pair.q)).bracket(delta=at)[1]
         return math.ceil(level / _STEP) * _STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:

@@ -85,7 +85,7 @@ class Allocated(TablePair):
 
     def check(self) -> None:
         super().check()
-        checks.whole("steps", int(self.steps), 1, 1 << 40)
+        checks.integer_in("steps", int(self.steps), 1, 1 << 40)
         self.pair.check()
 
 
@@ -122,7 +122,7 @@ def allocated_pairs(pair: DominatingPair, steps: Any, times: int = 1) -> list[tu
     if times == 1:
         known = checks.concrete(steps)
         return [(pair if known is not None and known == 1 else Allocated(pair, steps), 1)]
-    steps = checks.whole("steps", steps, 1, 1 << 40)
+    steps = checks.integer_in("steps", steps, 1, 1 << 40)
     if times > steps:
         raise ValueError(f"times: {times} of {steps} steps; there must be at least as many steps")
     if times == steps:

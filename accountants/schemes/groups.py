@@ -114,7 +114,7 @@ class Grouped(TablePair):
     def check(self) -> None:
         super().check()
         checks.within("rate", self.rate, 0.0, 1.0)
-        checks.whole("records", self.records, 1, MOST_RECORDS)
+        checks.integer_in("records", self.records, 1, MOST_RECORDS)
         self.pair.check()
 
 

@@ -151,8 +151,8 @@ def truncated_pair(pair: DominatingPair, far: DominatingPair, rate: Real, capaci
         capacity: the most records of a sample, an integer of 1 or more.
         examples: the records of the larger one of both datasets.
     """
-    capacity = checks.whole("capacity", capacity, 1, 1 << 53)
-    examples = checks.whole("examples", examples, 1, 1 << 53)
+    capacity = checks.integer_in("capacity", capacity, 1, 1 << 53)
+    examples = checks.integer_in("examples", examples, 1, 1 << 53)
     if capacity >= examples:
         return Sampled(pair, rate)
     return Truncated(pair, far, rate, *full_and_kept(rate, capacity, examples))

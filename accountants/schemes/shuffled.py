@@ -74,7 +74,7 @@ class ShuffledBatches(DominatingPair):
         return lambda eps: np.max([test(eps) for test in tests], axis=0)
 
     def check(self) -> None:
-        checks.whole("steps", int(self.steps), 1, 1 << 40)
+        checks.integer_in("steps", int(self.steps), 1, 1 << 40)
         self.pair.check()
 
 

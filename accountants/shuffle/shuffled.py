@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from accountants.dominating_pairs.discrete import Atoms, of_dots
 from accountants.dominating_pairs.registry import bounded_pair
@@ -200,10 +200,10 @@ class Shuffled(ComposableGuarantee):
             ValueError: rigorous is true and there is no ``bracket``.
         """
         pair = self._rigorous_pair if rigorous else self._interpolated(self.estimate_delta, 1 + _MARGIN)
-        return Guarantee((SelfComposed(pair, 1, 1.0, "replace"),))
+        return Guarantee((RepeatedReleases(pair, 1, 1.0, "replace"),))
 
     @property
-    def terms(self) -> tuple[SelfComposed, ...]:
+    def terms(self) -> tuple[RepeatedReleases, ...]:
         """Return the rigorous pair as one release, to repeat or to compose rounds that are shuffled separately."""
         return self.guarantee().terms
 

@@ -15,7 +15,7 @@ import numpy as np
 from accountants.batch_guarantee import BatchGuarantee
 from accountants.calibrate.scale import check_target
 from accountants.composition.gaussian import GaussianProfile
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
@@ -106,7 +106,7 @@ def allocate(
     if isinstance(objective, str):
         checks.one_of("objective", objective, OBJECTIVES)
     if levels is not None:
-        checks.whole("levels", levels, 1, 1 << 20)
+        checks.integer_in("levels", levels, 1, 1 << 20)
     elif problem.kind == "composed" and problem.size > _LEVELS:
         levels = _LEVELS
     ratios = problem.ratios(objective)
@@ -276,7 +276,7 @@ class _Problem:
 
     def _level_epsilon(self, levels: np.ndarray, counts: np.ndarray) -> float:
         pairs = zip(levels.tolist(), counts.astype(int).tolist(), strict=True)
-        composed = Guarantee(tuple(SelfComposed(noise_pairs(self.shape, level), n) for level, n in pairs))
+        composed = Guarantee(tuple(RepeatedReleases(noise_pairs(self.shape, level), n) for level, n in pairs))
         return float(composed.estimate_epsilon(self.delta))
 
     def _gains(self, levels: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -208,7 +208,7 @@ def noise(
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("epsilon", epsilon)
-    checks.whole("count", count, 1, 1 << 40)
+    checks.integer_in("count", count, 1, 1 << 40)
     families = NOISE_FAMILIES if families is None else families
     if not families:
         raise ValueError("families: is empty; at least one is needed")

@@ -60,7 +60,7 @@ def shuffled_categories(
     if sizes is not None:
         if not sizes:
             raise ValueError("sizes: are none; at least one is needed")
-        return member(min((checks.whole("sizes", size, 1, d - 1) for size in sizes), key=error))
+        return member(min((checks.integer_in("sizes", size, 1, d - 1) for size in sizes), key=error))
     size = min((1 << power for power in range(max(1, (d // 2).bit_length()))), key=error)
     while (better := min(_around(size, d), key=error)) != size:
         size = better

@@ -101,8 +101,8 @@ def free_form(
         >>> 0 < found.gap < 0.01
         True
     """
-    checks.whole("cells", cells, 1, 64)
-    checks.whole("turns", turns, 1, 10**5)
+    checks.integer_in("cells", cells, 1, 64)
+    checks.integer_in("turns", turns, 1, 10**5)
     named = noise(epsilon=epsilon, delta=delta, count=count, sensitivity=sensitivity)
     wanted = {named.costs[0].family, "staircase", "generalised normal"}
     results = []

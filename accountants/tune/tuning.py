@@ -210,7 +210,7 @@ def pareto_front(
         ValueError: not two objectives, points out of range, and as for ``best``.
         TypeError: as for ``best``.
     """
-    checks.whole("points", points, 2, 1000)
+    checks.integer_in("points", points, 2, 1000)
     if not isinstance(objectives, Sequence) or len(objectives) != 2:
         raise ValueError(f"objectives: {objectives!r}; a list of two is needed")
     first, second = map(as_objective, objectives)
@@ -320,7 +320,7 @@ def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
 def _limits(turns: int, optimizer: Any) -> tuple[int, optax.GradientTransformation | None]:
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
-    return checks.whole("turns", turns, 1, _MOST), optimizer
+    return checks.integer_in("turns", turns, 1, _MOST), optimizer
 
 
 def _checked_constraints(constraints: Any) -> tuple[Constraint, ...]:
@@ -354,7 +354,7 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     """Return the points of each start, neighbours where one number is free: of shape (points, starts, free)."""
     free = sum(domain.size for domain in family.domains.values())
     further = max(free - 1, 0)
-    chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else checks.whole("starts", count, 1, _MOST)
+    chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else checks.integer_in("starts", count, 1, _MOST)
     points = min(_POINTS * 2 ** (further + family.needs_second_search), _MOST_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 

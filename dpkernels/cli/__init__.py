@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answer_in_json(_JSON in given)
     try:
         with interruptible(requests, last=arguments is None), warnings.catch_warnings():
-            warnings.showwarning = warn_of_library  # type: ignore[assignment]
+            warnings.showwarning = warn_of_library
             if arguments is None:
                 # Open closed standard streams: else a file opened later becomes the stream that a library writes to.
                 while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:

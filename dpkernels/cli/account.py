@@ -318,7 +318,7 @@ def _account_for(
             if rate is not None:
                 checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
                 guarantee, sample = guarantee.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
-            count = checks.whole("--reports", several.get("reports", 1), 1, 1 << 40)
+            count = checks.integer_in("--reports", several.get("reports", 1), 1, 1 << 40)
             guarantee = guarantee.repeat(count)
     if n is None:
         numbers = {"reports": count, "subsample": rate}

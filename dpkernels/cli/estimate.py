@@ -293,7 +293,7 @@ class EstimateOptions:
             checks.within("--quantiles", self.quantiles or 0.5, 0.0, 1.0, open_ends=True)
             checks.within("--confidence", self.confidence, 0.0, 1.0, open_ends=True)
             if self.histogram is not None:
-                checks.whole("--histogram", self.histogram, 1, 1024)
+                checks.integer_in("--histogram", self.histogram, 1, 1024)
 
 
 class EstimateRow(NamedTuple):

@@ -33,7 +33,7 @@ class Lattice(Noise):
     def __post_init__(self) -> None:
         checks.width(self.lengths[0], self._width)
         checks.positive("step", self.step)
-        checks.whole("reach", self.reach, 0, MOST_POINTS)
+        checks.integer_in("reach", self.reach, 0, MOST_POINTS)
         if not self.reach:
             checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(self))
             object.__setattr__(self, "reach", self._farthest())

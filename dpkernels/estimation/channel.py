@@ -405,7 +405,7 @@ def channel_of(
         sampler = source if isinstance(source, ExactSampler | ExactMultivariate) else exact_sampler(source)
         source = sampler.certificate
     if decimals is not None:
-        checks.whole("decimals", decimals, 0, _MOST_DECIMALS)
+        checks.integer_in("decimals", decimals, 0, _MOST_DECIMALS)
     if bounds is not None:
         bounds = (checks.number("bounds", bounds[0]), checks.number("bounds", bounds[1]))
         if not -math.inf < bounds[0] < bounds[1] < math.inf:

@@ -184,8 +184,8 @@ class Estimate:
     ) -> None:
         channel = reports.channel
         self.reports, self.lower, self.upper = reports, channel.lower, channel.upper
-        self._bins = checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
-        self._seed = checks.whole("seed", seed, 0, 1 << 32)
+        self._bins = checks.integer_in("bins", bins, _FEWEST_BINS, _MOST_BINS)
+        self._seed = checks.integer_in("seed", seed, 0, 1 << 32)
         checks.one_of("model", model, ("auto", *MODELS))
         checks.one_of("assume", assume, ("nothing", "smooth"))
         self._model, self._assume = model, assume
@@ -477,7 +477,7 @@ class Estimate:
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
-            return np.linspace(self.lower, self.upper, checks.whole("bins", bins, 1, _MOST_BINS) + 1)
+            return np.linspace(self.lower, self.upper, checks.integer_in("bins", bins, 1, _MOST_BINS) + 1)
         edges = _within("bins", bins, self.lower, self.upper)
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
             raise ValueError("bins: must be a number of bins, or two or more increasing edges")

@@ -84,7 +84,7 @@ class CategoryCertificate(Certificate):
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
-        checks.whole("categories", self.categories, 2, 1 << 40)
+        checks.integer_in("categories", self.categories, 2, 1 << 40)
         if self.bits not in WORDS:
             raise CertificateError(f"bits: {self.bits} is not one of {', '.join(map(str, WORDS))}")
         if not 0 < self.threshold < 1 << self.bits:
@@ -167,7 +167,7 @@ class SetCertificate(CategoryCertificate, kind="set of categories"):
     facts = (*CategoryCertificate.facts, "size")
 
     def __post_init__(self) -> None:
-        checks.whole("size", self.size, 1, self.categories - 1)
+        checks.integer_in("size", self.size, 1, self.categories - 1)
         super().__post_init__()
 
     @classmethod
@@ -210,7 +210,7 @@ class BlockCertificate(CategoryCertificate, kind="block of categories"):
     facts = (*CategoryCertificate.facts, "blocks")
 
     def __post_init__(self) -> None:
-        checks.whole("blocks", self.blocks, 2, 1 << 20)
+        checks.integer_in("blocks", self.blocks, 2, 1 << 20)
         if not is_field(self.blocks):
             raise CertificateError(f"blocks: {self.blocks} is neither a prime nor a small power of one")
         super().__post_init__()

@@ -490,7 +490,7 @@ class VectorClaim:
         checks.below_one("delta", self.delta)
         checks.positive("sensitivity", self.sensitivity)
         checks.one_of("norm", self.norm, NORMS)
-        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
+        checks.integer_in("dimensions", self.dimensions, 1, 1 << 31)
         if self.sigma is not None:
             checks.positive("sigma", self.sigma)
         if self.lattice is not None:

@@ -51,7 +51,7 @@ def permute_and_flip_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> n
     low, high = int(remaining.min()), int(remaining.max())
     if not -LARGEST_SCORE <= low <= high <= LARGEST_SCORE:
         raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
-    checks.whole("k", k, 1, len(remaining))
+    checks.integer_in("k", k, 1, len(remaining))
     remaining = remaining.astype(np.int64)
     indices, chosen = np.arange(len(remaining)), np.empty(k, np.int64)
     for number in range(k):

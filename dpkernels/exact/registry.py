@@ -137,8 +137,8 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
             raise CertificateError(f"coordinate: {type(self.coordinate).__name__} is not of pure epsilon-DP")
         if (near := getattr(self.coordinate, "sensitivity", None)) is not None:
             raise CertificateError(f"coordinate: is for inputs {shortest(near)} apart, not for any two")
-        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
-        checks.whole("sampled", self.sampled, 1, self.dimensions)
+        checks.integer_in("dimensions", self.dimensions, 1, 1 << 31)
+        checks.integer_in("sampled", self.sampled, 1, self.dimensions)
 
     @property
     def epsilon(self) -> float:

@@ -221,7 +221,7 @@ def on_vectors(
         lattice: a number of which every value is a multiple, such as 1.0 for counts; at most D. A release checks this.
     """
     checks.one_of("norm", norm, NORMS)
-    checks.whole("dimensions", dimensions, 1, 1 << 31)
+    checks.integer_in("dimensions", dimensions, 1, 1 << 31)
     if mechanism.batch_shape:
         raise ValueError(f"mechanism: is a batch of shape {mechanism.batch_shape}; the noise of a vector is one")
     if mechanism.sensitivity is None or mechanism.epsilon is None or mechanism.delta is None:

@@ -166,7 +166,7 @@ def one_array(x: Any) -> Array:
 
 def repeated(x: Array, sample_shape: tuple[int, ...]) -> Array:
     """Return inputs that are repeated along leading axes."""
-    sizes = [checks.whole("sample_shape", size, 0, (1 << 31) - 1) for size in sample_shape]
+    sizes = [checks.integer_in("sample_shape", size, 0, (1 << 31) - 1) for size in sample_shape]
     return jnp.broadcast_to(x, (*sizes, *x.shape)) if sizes else x
 
 

@@ -56,7 +56,7 @@ class CentralPiecewise(Parabolic):
         super().__post_init__()
         checks.sensitivity(self.sensitivity)
         checks.positive("core", self.core)
-        checks.whole("steps", self.steps, 1, _MOST_STEPS)
+        checks.integer_in("steps", self.steps, 1, _MOST_STEPS)
 
     def on_unit(self) -> CentralPiecewise:
         D = 2 * self.sensitivity / (self.upper - self.lower)
@@ -199,7 +199,7 @@ def central_piecewise(
         if best:
             return _best_steps(*setting)
         steps = published
-    checks.whole("steps", steps, 1, _MOST_STEPS)
+    checks.integer_in("steps", steps, 1, _MOST_STEPS)
     if best:
         return _best_core(steps, *setting)
     r = _published_core(steps, *setting) if isinstance(core, str) else checks.number("core", core)

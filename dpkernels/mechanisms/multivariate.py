@@ -46,8 +46,8 @@ class Multivariate:
 
     def __post_init__(self) -> None:
         checks.interval(self.lower, self.upper)
-        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
-        checks.whole("sampled", self.sampled, 1, self.dimensions)
+        checks.integer_in("dimensions", self.dimensions, 1, 1 << 31)
+        checks.integer_in("sampled", self.sampled, 1, self.dimensions)
         for name in ("lower", "upper"):
             if (shape := np.shape(getattr(self, name))) not in ((), (self.dimensions,)):
                 raise ValueError(f"{name}: shape {shape}; a number or {self.dimensions} numbers are needed")

@@ -204,11 +204,11 @@ def multivariate(
     checks.epsilon(epsilon)
     checks.one_of("coordinate", coordinate, MECHANISMS)
     checks.interval(lower, upper)
-    d, epsilon = checks.whole("dimensions", dimensions, 1, 1 << 31), checks.number("epsilon", epsilon)
+    d, epsilon = checks.integer_in("dimensions", dimensions, 1, 1 << 31), checks.number("epsilon", epsilon)
     if sampled is None:
         checks.not_traced("epsilon", "How many coordinates are reported depends on it; give sampled.", epsilon)
         sampled = max(1, min(d, int(epsilon / 2.5)))
-    s = checks.whole("sampled", sampled, 1, d)
+    s = checks.integer_in("sampled", sampled, 1, d)
     inner = MECHANISMS[coordinate](epsilon=_share(epsilon, s), lower=-1.0, upper=1.0)
     low, high = (end if checks.concrete(end) is None else np.asarray(end, np.float64)[()] for end in (lower, upper))
     return Multivariate(inner, plain(low), plain(high), d, s)

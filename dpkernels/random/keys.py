@@ -47,7 +47,7 @@ def simulation_key(seed: int | Array) -> Array:
         if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
             raise TypeError(f"seed: is traced, {seed.dtype} of shape {seed.shape}; one integer is needed")
     else:
-        checks.whole("seed", seed, 0, (1 << 32) - 1)
+        checks.integer_in("seed", seed, 0, (1 << 32) - 1)
     return jax.random.key(seed, impl="threefry2x32")
 
 

@@ -98,7 +98,7 @@ def released_reports(
 ) -> np.ndarray:
     """Return exact reports of codes 0..d - 1, which are rows ``start`` and on of the release of a key."""
     mechanism = sampler.mechanism
-    checks.whole("start: the index after the last row", start + len(codes), 0, sampler.most_rows)
+    checks.integer_in("start: the index after the last row", start + len(codes), 0, sampler.most_rows)
     out = np.empty((len(codes), *mechanism.report_shape), mechanism.report_dtype)
     rows = sampler.rows * -(-_PIECE // sampler.rows)
     first = -start % rows  # Pieces begin at multiples of the rows whose noise is drawn together.

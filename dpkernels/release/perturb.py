@@ -129,7 +129,7 @@ def perturb(
     """
     check_process()
     if type(start) is not int or start:
-        start = checks.whole("start", start, 0, _MOST_VALUES)
+        start = checks.integer_in("start", start, 0, _MOST_VALUES)
         if start and not exact:
             raise ValueError(f"start: {start} is for a release; a simulation is not made in parts")
         if start and key is None:
@@ -239,7 +239,7 @@ def _perturb_column(
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
         start *= math.prod(array.shape if is_one_row else array.shape[1:])
-        checks.whole("start: the index of the last value", start + array.size, 0, _MOST_VALUES)
+        checks.integer_in("start: the index of the last value", start + array.size, 0, _MOST_VALUES)
     try:
         if array.size < _LONG_WORK and not progress:
             return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start, devices))

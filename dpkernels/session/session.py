@@ -111,12 +111,12 @@ class Session:
         elif rows_per_person is None:
             # The answer to whether somebody has two rows would be a release.
             raise ValueError(f"rows_per_person: must be stated for person={person!r}; more rows need more noise")
-        self.person, self.rows_per_person = person, checks.whole("rows_per_person", rows_per_person, 1, 1 << 20)
+        self.person, self.rows_per_person = person, checks.integer_in("rows_per_person", rows_per_person, 1, 1 << 20)
         self._groups = min(
             self.rows_per_person,
             self.rows_per_person
             if groups_per_person is None
-            else checks.whole("groups_per_person", groups_per_person, 1, 1 << 20),
+            else checks.integer_in("groups_per_person", groups_per_person, 1, 1 << 20),
         )
         self._ledger = Ledger(ledger) if isinstance(ledger, str | os.PathLike) else ledger
         if epsilon is None and self._ledger is None:
@@ -220,7 +220,7 @@ class Session:
                 of all.
             rows: the number of rows of a group, for which these widths are; it is not read from the data.
         """
-        cost, checked = self._cost(epsilon, share, delta), checks.whole("rows", rows, 1, 1 << 29)
+        cost, checked = self._cost(epsilon, share, delta), checks.integer_in("rows", rows, 1, 1 << 29)
         if not statistics or not all(isinstance(each, Statistic) for each in statistics):
             raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as Count()")
         needs = [1.0] * len(statistics)

@@ -647,7 +647,7 @@ class Top(Statistic):
         super().__post_init__()
         if self.by:
             raise ValueError("by: top is for all rows; release a count by group")
-        checks.whole("k", self.k, 1, len(Keys(self.column, self.candidates)))
+        checks.integer_in("k", self.k, 1, len(Keys(self.column, self.candidates)))
 
     def smallest_epsilon(self, rows: int) -> float:
         return 2.01e-4 * self.k

@@ -35,7 +35,7 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
     """
     check_release_key(key)
     checks.within("rate", rate, 2.0**-32, 1.0)
-    checks.whole("capacity", capacity, 1, 1 << 31)
+    checks.integer_in("capacity", capacity, 1, 1 << 31)
     if axes := device_axes():
         raise ValueError(
             f"key: all devices along {axes[0]!r} would draw the same rows; draw the batch outside shard_map"

@@ -159,7 +159,7 @@ class TrainingPlan:
             ValueError: the data have another number of rows, or start is out of range.
         """
         check_release_key(key)
-        checks.whole("start", start, 0, self.steps)
+        checks.integer_in("start", start, 0, self.steps)
         for leaf in jax.tree.leaves(data):
             if not np.ndim(leaf) or len(leaf) != self.examples:
                 raise ValueError(
@@ -207,7 +207,7 @@ class TrainingPlan:
             raise ValueError(f"params: have {size} values; the plan is for {self.parameters}")
         count = len(batch.mask)
         together = count if micro_batch_size is None else micro_batch_size
-        checks.whole("micro_batch_size", together, 1, 1 << 31)
+        checks.integer_in("micro_batch_size", together, 1, 1 << 31)
         together = min(together, count)
         gradient, noise = jax.vmap(jax.grad(loss), (None, 0)), self.noise
         # In shard_map JAX would add up the gradients of parameters that are the same on all devices, before they are
@@ -296,17 +296,17 @@ def private_training(
     """
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    checks.whole("examples", examples, 1, 1 << 31)
+    checks.integer_in("examples", examples, 1, 1 << 31)
     checks.within("batch_size", batch_size, examples * 2.0**-32, float(examples))
     checks.within("clip", clip, 1e-20, 1e20)
     for first, second, names in ((epochs, steps, "epochs, steps"), (params, parameters, "params, parameters")):
         if (first is None) == (second is None):
             raise ValueError(f"{names}: give one of the two")
     size = _size(params) if parameters is None else parameters
-    checks.whole("parameters", size, 1, 1 << 31)
+    checks.integer_in("parameters", size, 1, 1 << 31)
     if steps is None:
         steps = max(1, math.ceil(checks.number("epochs", epochs) * examples / batch_size))
-    checks.whole("steps", steps, 1, (1 << 31) - 1)
+    checks.integer_in("steps", steps, 1, (1 << 31) - 1)
     rate = batch_size / examples
     run = TrainingRun(1.0, rate, steps, neighbours)
     capacity = poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta / run.slack_factor(epsilon), 1e-290))

@@ -54,10 +54,10 @@ class ToeplitzStrategy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", tuple(self.bands))
-        checks.whole("bands: their number", len(self.bands), 1, _MOST_BANDS)
+        checks.integer_in("bands: their number", len(self.bands), 1, _MOST_BANDS)
         for band, bound in zip(self.bands, (1 << 16, *self.bands), strict=False):
-            checks.whole("bands: one", band, 0, bound)
-        checks.whole("bands: the first", self.bands[0], 1, 1 << 16)
+            checks.integer_in("bands: one", band, 0, bound)
+        checks.integer_in("bands: the first", self.bands[0], 1, 1 << 16)
 
     @classmethod
     def rounded(cls, coefficients: Sequence[float], unit: int = 16) -> ToeplitzStrategy:
@@ -68,7 +68,7 @@ class ToeplitzStrategy:
     @classmethod
     def square_root(cls, bands: int, unit: int = 16) -> ToeplitzStrategy:
         """Return the banded square root of the matrix of prefix sums (Kalinin & Lampert 2024), with rounded bands."""
-        checks.whole("bands", bands, 1, _MOST_BANDS)
+        checks.integer_in("bands", bands, 1, _MOST_BANDS)
         return cls.rounded([math.comb(2 * k, k) / 4**k for k in range(bands)], unit)
 
     def matrix(self, steps: int) -> np.ndarray:
@@ -85,10 +85,10 @@ class ToeplitzStrategy:
             separation: b, the least number of steps from one use of an example to the next one.
             participations: k, the largest number of uses of an example; by default as many as fit.
         """
-        checks.whole("steps", steps, 1, 1 << 24)
-        checks.whole("separation", separation, 1, 1 << 24)
+        checks.integer_in("steps", steps, 1, 1 << 24)
+        checks.integer_in("separation", separation, 1, 1 << 24)
         most = -(-steps // separation)
-        checks.whole("participations", most if participations is None else participations, 1, 1 << 24)
+        checks.integer_in("participations", most if participations is None else participations, 1, 1 << 24)
         columns = [0] * steps
         for first in range(0, min(most, participations or most) * separation, separation):
             for k, c in enumerate(self.bands[: steps - first]):

@@ -60,7 +60,7 @@ class TrainingRun:
     def __post_init__(self) -> None:
         checks.positive("noise_multiplier", self.noise_multiplier)
         checks.within("sampling_rate", self.sampling_rate, 2.0**-1000, 1.0)
-        checks.whole("steps", self.steps, 1, 1 << 40)
+        checks.integer_in("steps", self.steps, 1, 1 << 40)
         checks.one_of("neighbours", self.neighbours, ("add_remove", "replace"))
         checks.within("slack", self.slack, 0.0, 1.0)
 

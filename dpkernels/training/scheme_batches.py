@@ -27,8 +27,8 @@ def random_assignment(key: Array, examples: int, steps: int) -> Array:
         ValueError: an argument is out of range, or several devices run the program, in ``shard_map`` or ``pmap``.
     """
     _check_key(key)
-    checks.whole("examples", examples, 1, 1 << 31)
-    checks.whole("steps", steps, 1, 1 << 16)
+    checks.integer_in("examples", examples, 1, 1 << 31)
+    checks.integer_in("steps", steps, 1, 1 << 16)
     high, low = jnp.divmod(jax.random.bits(key, (examples,), jnp.uint32), jnp.uint32(1 << 16))
     # The upper 32 bits of 48-bit products, word by word: floor(bits steps/2^32).
     count = jnp.uint32(steps)
@@ -42,7 +42,7 @@ def allocated_batch(assignment: Array, step: Array | int, capacity: int) -> Pois
     capacity)`` bounds the probability of that, because a row has a step with a probability of less than 2^-32 above
     1/steps; it is a distance s of every batch.
     """
-    checks.whole("capacity", capacity, 1, 1 << 31)
+    checks.integer_in("capacity", capacity, 1, 1 << 31)
     hits = assignment == step
     count = hits.sum()
     (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
@@ -60,8 +60,8 @@ def fixed_batch(key: Array, examples: int, batch: int) -> Array:
         ValueError: an argument is out of range, or several devices run the program, in ``shard_map`` or ``pmap``.
     """
     _check_key(key)
-    checks.whole("examples", examples, 1, 1 << 31)
-    checks.whole("batch", batch, 1, examples)
+    checks.integer_in("examples", examples, 1, 1 << 31)
+    checks.integer_in("batch", batch, 1, examples)
     words = jax.random.bits(key, (2, examples), jnp.uint32)
     return jnp.lexsort((words[0], words[1]))[:batch]
 

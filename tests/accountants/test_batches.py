@@ -10,7 +10,7 @@ import accountants
 import dpkernels as dpk
 from accountants import tune
 from accountants.batch_guarantee import BatchGuarantee, LargestGuarantee, joined_levels
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
@@ -241,4 +241,4 @@ def test_allocations_are_refused(queries, arguments, error, message):
 
 def test_a_term_of_a_batch_is_that_of_its_entry():
     batch = dpk.gaussian(sigma=np.array([1.0, 2.0]), sensitivity=1.0)
-    assert guarantee(batch).terms == tuple(SelfComposed(dominating_pairs(entry), 1) for entry in batch)
+    assert guarantee(batch).terms == tuple(RepeatedReleases(dominating_pairs(entry), 1) for entry in batch)

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 import dpkernels as dpk
-from accountants import guarantee, randomised_response, shuffled, weights
+from accountants import discrete_pair, guarantee, randomised_response, shuffled
 from accountants.composition.gaussian import GaussianProfile
 from accountants.risk import _mu_above
 
@@ -71,7 +71,7 @@ def test_odds_of_jax_numbers_have_derivatives(x64):
 
 
 def test_inputs_that_are_never_confused():
-    fit = guarantee(weights([1.0, 0.0], [0.0, 1.0])).gaussian_mu()
+    fit = guarantee(discrete_pair([1.0, 0.0], [0.0, 1.0])).gaussian_mu()
     assert fit == (math.inf, 0.0)
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from accountants import guarantee, shuffled, weights
+from accountants import discrete_pair, guarantee, shuffled
 
 WHOLE = 1 << 40  # Masses are multiples of 1/WHOLE, so that floats hold them.
 
@@ -23,7 +23,7 @@ def masses(random, k):
 
 
 def table(p, q):
-    return guarantee(weights(np.array(p, float), np.array(q, float)))
+    return guarantee(discrete_pair(np.array(p, float), np.array(q, float)))
 
 
 def together(pairs):

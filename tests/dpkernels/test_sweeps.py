@@ -426,7 +426,7 @@ def of_loss(name, random):
     if name == "weights":
         p = random.dirichlet(np.ones(5))
         p, q = (np.sort(p), np.sort(p)[::-1].copy())
-        return accountants.weights(p, q), float(max(np.log(p / q)))
+        return accountants.discrete_pair(p, q), float(max(np.log(p / q)))
     if name in ("recycled", "merged"):
         law = merged(random, "float64") if name == "merged" else dpk.Laplace(1 / eps)
         D = float(law.variance) ** 0.5 * random.uniform(0.2, 4) if name == "merged" else 1.0

@@ -27,7 +27,7 @@ from random_mechanisms import FAMILIES, NOISE, between, somewhere
 from scipy.stats import binom
 
 import dpkernels as dpk
-from accountants import Guarantee, guarantee, shuffled, weights
+from accountants import Guarantee, discrete_pair, guarantee, shuffled
 
 # Floats of nested quadrature and of binomial tails lose some digits; 50-digit numbers do not.
 _FLOATS, _DIGITS = 1e-8, 0.0
@@ -147,7 +147,7 @@ def tables(random: np.random.Generator) -> Case:
         ways = (joint, [pair[::-1] for pair in joint])
         return max(mp.fsum(max(a - factor * b, 0) for a, b in way) for way in ways)
 
-    made = guarantee(weights(p, q))
+    made = guarantee(discrete_pair(p, q))
     return Case((made if rate is None else made.subsample(rate)).repeat(count), lower, _DIGITS, True)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from accountants import calibrate, recycling
 from accountants.calibrate.composed import gaussian_ratio, largest_budget, log_budget, upper_delta
 from accountants.composition.rigorous import RigorousBounds
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.guarantee import Guarantee
@@ -213,7 +213,7 @@ class Composed(Family):
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
-        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
+        return Guarantee((RepeatedReleases(pairs, self.count, self.rate),))
 
     def largest_budget(self, free: dict[str, Any], near: Any) -> Any:
         """Return the largest level of a release of ``inner.member(level, free)``, searched from ``near``, or NaN."""
@@ -279,7 +279,7 @@ def composed(
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     if rate is not None and not isinstance(rate, FreeRate):
         checks.within("rate", rate, 1e-9, 1.0)
-    return Composed(family, checks.whole("count", count, 1, 1_000_000), epsilon, delta, rate)
+    return Composed(family, checks.integer_in("count", count, 1, 1_000_000), epsilon, delta, rate)
 
 
 @partial(pytree, static=("n",))
@@ -352,4 +352,4 @@ def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffle
         raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    return ShuffledFamily(family, checks.whole("n", n, 2, 1 << 50), np.float64(epsilon), np.float64(delta))
+    return ShuffledFamily(family, checks.integer_in("n", n, 2, 1 << 50), np.float64(epsilon), np.float64(delta))

@@ -148,7 +148,7 @@ def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3)
     errors; segments is in 2..8.
     """
     check_budget(epsilon, 0.5, sensitivity)
-    return MergedLaplaces(epsilon, sensitivity, checks.whole("segments", segments, 2, 8))
+    return MergedLaplaces(epsilon, sensitivity, checks.integer_in("segments", segments, 2, 8))
 
 
 def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:

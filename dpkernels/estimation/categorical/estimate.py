@@ -156,7 +156,7 @@ class CategoryEstimate:
         Their intervals hold together with those of all other categories, so they stay valid although the categories
         were chosen by the same reports. A k that is not in 1..d is a ValueError.
         """
-        checks.whole("k", k, 1, self.mechanism.categories)
+        checks.integer_in("k", k, 1, self.mechanism.categories)
         low, high = self.counts.band(confidence)
         order = np.argsort(-self._unbiased, kind="stable")[:k]
         value, label_of = self.counts.value, self.mechanism.label_of

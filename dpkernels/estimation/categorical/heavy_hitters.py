@@ -177,7 +177,7 @@ class PrefixResponse:
         Raises:
             ValueError: reports are missing or impossible, or an argument is out of range.
         """
-        checks.whole("most", most, 1, 1 << 14)
+        checks.integer_in("most", most, 1, 1 << 14)
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         columns, people = self._columns(reports)
         candidates, before = np.zeros(1, np.int64), 0
@@ -291,13 +291,13 @@ def prefix_response(
     checks.epsilon(epsilon)
     eps = checks.number("epsilon", epsilon)
     checks.one_of("split", split, SPLITS)
-    checks.whole("length", length, 1, 40)
+    checks.integer_in("length", length, 1, 40)
     if isinstance(alphabet, str):
         if not alphabet or len(set(alphabet)) < len(alphabet):
             raise ValueError(f"alphabet: {alphabet!r} must be different characters")
         base = len(alphabet) + 1
     else:
-        base = checks.whole("alphabet", alphabet, 2, MOST_CATEGORIES)
+        base = checks.integer_in("alphabet", alphabet, 2, MOST_CATEGORIES)
     if base**length > MOST_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
     if lengths is None:
@@ -305,7 +305,7 @@ def prefix_response(
         step = max((at for at in range(1, length + 1) if base**at <= _STEP), default=1)
         chosen = (*range(first, length, step), length)
     else:
-        chosen = tuple(checks.whole("lengths", one, 1, length) for one in lengths)
+        chosen = tuple(checks.integer_in("lengths", one, 1, length) for one in lengths)
         if list(chosen) != sorted(set(chosen)) or chosen[-1:] != (length,):
             raise ValueError(f"lengths: {lengths} must grow to {length}")
     own = eps if split == "people" else eps / len(chosen)

@@ -49,9 +49,9 @@ class Categorical(abc.ABC):
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
-        checks.whole("categories", self.categories, 2, MOST_CATEGORIES)
+        checks.integer_in("categories", self.categories, 2, MOST_CATEGORIES)
         if self.other is not None:
-            checks.whole("other", self.other, 0, self.categories - 1)
+            checks.integer_in("other", self.other, 0, self.categories - 1)
         if self.labels is not None and len(self.labels) != self.categories:
             raise ValueError(f"labels: {len(self.labels)} for {self.categories} categories; each category needs one")
 
@@ -156,7 +156,7 @@ class Categorical(abc.ABC):
     def code_of(self, label: Any) -> int:
         """Return the code of a category by its label, or by its code if there are no labels."""
         if self.labels is None:
-            return checks.whole("category", label, 0, self.categories - 1)
+            return checks.integer_in("category", label, 0, self.categories - 1)
         try:
             return self.labels.index(label)
         except ValueError:
@@ -190,8 +190,8 @@ def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, i
     others is added as the last one.
     """
     if isinstance(categories, int | np.integer) and not isinstance(categories, bool):
-        d = checks.whole("categories", categories, 2, MOST_CATEGORIES)
-        return d, None, None if other is None else checks.whole("other", other, 0, d - 1)
+        d = checks.integer_in("categories", categories, 2, MOST_CATEGORIES)
+        return d, None, None if other is None else checks.integer_in("other", other, 0, d - 1)
     if isinstance(categories, str) or not isinstance(categories, Sequence | np.ndarray):
         raise TypeError(f"categories: {categories!r} must be a number of categories, or a list of their labels")
     labels = [label.item() if isinstance(label, np.generic) else label for label in categories]

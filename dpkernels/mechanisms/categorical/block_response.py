@@ -69,7 +69,7 @@ class BlockResponse(Categorical):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        g = checks.whole("blocks", self.blocks, 2, _MOST_BLOCKS)
+        g = checks.integer_in("blocks", self.blocks, 2, _MOST_BLOCKS)
         _ = field(g)
         if self.outcomes > _MOST_REPORTS:
             raise ValueError(f"categories: {self.categories} with {g} blocks have more than 2^62 reports")

@@ -63,7 +63,7 @@ class SubsetSelection(Categorical):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.whole("size", self.size, 1, self.categories - 1)
+        checks.integer_in("size", self.size, 1, self.categories - 1)
         if self.categories > (most := _MOST_SINGLE if self.size == 1 else _MOST_SETS):
             raise ValueError(
                 f"categories: {self.categories}; reports of {self.size} are of at most {most} categories, and "
@@ -145,7 +145,7 @@ def strict_bound(epsilon: Any, categories: int) -> Any:
     It is min over k of (d - 1)^2 (k e^eps + d - k)^2/(d k (d - k) (e^eps - 1)^2) - (d - 1)/d. Subset selection of the
     best size attains it (Pan 2026, arXiv 2603.11523). Projected estimates, which are biased, may be below it.
     """
-    d = checks.whole("categories", categories, 2, 1 << 53)
+    d = checks.integer_in("categories", categories, 2, 1 << 53)
     return min(_error(epsilon, d, k) for k in _sizes(epsilon, d))
 
 

@@ -288,7 +288,7 @@ def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
 
     By default there are as many points as keep the variance of rounding small. ``points`` is odd, in 3..1401.
     """
-    if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
+    if points is not None and checks.integer_in("points", points, 3, _MOST_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
     if points is not None:
         steps, row_distance = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
@@ -361,7 +361,7 @@ def outputs_for(rows: InputGrid, outputs: int | None) -> int:
     if outputs is None:
         fewest = 60 if rows.points > 40 and rows.row_distance < rows.points - 1 else 80
         return max(fewest, math.ceil(0.54 * (rows.points - 1)))
-    if checks.whole("outputs", outputs, 9, _MOST_OUTPUTS) % 2 == 0:
+    if checks.integer_in("outputs", outputs, 9, _MOST_OUTPUTS) % 2 == 0:
         raise ValueError(f"outputs: {outputs} is even; the middle is one of them, so an odd number is needed")
     if outputs * rows.points > _MOST_WEIGHTS:
         raise ValueError(f"outputs: {outputs} for {rows.points} inputs are more than {_MOST_WEIGHTS} probabilities")

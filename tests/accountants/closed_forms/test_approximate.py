@@ -12,7 +12,7 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from accountants import guarantee, recycling, weights
+from accountants import discrete_pair, guarantee, recycling
 from accountants.closed_forms.approximate import (
     advanced_composition,
     approximate_delta,
@@ -254,7 +254,7 @@ def test_the_printed_advanced_composition_loses_the_deltas(count):
     assert float(exact) <= advanced_composition(np.zeros(count), float(leak), 1e-9)[1]
     # By the characteristic function and Fourier transform of ``guarantee``, another route.
     rows = [float(leak), 0.0, 1 - float(leak)], [0.0, float(leak), 1 - float(leak)]
-    again = guarantee(weights(*rows)).repeat(count).delta(3.0)
+    again = guarantee(discrete_pair(*rows)).repeat(count).delta(3.0)
     assert again == pytest.approx(float(exact), rel=1e-9)
 
 

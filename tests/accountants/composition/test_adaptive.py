@@ -8,7 +8,7 @@ from two_piece import TwoPiece
 
 from accountants import guarantee
 from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _lower_hull, _of_direction
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee
 from dpkernels.distributions.gaussian import Gaussian
@@ -148,7 +148,7 @@ def test_lower_ends_next_to_the_largest_sum_of_losses(seed, share):
     if seed == 5:  # An outcome with an infinite loss.
         q = np.array([0.0, 0.3, 0.7])
     largest = max(np.log(p[q > 0] / q[q > 0]).max(), np.log(q[q > 0] / p[q > 0]).max())
-    releases = Guarantee((SelfComposed((Atoms(p, q), Atoms(q, p)), 3),))
+    releases = Guarantee((RepeatedReleases((Atoms(p, q), Atoms(q, p)), 3),))
     low, high = AdaptiveProfile(releases.numeric).bracket("delta", 3 * share * largest)
     exact = by_enumeration([(p, q), (q, p)], 3, 3 * share * largest)
     assert low * (1 - 1e-10) <= exact <= high * (1 + 1e-10)

@@ -20,7 +20,7 @@ from accountants.composition import bounds as bracket
 from accountants.composition import sums
 from accountants.composition.bounds import Bracket, ComposedBounds, Masses, above, below, compose
 from accountants.composition.cells import Cells, cells_on_grid, split_monotone
-from accountants.composition.self_composed import ConvergenceError, SelfComposed
+from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.guarantee import Guarantee
@@ -129,7 +129,7 @@ def test_asymmetric_noise_bounds_every_choice_of_signs():
     _, high = one.repeat(n).bracket(epsilon=eps)
     first, second = one.terms[0].pairs
     choices = [
-        Guarantee(tuple(SelfComposed((pair,), k) for pair, k in ((first, j), (second, n - j)) if k)).bracket(
+        Guarantee(tuple(RepeatedReleases((pair,), k) for pair, k in ((first, j), (second, n - j)) if k)).bracket(
             epsilon=eps
         )
         for j in range(n + 1)
@@ -142,8 +142,8 @@ def test_asymmetric_noise_is_bounded_where_two_signs_are_worst():
     """Two reports that move opposite ways reveal 1 % more here than two that move alike, whichever way."""
     one, eps = guarantee(Additive(Reweighted(Gaussian(1.0), -1.0, 0.62, 0.74)), 0.51), 0.306
     first, second = one.terms[0].pairs
-    alike = [Guarantee((SelfComposed((pair,), 2),)).bracket(epsilon=eps)[1] for pair in (first, second)]
-    opposite = Guarantee((SelfComposed((first,), 1), SelfComposed((second,), 1))).bracket(epsilon=eps)[0]
+    alike = [Guarantee((RepeatedReleases((pair,), 2),)).bracket(epsilon=eps)[1] for pair in (first, second)]
+    opposite = Guarantee((RepeatedReleases((first,), 1), RepeatedReleases((second,), 1))).bracket(epsilon=eps)[0]
     assert opposite > 1.01 * max(alike)
     assert one.repeat(2).bracket(epsilon=eps)[1] >= opposite
 
@@ -334,7 +334,7 @@ def test_losses_far_beyond_any_budget():
 
 
 def test_parameters_that_are_not_numbers_have_no_bracket():
-    broken = Guarantee((SelfComposed((AdditivePair(Gaussian(1.0), math.nan),), 1),))
+    broken = Guarantee((RepeatedReleases((AdditivePair(Gaussian(1.0), math.nan),), 1),))
     with pytest.raises(ValueError, match="a parameter is NaN"):
         broken.bracket(delta=1e-3)
 

@@ -16,7 +16,7 @@ import accountants
 import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms, randomised_response
 from accountants.guarantee import Guarantee
 from dpkernels.distributions.gaussian import Gaussian
@@ -187,7 +187,7 @@ def test_one_recycled_gaussian_by_quadrature():
 def test_different_mechanisms_by_enumeration():
     """Two points and three points, twice each: all sums of losses one by one; the larger of both directions."""
     p, q = np.array([0.55, 0.3, 0.15]), np.array([0.2, 0.3, 0.5])
-    made = response(0.7).compose(Guarantee((SelfComposed((Atoms(p, q),), 1),))).repeat(2)
+    made = response(0.7).compose(Guarantee((RepeatedReleases((Atoms(p, q),), 1),))).repeat(2)
     high = 1 / (1 + math.exp(-0.7))
 
     def enumerated(eps, *pairs):

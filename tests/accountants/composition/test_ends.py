@@ -12,7 +12,7 @@ import pytest
 from default_audit import check
 
 import dpkernels as dpk
-from accountants import guarantee, randomised_response, shuffled, weights
+from accountants import discrete_pair, guarantee, randomised_response, shuffled
 from accountants.composition.bounds import Bracket
 from accountants.composition.cells import MonotonePieces, UnknownSteepnessError
 from accountants.dominating_pairs.additive import additive_pair
@@ -116,7 +116,7 @@ def test_upper_ends_below_the_floats_are_not_rounded_down():
                 truth = mp.ncdf(mu / 2 - at / mu) - mp.exp(at) * mp.ncdf(-mu / 2 - at / mu)
                 low, high = made.bracket(epsilon=at)
                 assert low <= truth <= high
-    rare = guarantee(weights([1e-60, 1 - 1e-60], [1e-61, 1 - 1e-61])).repeat(6)
+    rare = guarantee(discrete_pair([1e-60, 1 - 1e-60], [1e-61, 1 - 1e-61])).repeat(6)
     assert 0 < rare.delta(13.5) < 1e-320
     recycled = guarantee(dpk.Additive(dpk.Reweighted(dpk.Gaussian(1.0), -1.0, 9.0, 0.5)), 0.01)
     assert 0 < recycled.delta(30.0) < 1e-300

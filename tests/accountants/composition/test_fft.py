@@ -14,7 +14,7 @@ from scipy.special import gammaln
 
 import accountants
 import dpkernels as dpk
-from accountants import guarantee, weights
+from accountants import discrete_pair, guarantee
 from accountants.composition import fft, self_composed
 from accountants.composition.direction import PANELS
 from accountants.composition.grid import POINTS, pointwise_maximum, share_on_grid
@@ -50,7 +50,7 @@ def test_three_losses_by_enumeration(n, share):
     p = np.array([high, 1 - high - high * math.exp(-loss), high * math.exp(-loss)])
     eps = share * n * loss
     exact = three_losses(p, loss, n, eps)
-    made = guarantee(weights(p, p[::-1])).repeat(n)
+    made = guarantee(discrete_pair(p, p[::-1])).repeat(n)
     assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
     assert made.estimate_epsilon(exact) == pytest.approx(eps, rel=1e-12)
 
@@ -84,7 +84,7 @@ def test_samples_of_three_losses_by_enumeration(n, rate):
     ways = [(one, np.log(one / other)) for one, other in ((sampled, p[::-1]), (p[::-1], sampled))]
     eps = 0.4 * max(losses.max() for _, losses in ways) * min(n, 9)
     exact = max(counted(one, losses, n, eps) for one, losses in ways)
-    made = guarantee(weights(p, p[::-1])).subsample(rate).repeat(n)
+    made = guarantee(discrete_pair(p, p[::-1])).subsample(rate).repeat(n)
     assert made.estimate_delta(eps) == pytest.approx(exact, rel=3e-12)
     assert made.estimate_epsilon(exact) == pytest.approx(eps, rel=3e-12)
 

@@ -32,7 +32,7 @@ def weights(t: Any) -> Any:
     levels = np.linspace(-1, 1, 20)
     xp = jnp if isinstance(t, jax.Array) else np
     p, q = xp.exp(t * levels**2 + 0.3 * levels), xp.exp(0 * t - 0.2 * levels)
-    return accountants.weights(p / p.sum(), q / q.sum())
+    return accountants.discrete_pair(p / p.sum(), q / q.sum())
 
 
 # The guarantee at one parameter, a value of it, eps, and whether derivatives are taken in its only parameter.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import guarantee, weights
+from accountants import discrete_pair, guarantee
 from accountants.composition.cells import cells_on_grid, split_monotone
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
@@ -34,7 +34,7 @@ PAIRS = {
     "one-input": WindowedPair(Sine(), Constant(), 0.5, 3.0, 0.0, 0.3),
     "near-inputs": WindowedPair(Uniform(), Quartic(0.5), 0.5, 3.0, 1e-14),
     "narrow": WindowedPair(Uniform(), Quartic(0.5), 1e-14, 5e14, 2 - 1e-14),
-    "table": weights([0.5, 0.3, 0.2, 0.0], [0.1, 0.3, 0.2, 0.4]),
+    "table": discrete_pair([0.5, 0.3, 0.2, 0.0], [0.1, 0.3, 0.2, 0.4]),
 }
 
 
@@ -82,7 +82,7 @@ def test_brackets_of_nearly_all_data(small, rate, eps):
             max(0, mp.mpf(b) - mp.exp(mp.mpf(eps)) * (r * mp.mpf(a) + (1 - r) * mp.mpf(b)))
             for a, b in zip(p, q, strict=True)
         )
-    made = guarantee(weights(p, q)).subsample(float(r))
+    made = guarantee(discrete_pair(p, q)).subsample(float(r))
     low, high = made.bracket(epsilon=eps)
     assert low <= exact <= high
     assert 0 <= made.estimate_delta(eps) - exact < 1e-4 * exact

@@ -15,7 +15,7 @@ from noise_registry import LAWS
 from two_piece import TwoPiece
 
 import dpkernels as dpk
-from accountants import densities, guarantee
+from accountants import density_pair, guarantee
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -150,7 +150,7 @@ def test_infinite_divergences():
     """Infinite losses, of masses that underflow too; a moment that diverges; and one that hardly converges."""
     for theta in (3.0, 60.0):
         assert guarantee(Additive(Reweighted(Gaussian(1.0), -theta, theta, 0.0)), 1.0).renyi(2.0) == math.inf
-    pair = densities(lambda y: np.log(2.0) - 2 * y, lambda y: -y, (0.0, np.inf))
+    pair = density_pair(lambda y: np.log(2.0) - 2 * y, lambda y: -y, (0.0, np.inf))
     made = guarantee(pair)  # The moment of the mirror is 2^(1 - a)/(2 - a).
     assert made.renyi([2.0, 3.0]).tolist() == [math.inf, math.inf]
     assert made.renyi(1.99) == pytest.approx(math.log(2**-0.99 / 0.01) / 0.99, rel=1e-9)

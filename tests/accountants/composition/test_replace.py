@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 import dpkernels as dpk
-from accountants import Guarantee, guarantee, weights
+from accountants import Guarantee, discrete_pair, guarantee
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
@@ -296,7 +296,7 @@ def test_forged_forms_are_refused(change):
         Guarantee.from_dict(forged(change))
 
 
-SKEWED = weights([0.5, 0.3, 0.2], [0.2, 0.35, 0.45])
+SKEWED = discrete_pair([0.5, 0.3, 0.2], [0.2, 0.35, 0.45])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from helpers import UNIT
 
 import accountants
 import dpkernels as dpk
-from accountants import guarantee, weights
+from accountants import discrete_pair, guarantee
 from accountants.composition import gaussian
 from accountants.composition.bounds import Bracket
 from accountants.composition.closed_form import OneRelease
@@ -70,7 +70,7 @@ WIDTHS = [
     ("one release on a sample", OneRelease, guarantee(dpk.laplace(epsilon=1.0)).subsample(0.01), 1e-11),
     ("Gaussian noise alone", GaussianReleases, guarantee(dpk.gaussian(sigma=3e3), 1.0).repeat(10**7), 1e-12),
     ("few joint outcomes", FewOutcomes, METHODS[FewOutcomes], 1e-9),
-    ("tables", FewOutcomes, guarantee(weights([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])).repeat(10), 1e-12),
+    ("tables", FewOutcomes, guarantee(discrete_pair([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])).repeat(10), 1e-12),
     ("many releases", Bracket, LAPLACE, 1e-5),
     ("mixtures", Bracket, LAPLACE.compose(guarantee(dpk.gaussian(sigma=20.0), 1.0).repeat(100)), 1e-5),
     ("many on samples", Bracket, guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(0.01).repeat(1000), 1e-5),

@@ -14,7 +14,7 @@ from helpers import ALL, knots, positive_part, slope_by_differences
 from mpmath import mp, mpf
 from noise_registry import ASYMMETRIC, LAWS, SYMMETRIC, over, scale
 
-from accountants import guarantee, randomised_response, weights
+from accountants import discrete_pair, guarantee, randomised_response
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.schemes.poisson import budget_on_sample
 from dpkernels.distributions.discrete import DiscreteLaplace
@@ -319,7 +319,7 @@ def test_a_pair_of_the_users_own_has_two_directions():
     for eps in (0.0, 0.05, 0.2, 1.0):
         t = math.exp(eps)
         exact = max(np.maximum(mixed - t * np.array(q), 0).sum(), np.maximum(q - t * mixed, 0).sum())
-        assert guarantee(weights(p, q)).subsample(rate).delta(eps) == pytest.approx(exact, rel=1e-12, abs=2e-15)
+        assert guarantee(discrete_pair(p, q)).subsample(rate).delta(eps) == pytest.approx(exact, rel=1e-12, abs=2e-15)
 
 
 def test_all_of_the_data_is_no_sample():

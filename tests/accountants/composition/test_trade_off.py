@@ -11,7 +11,7 @@ from scipy import integrate, optimize
 from scipy.special import ndtr, ndtri
 
 import dpkernels as dpk
-from accountants import guarantee, randomised_response, shuffled, weights
+from accountants import discrete_pair, guarantee, randomised_response, shuffled
 from accountants.composition import bounds, trade_off
 from accountants.composition.bounds import Bracket
 
@@ -279,6 +279,6 @@ def test_no_error_is_left_if_losses_are_infinite_often():
 
 
 def test_reports_that_tell_all_have_no_errors():
-    made = guarantee(weights([1.0, 0.0], [0.0, 1.0])).sample_fixed(2, 2).repeat(2)
+    made = guarantee(discrete_pair([1.0, 0.0], [0.0, 1.0])).sample_fixed(2, 2).repeat(2)
     assert made.bracket(alpha=0.1) == (0.0, pytest.approx(0.0, abs=1e-11))
     assert made.bracket(alpha=0.0) == (0.0, pytest.approx(0.0, abs=1e-11))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from accountants import guarantee, shuffled, weights
+from accountants import discrete_pair, guarantee, shuffled
 from accountants.composition import bounds, sums
 
 REPORTS = 20
@@ -37,7 +37,7 @@ def exact(epsilon: float) -> float:
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 3.0])
 def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""
-    one = guarantee(weights(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
+    one = guarantee(discrete_pair(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
     truth = exact(epsilon)
     low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high

@@ -13,7 +13,7 @@ from helpers import slope_by_differences
 from scipy import stats
 
 import accountants
-from accountants import densities, guarantee, randomised_response, weights
+from accountants import density_pair, discrete_pair, guarantee, randomised_response
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, Sampled
@@ -39,12 +39,15 @@ def normal(y):
 
 # name: (pair, the same as noise)
 KNOWN = {
-    "gaussian": (lambda: densities(normal, lambda y: normal(y - 0.3), WHOLE), (Gaussian(1.0), 0.3)),
+    "gaussian": (lambda: density_pair(normal, lambda y: normal(y - 0.3), WHOLE), (Gaussian(1.0), 0.3)),
     "gaussian-far": (
-        lambda: densities(lambda y: normal(y - 1e3), lambda y: normal(y - 1000.3), (-np.inf, 990, 1010, np.inf)),
+        lambda: density_pair(lambda y: normal(y - 1e3), lambda y: normal(y - 1000.3), (-np.inf, 990, 1010, np.inf)),
         (Gaussian(1.0), 0.3),
     ),
-    "laplace": (lambda: densities(laplace, lambda y: laplace(y - 0.7), (-np.inf, 0, 0.7, np.inf)), (Laplace(2.0), 0.7)),
+    "laplace": (
+        lambda: density_pair(laplace, lambda y: laplace(y - 0.7), (-np.inf, 0, 0.7, np.inf)),
+        (Laplace(2.0), 0.7),
+    ),
 }
 
 
@@ -84,7 +87,7 @@ def exponential(rate):
 @cache
 def exponentials():
     """Whatever reads it is compiled for it, so there is one; its loss is bounded one way only."""
-    return guarantee(densities(exponential(2.0), exponential(1.0), (0.0, np.inf)))
+    return guarantee(density_pair(exponential(2.0), exponential(1.0), (0.0, np.inf)))
 
 
 @pytest.mark.thorough
@@ -116,7 +119,7 @@ def test_one_report_of_noise_is_its_exact_profile():
 def test_one_report_whose_loss_turns(eps):
     """Cauchy laws D apart: p > e^eps q between the roots of a quadratic; the largest loss is 2 asinh(D/2)."""
     D, a = 0.2, math.exp(eps)
-    made = guarantee(densities(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
+    made = guarantee(density_pair(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
     # 1 + (y - D)^2 = a (1 + y^2).
     roots = np.sort(np.roots([a - 1, 2 * D, a - 1 - D**2])) if eps else np.array([-np.inf, D / 2])
     (p_low, p_high), (q_low, q_high) = (stats.cauchy.cdf(roots, loc=by) for by in (0, D))
@@ -134,7 +137,7 @@ def test_supports_that_differ_have_infinite_losses():
     def uniform(start):
         return lambda y: np.where((y >= start) & (y <= start + 1), 0.0, -np.inf)
 
-    made = guarantee(densities(uniform(0.0), uniform(0.01), (0.0, 0.01, 1.0, 1.01))).repeat(20)
+    made = guarantee(density_pair(uniform(0.0), uniform(0.01), (0.0, 0.01, 1.0, 1.01))).repeat(20)
     exact = 1 - 0.99**20
     low, high = made.bracket(epsilon=1.0)
     assert low <= exact * (1 + 1e-12)
@@ -145,7 +148,7 @@ def test_supports_that_differ_have_infinite_losses():
 def test_heavy_tails():
     """Cauchy, whose largest loss is in closed form."""
     D = 0.2
-    made = guarantee(densities(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
+    made = guarantee(density_pair(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
     largest = 2 * math.asinh(D / 2)
     made = made.repeat(30)
     low, high = made.bracket(delta=1e-6)
@@ -167,23 +170,23 @@ def test_the_rate_of_samples_stays_differentiable(x64):
     ("wrong", "kind", "message"),
     [
         (
-            lambda: densities(lambda y: normal(y) + 1e-8, normal, WHOLE),
+            lambda: density_pair(lambda y: normal(y) + 1e-8, normal, WHOLE),
             ValueError,
             "^log_p: .*integrates to 1.00000001",
         ),
-        (lambda: densities(normal, lambda y: normal(y) - 0.1, WHOLE), ValueError, "^log_q: .*integrates to 0.9048"),
-        (lambda: densities(normal, normal, (0.0, np.inf)), ValueError, "^log_p: .*integrates to 0.5"),
-        (lambda: densities(lambda y: normal(y - 5e4), normal, WHOLE), ValueError, "^log_p: .*integrates to 0 "),
-        (lambda: densities(lambda y: np.log(y), normal, (-1.0, 1.0)), ValueError, "^log_p: is nan at -"),
-        (lambda: densities(normal, lambda y: y + np.inf, WHOLE), ValueError, "^log_q: is inf at"),
-        (lambda: densities(lambda y: y[0], normal, WHOLE), TypeError, "^log_p: gives shape"),
-        (lambda: densities(1.0, normal, WHOLE), TypeError, "^log_p: .*not a function"),
-        (lambda: densities(normal, normal, (0.0,)), ValueError, "^knots: "),
-        (lambda: densities(normal, normal, (1.0, 0.0)), ValueError, "^knots: "),
-        (lambda: densities(normal, normal, (-np.inf, np.nan)), ValueError, "^knots: "),
+        (lambda: density_pair(normal, lambda y: normal(y) - 0.1, WHOLE), ValueError, "^log_q: .*integrates to 0.9048"),
+        (lambda: density_pair(normal, normal, (0.0, np.inf)), ValueError, "^log_p: .*integrates to 0.5"),
+        (lambda: density_pair(lambda y: normal(y - 5e4), normal, WHOLE), ValueError, "^log_p: .*integrates to 0 "),
+        (lambda: density_pair(lambda y: np.log(y), normal, (-1.0, 1.0)), ValueError, "^log_p: is nan at -"),
+        (lambda: density_pair(normal, lambda y: y + np.inf, WHOLE), ValueError, "^log_q: is inf at"),
+        (lambda: density_pair(lambda y: y[0], normal, WHOLE), TypeError, "^log_p: gives shape"),
+        (lambda: density_pair(1.0, normal, WHOLE), TypeError, "^log_p: .*not a function"),
+        (lambda: density_pair(normal, normal, (0.0,)), ValueError, "^knots: "),
+        (lambda: density_pair(normal, normal, (1.0, 0.0)), ValueError, "^knots: "),
+        (lambda: density_pair(normal, normal, (-np.inf, np.nan)), ValueError, "^knots: "),
         # A jump that is no knot.
         (
-            lambda: densities(lambda y: np.where(y < 0.3, 0.0, -np.inf) - np.log(0.3), lambda y: 0 * y, (0.0, 1.0)),
+            lambda: density_pair(lambda y: np.where(y < 0.3, 0.0, -np.inf) - np.log(0.3), lambda y: 0 * y, (0.0, 1.0)),
             ValueError,
             "not smooth near 0.3",
         ),
@@ -207,11 +210,11 @@ def test_functions_have_no_json_form():
 @pytest.mark.lengthy
 def test_estimated_masses_give_no_bound():
     pair = exponentials().terms[0].pairs[0]
-    mixed = Mixed(0.4, pair, weights([0.5, 0.5], [0.5, 0.5]))
+    mixed = Mixed(0.4, pair, discrete_pair([0.5, 0.5], [0.5, 0.5]))
     for ask in (
         lambda: guarantee(pair).repeat(3).delta(1.0),
         lambda: guarantee(pair).epsilon(1e-3),
-        lambda: guarantee(weights([0.6, 0.4], [0.4, 0.6])).compose(guarantee(mixed)).delta([0.1, 0.2]),
+        lambda: guarantee(discrete_pair([0.6, 0.4], [0.4, 0.6])).compose(guarantee(mixed)).delta([0.1, 0.2]),
         lambda: accountants.delta(pair, 1.0),
         lambda: accountants.epsilon(pair, [0.1, 0.2]),
     ):
@@ -224,14 +227,14 @@ def test_estimated_masses_give_no_bound():
 
 def test_tables_are_read_both_ways():
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45])
-    made = guarantee(weights(p.tolist(), q))
+    made = guarantee(discrete_pair(p.tolist(), q))
     for eps in (0.0, 0.5, 0.85):
         ways = [np.maximum(a - math.exp(eps) * b, 0.0).sum() for a, b in ((p, q), (q, p))]
         assert made.estimate_delta(eps) == pytest.approx(max(ways), rel=1e-12)
-    mixed = guarantee(Mixed(0.4, weights(p, q), weights([0.5, 0.5], [0.5, 0.5])))
+    mixed = guarantee(Mixed(0.4, discrete_pair(p, q), discrete_pair([0.5, 0.5], [0.5, 0.5])))
     assert mixed.estimate_delta(0.85) == pytest.approx(0.4 * made.estimate_delta(0.85), rel=1e-12)
     assert mixed.estimate_delta(0.85) == guarantee(
-        Mixed(0.4, weights(q, p), weights([0.5, 0.5], [0.5, 0.5]))
+        Mixed(0.4, discrete_pair(q, p), discrete_pair([0.5, 0.5], [0.5, 0.5]))
     ).estimate_delta(0.85)
 
 
@@ -250,7 +253,7 @@ def test_tables_are_read_both_ways():
 )
 def test_what_is_no_table_is_refused(p, q, kind, message):
     with pytest.raises(kind, match=message):
-        weights(p, q)
+        discrete_pair(p, q)
 
 
 # Randomised response

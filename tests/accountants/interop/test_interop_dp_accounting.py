@@ -325,8 +325,8 @@ def test_what_no_event_means_is_not_converted():
     staircase = dpk.staircase(epsilon=1.0)
     for made in (
         accountants.guarantee(staircase),
-        accountants.guarantee(accountants.weights([0.5, 0.3, 0.2], [0.1, 0.4, 0.5])),
-        accountants.guarantee(accountants.weights([0.6, 0.1, 0.2, 0.1], [0.1, 0.2, 0.1, 0.6])),
+        accountants.guarantee(accountants.discrete_pair([0.5, 0.3, 0.2], [0.1, 0.4, 0.5])),
+        accountants.guarantee(accountants.discrete_pair([0.6, 0.1, 0.2, 0.1], [0.1, 0.2, 0.1, 0.6])),
     ):
         with pytest.raises(ValueError, match="no event means the same"):
             to_dp_event(made)

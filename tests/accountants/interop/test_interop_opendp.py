@@ -137,7 +137,7 @@ def test_the_map_of_integers_covers_what_the_table_reveals(norm, D, scale, far):
     assert table.bin_width == 1
     epsilon, delta = make_measurement(vectors, T=int).map(max(far))
     weights = np.array([float(weight) for weight in table.outcomes]) / table.total
-    pairs = [accountants.weights(np.append(weights, np.zeros(s)), np.append(np.zeros(s), weights)) for s in far]
+    pairs = [accountants.discrete_pair(np.append(weights, np.zeros(s)), np.append(np.zeros(s), weights)) for s in far]
     first, *others = map(accountants.guarantee, pairs)
     assert first.compose(*others).bracket(epsilon=epsilon)[0] <= delta
 

@@ -52,7 +52,7 @@ def largest_delta(p, q, eps):
 def test_enumeration_of_tables(name, steps):
     p, q = TABLES[name]
     laws = joint_laws(p, q, steps)
-    scheme = guarantee(accountants.weights(*(np.array([float(m) for m in law]) for law in (p, q))))
+    scheme = guarantee(accountants.discrete_pair(*(np.array([float(m) for m in law]) for law in (p, q))))
     scheme = scheme.random_allocation(steps)
     for eps in EPS:
         low, high = scheme.bracket(epsilon=eps)
@@ -70,7 +70,9 @@ def test_ten_steps_of_randomised_response():
         ratio = (ones * p / q + (steps - ones) * (1 - p) / (1 - q)) / steps
         laws[0].append(without * ratio)
         laws[1].append(without)
-    scheme = guarantee(accountants.weights(np.array([0.75, 0.25]), np.array([0.25, 0.75]))).random_allocation(steps)
+    scheme = guarantee(accountants.discrete_pair(np.array([0.75, 0.25]), np.array([0.25, 0.75]))).random_allocation(
+        steps
+    )
     for eps in EPS[:3]:
         low, high = scheme.bracket(epsilon=eps)
         truth = largest_delta(*laws, eps)
@@ -82,7 +84,7 @@ def test_epochs_are_allocated_afresh():
     p, q = TABLES["two outcomes"]
     one = joint_laws(p, q, 3)
     laws = [[a * b for a in law for b in law] for law in one]
-    step = guarantee(accountants.weights(*(np.array([float(m) for m in law]) for law in (p, q))))
+    step = guarantee(accountants.discrete_pair(*(np.array([float(m) for m in law]) for law in (p, q))))
     for eps in EPS:
         low, high = step.random_allocation(3).repeat(2).bracket(epsilon=eps)
         truth = largest_delta(*laws, eps)
@@ -98,7 +100,7 @@ def test_several_times_are_bounded(steps, times):
         if name == "not symmetric" and steps > 4:
             continue
         laws = joint_laws(p, q, steps, times)
-        step = guarantee(accountants.weights(*(np.array([float(m) for m in law]) for law in (p, q))))
+        step = guarantee(accountants.discrete_pair(*(np.array([float(m) for m in law]) for law in (p, q))))
         for eps in EPS:
             low, high = step.random_allocation(steps, times).bracket(epsilon=eps)
             truth = largest_delta(*laws, eps)
@@ -346,7 +348,7 @@ def test_bad_input():
         pytest.param(gaussian(0.04), marks=pytest.mark.lengthy),
         gaussian(0.01),
         guarantee(accountants.randomised_response(600.0)),
-        guarantee(accountants.weights(np.array([1.0, 0.0]), np.array([0.0, 1.0]))),
+        guarantee(accountants.discrete_pair(np.array([1.0, 0.0]), np.array([0.0, 1.0]))),
     ],
 )
 def test_losses_beyond_those_of_floats_are_bounded(step):

@@ -46,7 +46,9 @@ def composed(laws, count):
 @pytest.mark.parametrize("count", [1, 3])
 def test_enumeration_of_samples(batch, examples, count):
     """The record sways a response if it is in the sample, in every way that the responses of others allow."""
-    table = guarantee(accountants.weights(*(np.array([float(HIGH), float(LOW), float(LOW)][::s]) for s in (1, -1))))
+    table = guarantee(
+        accountants.discrete_pair(*(np.array([float(HIGH), float(LOW), float(LOW)][::s]) for s in (1, -1)))
+    )
     scheme = table.sample_fixed(batch, examples).repeat(count)
     for eps in EPS:
         low, high = scheme.bracket(epsilon=eps)
@@ -125,5 +127,5 @@ def test_bad_input():
     with pytest.raises(ValueError, match="batch: these reports are on samples already"):
         step.subsample(0.1).sample_fixed(1, 10)
     with pytest.raises(ValueError, match="samples of a fixed size are known for symmetric pairs"):
-        guarantee(accountants.weights(np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.4, 0.5]))).sample_fixed(1, 10)
+        guarantee(accountants.discrete_pair(np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.4, 0.5]))).sample_fixed(1, 10)
     assert step.sample_fixed(1, 10).neighbouring == "datasets of as many records that differ in one"
