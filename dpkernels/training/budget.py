@@ -60,6 +60,10 @@ class TrainingPlan:
     clip: float  #: the norm that gradients are clipped to
     run: TrainingRun  #: the noise multiplier, the sampling rate, the number of steps and their slack
 
+    def __post_init__(self) -> None:
+        if self.run.scheme != "poisson":
+            raise ValueError(f"run: its scheme is {self.run.scheme!r}; the batches of a plan are Poisson samples")
+
     @property
     def noise_multiplier(self) -> float:
         return self.run.noise_multiplier

@@ -3,11 +3,10 @@
     run = noise_multiplier_for(TrainingRun(1.0, 0.01, 1000, slack=overflow), epsilon=2.0, delta=1e-5, dimensions=2410)
     run.noise_multiplier, run.epsilon(1e-5), run.bracket(delta=1e-5)
 
-Every step is Gaussian noise on a Poisson sample of the data, up to a total variation distance: that of the noise's
-table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a step
-adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include. For that the
-distance must be s for both of two neighbouring data sets, as ``PrivateNoise.total_variation`` and ``poisson_overflow``
-are.
+Every step is Gaussian noise on a random batch of the data, up to a total variation distance: that of the noise's table
+from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a step adds at
+most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include. For that the distance
+must be s for both of two neighbouring data sets, as ``PrivateNoise.total_variation`` and ``poisson_overflow`` are.
 """
 
 from __future__ import annotations
@@ -23,6 +22,14 @@ import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 
+# For every scheme, what makes the guarantee of a run of one step's noise, its epochs and the steps of an epoch.
+_SCHEMES: dict[str, Callable[[accountants.Guarantee, int, int], accountants.Guarantee]] = {
+    "random_allocation": lambda step, epochs, steps: step.random_allocation(steps).repeat(epochs),
+    "balls_in_bins": lambda step, epochs, steps: step.balls_in_bins(steps, epochs),
+}
+_POISSON = "poisson"
+# How far 1/sampling_rate may be from the number of steps of an epoch, relatively: by rounding errors.
+_SAME_RATE = 1e-12
 # The distance of the answer above a solution of the equation for epsilon.
 _ABOVE = 1e-9
 # Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
@@ -37,15 +44,19 @@ ROOM = 1 + 1e-3
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A number of steps of DP-SGD, each on a Poisson sample of its own.
+    """A number of steps of DP-SGD, each on a batch of its own.
 
     Attributes:
         noise_multiplier: the standard deviation of the noise over the clipping norm.
         sampling_rate: the probability that a step uses an example.
         steps: the number of steps.
         neighbours: "add_remove" for data sets with one example more or less, "replace" for another example.
-        slack: the total variation distance of one step to Gaussian noise on a Poisson sample, for the data set and
+        slack: the total variation distance of one step to Gaussian noise on a batch of the scheme, for the data set and
             for its neighbours.
+        scheme: "poisson" for a Poisson sample in every step; "random_allocation" if every epoch of 1/sampling_rate
+            steps uses an example in one of them, at random; "balls_in_bins" if it is the same one in all epochs. The
+            last two need "add_remove", and whole epochs. Their ``random_assignment`` is a distance of at most 2^-33 a
+            step from a uniform one, which is part of the slack.
 
     Raises:
         ValueError: an attribute is out of range.
@@ -56,6 +67,7 @@ class TrainingRun:
     steps: int
     neighbours: str = "add_remove"
     slack: float = 0.0
+    scheme: str = _POISSON
 
     def __post_init__(self) -> None:
         checks.positive("noise_multiplier", self.noise_multiplier)
@@ -63,12 +75,33 @@ class TrainingRun:
         checks.integer_in("steps", self.steps, 1, 1 << 40)
         checks.one_of("neighbours", self.neighbours, ("add_remove", "replace"))
         checks.within("slack", self.slack, 0.0, 1.0)
+        checks.one_of("scheme", self.scheme, (_POISSON, *_SCHEMES))
+        if self.scheme != _POISSON:
+            self._check_epochs()
+
+    def _check_epochs(self) -> None:
+        if self.neighbours != "add_remove":
+            raise ValueError(
+                f"neighbours: {self.neighbours!r}; the scheme {self.scheme!r} is accounted for 'add_remove'"
+            )
+        if abs(self.sampling_rate * self._steps_an_epoch - 1) > _SAME_RATE:
+            raise ValueError(
+                f"sampling_rate: {self.sampling_rate:g}; the scheme {self.scheme!r} needs 1 over the steps of an epoch"
+            )
+        if self.steps % self._steps_an_epoch:
+            raise ValueError(f"steps: {self.steps} are no whole epochs of {self._steps_an_epoch} steps")
+
+    @property
+    def _steps_an_epoch(self) -> int:
+        return round(1 / self.sampling_rate)
 
     @property
     def guarantee(self) -> accountants.Guarantee:
         """Return the guarantee of the run without the slack."""
         noise = accountants.guarantee(dpk.Additive(dpk.Gaussian(self.noise_multiplier)), 1.0)
-        return noise.subsample(self.sampling_rate, adjacency=self.neighbours).repeat(self.steps)
+        if self.scheme == _POISSON:
+            return noise.subsample(self.sampling_rate, adjacency=self.neighbours).repeat(self.steps)
+        return _SCHEMES[self.scheme](noise, self.steps // self._steps_an_epoch, self._steps_an_epoch)
 
     def delta(self, epsilon: float) -> float:
         """Return a delta such that the run is (epsilon, delta)-DP: the upper end of ``bracket``."""
@@ -209,21 +242,23 @@ def best_training_run(
     steps: Iterable[int],
     neighbours: str = "add_remove",
     slack: float = 0.0,
+    scheme: str = _POISSON,
     error: Callable[[TrainingRun], Any] | None = None,
     dimensions: int | None = None,
 ) -> TrainingRun:
     """Return the run of the smallest error that meets a budget, over all given sampling rates and numbers of steps.
 
     ``error`` is by default the standard deviation of the mean of all updates' noise, in units of the clipping norm over
-    the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``. ``neighbours`` and ``slack`` are those
-    of ``TrainingRun``. With ``dimensions`` the noise multiplier of the best run is that of ``noise_multiplier_for``.
+    the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``. ``neighbours``, ``slack`` and
+    ``scheme`` are those of ``TrainingRun``. With ``dimensions`` the noise multiplier of the best run is that of
+    ``noise_multiplier_for``.
 
     Raises:
         ValueError: there are no sampling rates or no steps, or a budget is out of range.
     """
     measure = error or (lambda run: run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)))
     runs = [
-        noise_multiplier_for(TrainingRun(1.0, rate, count, neighbours, slack), epsilon=epsilon, delta=delta)
+        noise_multiplier_for(TrainingRun(1.0, rate, count, neighbours, slack, scheme), epsilon=epsilon, delta=delta)
         for rate, count in product(sampling_rates, steps)
     ]
     if not runs:

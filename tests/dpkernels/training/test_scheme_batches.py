@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,16 @@ import pytest
 from scipy.stats import binom, chi2
 
 import dpkernels as dpk
-from dpkernels.training import allocated_batch, fixed_batch, poisson_capacity, poisson_overflow, random_assignment
+from accountants import guarantee
+from dpkernels.training import (
+    TrainingRun,
+    allocated_batch,
+    fixed_batch,
+    poisson_capacity,
+    poisson_overflow,
+    private_training,
+    random_assignment,
+)
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 
@@ -82,3 +93,37 @@ def test_bad_input():
         fixed_batch(KEY, 10, 11)
     with pytest.raises(ValueError, match=r"steps: 0 is not in"):
         random_assignment(KEY, 10, 0)
+
+
+@pytest.mark.parametrize("scheme", ["random_allocation", "balls_in_bins"])
+def test_a_run_costs_what_its_scheme_costs(scheme):
+    """Its slack is added once for each of its steps."""
+    step = guarantee(dpk.Additive(dpk.Gaussian(2.0)), 1.0)
+    batches = step.balls_in_bins(10, 3) if scheme == "balls_in_bins" else step.random_allocation(10).repeat(3)
+    run = TrainingRun(2.0, 1 / 10, 30, scheme=scheme)
+    slack = replace(run, slack=1e-9)
+    assert run.bracket(epsilon=0.5) == batches.bracket(epsilon=0.5)
+    assert slack.delta(0.5) == pytest.approx(batches.delta(0.5) + 30 * (1 + math.exp(0.5)) * 1e-9, rel=1e-12)
+    assert run.epsilon(1e-5) < slack.epsilon(1e-5)
+    assert run.bracket(epsilon=0.5) != replace(run, scheme="poisson").bracket(epsilon=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling_rate": 0.3}, "sampling_rate: 0.3; the scheme 'random_allocation' needs 1 over the steps"),
+        ({"steps": 45}, "steps: 45 are no whole epochs of 10 steps"),
+        ({"neighbours": "replace"}, "neighbours: 'replace'; the scheme 'random_allocation' is accounted for 'add_remove'"),
+        ({"scheme": "shuffled"}, "scheme: 'shuffled' is not one of balls_in_bins, poisson, random_allocation"),
+    ],
+)
+def test_runs_that_are_not_of_their_scheme_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TrainingRun(1.0, 1 / 10, 40, scheme="random_allocation"), **changes)
+
+
+@pytest.mark.lengthy
+def test_a_plan_of_poisson_samples_is_not_accounted_as_another_scheme():
+    plan = private_training(epsilon=2.0, delta=1e-5, examples=100, batch_size=10, steps=20, parameters=5, clip=1.0)
+    with pytest.raises(ValueError, match="run: its scheme is 'random_allocation'; the batches of a plan are Poisson"):
+        replace(plan, run=replace(plan.run, scheme="random_allocation"))
