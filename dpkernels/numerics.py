@@ -81,8 +81,12 @@ def as_of(value: float, *others: object) -> Real:
 
 
 def like(table: Any, value: Any) -> Any:
-    """Cast a constant to the kind and type of ``value``. JAX keeps one type for a constant, so each has its own."""
-    return namespace(value, table).asarray(table.astype(value.dtype, copy=False))
+    """Cast a constant to the kind and type of ``value``.
+
+    JAX keeps one type for an array of NumPy that programs of both precisions hold, so each program has its own.
+    """
+    xp = namespace(value, table)
+    return xp.asarray(table.astype(value.dtype, copy=xp is jnp))
 
 
 def without_derivative(values: Any) -> Any:

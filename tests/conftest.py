@@ -81,7 +81,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("thorough")
 
 
-WITHOUT_QUICK = {"test_ray.py"}  # A cluster takes ten seconds to start.
+# A cluster takes ten seconds to start; a night is a dozen commands; an audit draws a million reports.
+WITHOUT_QUICK = {"test_ray.py", "test_night.py", "test_audit_releases.py"}
 
 
 def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:

@@ -295,7 +295,7 @@ _MECHANISM = "Default: balanced, which chooses by the budget and prints its choi
 _MISSING = "Empty cells, NA, NaN, null: refuse (default), keep, or drop the row, which reveals where."
 _LEDGER_VARIABLE = "DPKERNELS_LEDGER"
 _LEDGER = "First charge the release to this ledger; refuse a release above its budget."
-_BUDGET = "Budget of a new ledger; DELTA for additive noise."
+_BUDGET = "Budget of a new ledger."
 
 _MORE_COMPARE = """\b
 Examples:

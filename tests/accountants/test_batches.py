@@ -122,7 +122,7 @@ def test_different_people_have_the_largest_guarantee_of_an_entry():
 
 
 def test_guarantees_of_batches_take_a_sensitivity_and_jax_numbers():
-    batch = dpk.gaussian(sigma=np.array([1.0, 2.0]))
+    batch = dpk.Additive(dpk.Gaussian(np.array([1.0, 2.0])))
     with pytest.raises(ValueError, match="sensitivity: None"):
         guarantee(batch)
     given = guarantee(batch, sensitivity=np.array([0.1, 0.1])).epsilon(1e-6)
@@ -219,7 +219,7 @@ def test_the_largest_deviation_is_that_of_all():
     [
         (dpk.laplace(epsilon=1.0), {}, TypeError, "is not a batch"),
         (dpk.duchi(epsilon=np.ones(2), lower=0.0, upper=1.0), {}, TypeError, "is not a batch"),
-        (dpk.gaussian(sigma=np.ones(2)), {"delta": 1e-6}, ValueError, "every query needs one"),
+        (dpk.Additive(dpk.Gaussian(np.ones(2))), {"delta": 1e-6}, ValueError, "every query needs one"),
         (dpk.gaussian(sigma=np.ones(2), sensitivity=1.0), {}, ValueError, "needs a delta above 0"),
         (dpk.laplace(epsilon=np.ones(2)), {"weights": np.ones(3)}, ValueError, "weights: have shape"),
         (dpk.laplace(epsilon=np.ones(2)), {"weights": np.array([1.0, 0.0])}, ValueError, "weights: entry 1 is 0"),

@@ -29,7 +29,7 @@ def rows(m, share=0.37):
 
 def sample(m, x, key=KEY, method="mixture"):
     with jax.enable_x64(True):
-        return np.asarray(m.sample(key, jnp.asarray(x), method))
+        return np.asarray(m.sample(key, jnp.asarray(x), method=method))
 
 
 @pytest.mark.lengthy
