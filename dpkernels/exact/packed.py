@@ -19,6 +19,7 @@ import binascii
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ _SHORTEST = 32  # Shorter lists are left as they are.
 _ORDERS, _LIMIT = range(4), 1 << 64
 _TRIED = 256  # Integers in the middle of a list, for which the order is chosen.
 _MOST_IN_ALL = 1 << 23
+_MOST_REFERRED = 1 << 25  # Of all references: a short form may name one list many times.
 _MOST_BYTES = 10  # Of a distance: below 2^67.
 
 
@@ -127,19 +129,25 @@ def without_references(form: Any, integers: Mapping[str, Any]) -> Any:
     """Return a form of ``with_references`` with its lists; ValueError for integers of another hash, or unused ones."""
     if type(integers) is not dict or not all(type(packed) is dict for packed in integers.values()):
         raise ValueError(f"integers: {brief(integers)} must be an object of packed integers")
-    if sum(integer("integers: count", packed.get("count")) for packed in integers.values()) > _MOST_IN_ALL:
+    # A negative count, which ``unpack`` refuses, must not let the others be too large before.
+    if sum(abs(integer("integers: count", packed.get("count"))) for packed in integers.values()) > _MOST_IN_ALL:
         raise ValueError(f"integers: more than {_MOST_IN_ALL} in all")
     lists = {digest: unpack(packed) for digest, packed in integers.items()}
     if altered := [digest for digest, values in lists.items() if digest_of(values) != digest]:
         raise ValueError(f"integers: those of {brief(altered[0])} have another SHA-256")
-    used = set[str]()
-    form = _resolved(form, lists, used)
+    used = Counter[str]()
+    try:
+        form = _resolved(form, lists, used)
+    except RecursionError as error:
+        raise ValueError("certificates: lists and objects are nested too deeply") from error
     if unused := sorted(lists.keys() - used):
         raise ValueError(f"integers: {brief(unused[0])} is used nowhere")
+    if sum(len(lists[digest]) * count for digest, count in used.items()) > _MOST_REFERRED:
+        raise ValueError(f"integers: their references have more than {_MOST_REFERRED} in all")
     return form
 
 
-def _resolved(form: Any, lists: Mapping[str, list[int]], used: set[str]) -> Any:
+def _resolved(form: Any, lists: Mapping[str, list[int]], used: Counter[str]) -> Any:
     if type(form) is list:
         return [_resolved(value, lists, used) for value in form]
     if type(form) is not dict:
@@ -149,7 +157,7 @@ def _resolved(form: Any, lists: Mapping[str, list[int]], used: set[str]) -> Any:
     digest = form["integers"]
     if type(digest) is not str or digest not in lists:
         raise ValueError(f"integers: {brief(digest)} is missing")
-    used.add(digest)
+    used[digest] += 1
     return lists[digest]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpkernels.exact.packed import _distances, pack, unpack, with_references, without_references
+from dpkernels.exact.packed import _distances, full_certificates, pack, unpack, with_references, without_references
 
 RNG = np.random.default_rng(4)
 TOP = (1 << 64) - 1
@@ -98,3 +98,28 @@ def test_references_name_lists_by_their_hash() -> None:
     ):
         with pytest.raises(ValueError, match=r"integers|count"):
             without_references(packed, forged)
+
+
+def test_a_negative_count_hides_no_others() -> None:
+    """All lists but the last one would be read, and they are gigabytes."""
+    zeros = {"count": 1 << 21, "mirrored": False, "order": 0, "data": _data(b"\0" * (1 << 21))}
+    integers = {f"{at:064}": zeros for at in range(5)} | {"f" * 64: {**zeros, "count": -(1 << 40)}}
+    with pytest.raises(ValueError, match="more than 8388608 in all"):
+        without_references({}, integers)
+
+
+def test_references_do_not_multiply_a_list() -> None:
+    """A text of some kilobytes would be a certificate of gigabytes, whose hash is computed."""
+    integers = dict[str, Any]()
+    reference = with_references([0] * 100_000, integers)
+    with pytest.raises(ValueError, match="more than 33554432 in all"):
+        without_references([reference] * 400, integers)
+
+
+def test_nested_certificates_are_refused() -> None:
+    certificate: Any = {}
+    for _ in range(700):
+        certificate = {"a": certificate}
+    form = {"certificates": {"0" * 64: certificate}, "integers": {}, "columns": []}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        full_certificates(form)
