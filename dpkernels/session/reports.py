@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from dpkernels.bounded_json import integer
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.decimals import rational, shortest
@@ -154,6 +155,8 @@ def _verified(form: Any) -> list[str]:
 def _claim(part: Mapping[str, Any], certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     """Return epsilon and delta of a part, which must be those of its certificate."""
     claim = rational(part["epsilon"]), rational(part["delta"])
+    if min(claim) < 0 or integer("reports", part["reports"]) < 1:
+        raise CertificateError(f"{part['label']}: claims less than nothing, or for {part['reports']} reports")
     if "certificate" in part:
         certificate = certificates.get(part["certificate"])
         if certificate is None:

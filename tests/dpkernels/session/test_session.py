@@ -553,6 +553,9 @@ def test_a_saved_session_is_verified(tmp_path):
     for alter in (
         lambda f: f["releases"][0]["parts"][0].update(epsilon=0.1),
         lambda f: f["releases"][0].update(cost=["0.1", "0"]),
+        lambda f: f["releases"][0]["parts"][0].update(reports=0, epsilon=0.0),
+        lambda f: f["releases"][0]["parts"].append({**f["releases"][0]["parts"][0], "reports": -1, "epsilon": -0.5}),
+        lambda f: f["releases"][1]["parts"][0].update(epsilon=-1.0),
         lambda f: f.update(spent=["1", "0"]),
         lambda f: f["releases"][0]["parts"][0].update(certificate="0" * 64),
         lambda f: next(iter(f["certificates"].values())).update(epsilon=0.01),
