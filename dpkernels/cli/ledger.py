@@ -130,7 +130,7 @@ class LedgerCharge:
     price: Price
     after: LedgerState
     ledger: Ledger = field(repr=False, compare=False)
-    is_resumed: bool = False  # whether a killed run has made it
+    marks: int = 0  # how often the run of the charge was continued
 
     @property
     def entry(self) -> Entry:
@@ -146,7 +146,7 @@ class LedgerCharge:
     def settle(self, error: BaseException, output: Any) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
         charge, why = f"charge {self.entry.id} of {self.entry.amounts}", ""
-        if self.is_resumed:
+        if self.marks:
             why = "a killed run has made it"
         elif not is_independent(error):
             why = "whether such a run fails may depend on the reports"
@@ -154,7 +154,10 @@ class LedgerCharge:
             why = "part of the release may already have been read"
         else:
             try:
-                self.ledger.void(self.entry.id, _VOID_LABEL)
+                if _marks(self.ledger.statement(), self.entry.id):
+                    why = "a copy of the run was continued"
+                else:
+                    self.ledger.void(self.entry.id, _VOID_LABEL)
             except (OSError, LedgerError) as failed:
                 why = f"it could not be voided: {text_of(failed)}"
         if why:
@@ -213,21 +216,28 @@ def resuming(
             raise click.UsageError(
                 f"--resume: charge {number} of {ledger_account.path} is voided, or is for other rows"
             )
-        if _marks(state, number) != charge["marks"]:
-            raise click.UsageError(
-                f"--resume: {ledger_account.path} says that the run was continued or completed after it was killed"
-            )
-        mark(ledger, number)
+        mark(ledger, number, charge["marks"])
     after = replace(state, entries=state.entries[:number])
-    made = LedgerCharge(ledger_account.path, cost, after, ledger, is_resumed=True)
+    made = LedgerCharge(ledger_account.path, cost, after, ledger, charge["marks"] + 1)
     with settling(lambda: made, output):
         stop_if_asked()
         yield made
 
 
-def mark(ledger: Ledger, charge: int) -> None:
-    """Note in a ledger, at no cost, that the run of a charge goes on, or is complete."""
-    ledger.charge(0, 0, _mark(charge))
+def mark(ledger: Ledger, charge: int, marks: int) -> None:
+    """Note in a ledger, at no cost, that the run of a charge goes on, or is complete.
+
+    A click.UsageError says that a copy of the run was continued, since there are not so many marks, or that the charge
+    was voided: at most one copy of a run is ever complete, for a charge that stands.
+    """
+    before = ledger.statement()
+    if _marks(before, charge) == marks and charge not in before.voided:
+        after = ledger.charge(0, 0, _mark(charge))  # Another process may have been there in between.
+        if _marks(after, charge) == marks + 1 and charge not in after.voided:
+            return
+    raise click.UsageError(
+        f"--ledger: {ledger.path} says that the run was continued or completed by another one, or its charge was voided"
+    )
 
 
 def _mark(charge: int) -> str:

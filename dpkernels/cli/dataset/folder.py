@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -25,7 +25,7 @@ from pyarrow import fs
 
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.cli.files.places import Place
-from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
+from dpkernels.cli.interrupts import finished, independent_of_reports, is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.release.output import ClaimedOutput, check_parent, digest, say_swept
 from dpkernels.staging import leftovers, naming, place_folder, renamed_folder, replaced, staged_folder, sweep, to_disk
 
@@ -72,7 +72,7 @@ class LocalFolder(ClaimedOutput):
             try:
                 yield self
             except BaseException as error:
-                # A release whose charge stays can be continued, as after a kill.
+                # A complete release whose charge stays can be continued, as after a kill; see ``drawing``.
                 self._is_left = getattr(error, "keeps_charge", False) and self.is_resumable
                 raise
 
@@ -113,6 +113,22 @@ class LocalFolder(ClaimedOutput):
             if path.name not in {*files, JOURNAL, NOTE}:
                 path.unlink()
         to_disk(self.staging)
+
+    @contextmanager
+    def drawing(self, parts: int) -> Iterator[None]:
+        """Delete a run of so many parts that fails, if the failure may depend on reports that would be drawn again.
+
+        Rows would get other noise until the run succeeds, for one charge, and every failure tells of other reports.
+        """
+        try:
+            yield
+        except BaseException as error:
+            with uninterrupted():
+                may_go_on = is_independent(error) or not self.is_resumable
+                if not may_go_on and sum("name" in entry for entry in self.journal()) < parts:
+                    (self.staging / JOURNAL).unlink()
+                    shutil.rmtree(self.staging, ignore_errors=True)
+            raise
 
     def part(self, name: str, like: Path | None) -> AbstractContextManager[Any]:
         """Yield a new file that gets its name at once when it is complete."""
@@ -164,6 +180,10 @@ class StoreFolder:
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """Keep no journal."""
+
+    def drawing(self, parts: int) -> AbstractContextManager[None]:
+        """Keep no journal."""
+        return nullcontext()
 
     @contextmanager
     def run(self) -> Iterator[Self]:

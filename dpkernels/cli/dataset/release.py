@@ -326,7 +326,8 @@ class DatasetPlan(Plan):
         with super()._charging(output) as charge:
             noted = None if charge is None else {**charge.to_dict(), "marks": 0}
             output.begin(self._description() | {"charge": noted})
-            yield charge
+            with output.drawing(len(self.parts)):
+                yield charge
 
     @contextmanager
     def _resuming(self, output: LocalFolder) -> Iterator[LedgerCharge | None]:
@@ -347,7 +348,8 @@ class DatasetPlan(Plan):
             if charge is not None:
                 output.note({"marks": charge["marks"] + 1})
             self.whole.update((name, _done(entry)) for name, entry in files.items())
-            yield made
+            with output.drawing(len(self.parts)):
+                yield made
 
     def _description(self) -> dict[str, Any]:
         """Return what the parts depend on, in words and numbers that a later run compares."""
@@ -403,7 +405,7 @@ def _identity(part: Part) -> list[Any]:
 def _mark(charge: LedgerCharge | None) -> None:
     """Note in the ledger that a run is complete, so that no copy of an earlier state of it can be continued."""
     if charge is not None:
-        mark(charge.ledger, charge.entry.id)
+        mark(charge.ledger, charge.entry.id, charge.marks)
 
 
 def _done(entry: Mapping[str, Any]) -> Done:

@@ -204,6 +204,74 @@ def test_a_disk_that_was_full_costs_no_second_charge(run: Run, monkeypatch: pyte
     assert Ledger("people.ledger").statement().spent.epsilon == 1
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("more", [[], LEDGER], ids=["no ledger", "ledger"])
+def test_a_failure_that_may_depend_on_reports_is_not_continued(
+    run: Run, monkeypatch: pytest.MonkeyPatch, more: list[str], is_resumed: bool
+) -> None:
+    """Parts would be drawn again until they fit on the disk, for one charge."""
+    if is_resumed:
+        killed(run, monkeypatch, 1, more)
+    else:
+        write(Path("in"), files=FILES, rows=ROWS)
+        Ledger.create("people.ledger", 1.5)
+    note, noted = LocalFolder.note, list[Any]()
+
+    def noting(folder: LocalFolder, entry: Any) -> None:
+        noted.append(entry)
+        if "sha256" in entry and len(noted) > 2:
+            raise OSError(28, "No space left on device")
+        note(folder, entry)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFolder, "note", noting)
+        done = run(*RELEASE, *more, *["--resume"] * is_resumed)
+    assert_refused(done, 1 if more else 5, "No space left on device", *["stays in people.ledger"] * bool(more))
+    assert "--resume" not in done.err
+    assert not list(Path().glob(".dpkernels-*"))
+    assert_refused(run(*RELEASE, *more, "--resume"), 2, "0 killed runs")
+
+
+def _copy_goes_on(_: Any) -> None:
+    Ledger("people.ledger").charge(0, 0, "the run of charge 1 was continued or completed")
+
+
+@pytest.mark.parametrize("meanwhile", [_copy_goes_on, _voided])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_of_a_run_and_its_copy_one_is_complete(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_resumed: bool, meanwhile: Callable[[Any], None]
+) -> None:
+    """A copy of the hidden folder, made while the run goes on, is continued elsewhere, or the run voids its charge."""
+    if is_resumed:
+        killed(run, monkeypatch, 1, LEDGER)
+    else:
+        write(Path("in"), files=FILES, rows=ROWS)
+        Ledger.create("people.ledger", 1.5)
+    commit = LocalFolder.commit
+
+    def committing(folder: LocalFolder, *arguments: Any) -> None:
+        meanwhile(Path())
+        commit(folder, *arguments)
+
+    monkeypatch.setattr(LocalFolder, "commit", committing)
+    done = run(*RELEASE, *LEDGER, *["--resume"] * is_resumed)
+    assert_refused(done, 1, "continued or completed by another one, or its charge was voided")
+    assert not Path("out").exists()
+
+
+def test_a_charge_whose_run_was_copied_is_not_voided(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=FILES, rows=ROWS)
+    Ledger.create("people.ledger", 1.5)
+
+    def interrupted(folder: LocalFolder, *_: Any) -> None:
+        _copy_goes_on(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFolder, "commit", interrupted)
+    assert_refused(run(*RELEASE, *LEDGER), 1, "stays in people.ledger", "a copy of the run was continued")
+    assert Ledger("people.ledger").statement().spent.epsilon == 1
+
+
 def test_what_cannot_be_continued_is_refused(run: Run) -> None:
     write(Path("in"), files=FILES, rows=ROWS)
     assert_refused(run(*RELEASE, "--resume"), 2, "0 killed runs")
