@@ -146,11 +146,11 @@ def private_aggregate(
     clip, multiplier = checks.number("l2_norm_clip", l2_norm_clip), checks.number("noise_multiplier", noise_multiplier)
     checks.within("l2_norm_clip", clip, 1e-20, 1e20)
     checks.within("noise_multiplier", multiplier, *MULTIPLIERS)
-    checks.integer_in("micro_batches", micro_batches, 1, 1 << 20)
+    micro_batches = checks.integer_in("micro_batches", micro_batches, 1, 1 << 20)
     if expected_batch_size is not None:
         checks.positive("expected_batch_size", expected_batch_size)
     if steps is not None:
-        checks.integer_in("steps", steps, 1, (1 << 31) - 1)
+        steps = checks.integer_in("steps", steps, 1, (1 << 31) - 1)
     if micro_batches > 1 and inner is None:
         raise ValueError(
             f"inner: is missing; with {micro_batches} micro-batches give the optimiser here, inner=optax.adam(...), "

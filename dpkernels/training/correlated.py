@@ -53,10 +53,12 @@ class ToeplitzStrategy:
     bands: tuple[int, ...]  #: c_0, c_1, ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", tuple(self.bands))
-        checks.integer_in("bands: their number", len(self.bands), 1, _MOST_BANDS)
-        for band, bound in zip(self.bands, (1 << 16, *self.bands), strict=False):
-            checks.integer_in("bands: one", band, 0, bound)
+        bands = tuple(self.bands)
+        checks.integer_in("bands: their number", len(bands), 1, _MOST_BANDS)
+        pairs = zip(bands, (1 << 16, *bands), strict=False)
+        # As Python's integers, because squares and sums of NumPy's overflow.
+        bands = tuple(checks.integer_in("bands: one", band, 0, bound) for band, bound in pairs)
+        object.__setattr__(self, "bands", bands)
         checks.integer_in("bands: the first", self.bands[0], 1, 1 << 16)
 
     @classmethod
@@ -85,12 +87,13 @@ class ToeplitzStrategy:
             separation: b, the least number of steps from one use of an example to the next one.
             participations: k, the largest number of uses of an example; by default as many as fit.
         """
-        checks.integer_in("steps", steps, 1, 1 << 24)
-        checks.integer_in("separation", separation, 1, 1 << 24)
+        steps = checks.integer_in("steps", steps, 1, 1 << 24)
+        separation = checks.integer_in("separation", separation, 1, 1 << 24)
         most = -(-steps // separation)
-        checks.integer_in("participations", most if participations is None else participations, 1, 1 << 24)
+        if participations is not None:
+            most = min(most, checks.integer_in("participations", participations, 1, 1 << 24))
         columns = [0] * steps
-        for first in range(0, min(most, participations or most) * separation, separation):
+        for first in range(0, most * separation, separation):
             for k, c in enumerate(self.bands[: steps - first]):
                 columns[first + k] += c
         return float_at_least(root_up(Fraction(sum(entry * entry for entry in columns))))

@@ -9,6 +9,7 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy.stats import norm
 
@@ -44,6 +45,14 @@ def test_the_sensitivity_is_the_largest_of_all_participations(strategy):
             if len(uses) <= (most or steps) and (len(uses) < 2 or np.diff(uses).min() >= separation):
                 largest = max(largest, float(np.linalg.norm(matrix @ np.array(signs))))
         assert largest <= strategy.sensitivity(steps, separation, most) <= largest * (1 + 1e-12)
+
+
+def test_integers_of_narrow_types_are_the_same_numbers():
+    """Squares of 8 bits overflow, and so does the place of a column in 16 bits: the sensitivity would be too small."""
+    narrow = ToeplitzStrategy(tuple(np.array(ROOT.bands, np.uint8)))
+    assert repr(narrow) == repr(ROOT)
+    assert narrow.sensitivity(40, 10) == ROOT.sensitivity(40, 10)
+    assert ROOT.sensitivity(np.int16(32_700), np.int16(200)) == ROOT.sensitivity(32_700, 200)
 
 
 def rounded_quotient(number, divisor):
@@ -187,6 +196,12 @@ def test_integers_do_not_overflow():
         strategy = ROOT if rows > 1 else ToeplitzStrategy((1 << 12, 1 << 12))
         with pytest.raises(ValueError, match="may overflow 32-bit integers"):
             check_overflow(rows, noise, strategy, steps)
+    # 2^12 rows in 2^14 micro-batches of a type in which their product overflows.
+    many = private_aggregate(
+        1.0, 64.0, KEY, micro_batches=np.int16(1 << 14), inner=optax.identity(), expected_batch_size=1.0
+    )
+    with pytest.raises(ValueError, match="may overflow 32-bit integers"):
+        many.update({"w": jnp.zeros((1 << 12, 3))}, many.init({"w": jnp.zeros(3)}), mask=True)
 
 
 def test_bad_strategies_are_errors():
