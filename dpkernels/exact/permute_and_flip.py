@@ -37,8 +37,8 @@ _FLIP_STREAM, _MEMBER_STREAM, _FURTHER_STREAM = 27, 28, 29  # 16 to 26 are those
 def permute_and_flip_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.ndarray:
     """Return k different indices, each chosen by permute-and-flip among those that are left, as int64.
 
-    A single choice is never worse than one by the exponential mechanism with the same epsilon, and up to twice as often
-    the best. The arguments are those of ``exponential_top_k``.
+    The expected gap of a single choice is at most that of the exponential mechanism with the same epsilon, and down to
+    half of it. The arguments are those of ``exponential_top_k``.
 
     Guarantee: each choice is eps-DP given the earlier ones, and all together are (k eps)-DP. Neighbouring scores differ
     by 0 to 1 each, all in the same direction; if they may move in both directions, the parameter is 2 eps. Unlike those

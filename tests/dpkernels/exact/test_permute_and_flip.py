@@ -63,6 +63,17 @@ def test_neighbouring_scores_have_near_laws():
     assert worst[2] > 1
 
 
+def test_the_expected_gap_is_from_half_to_all_of_the_exponential_mechanism():
+    """And the best index is chosen at most 1.3 times as often, since (1 - e^-x)/x is at most that times 1/(1 + x)."""
+    for scores in ([5, 0], [5, 0, 0, 0], [4, 0, 3, 1], [2, 2, 2], [1, 0, 0]):
+        gaps = max(scores) - np.array(scores)
+        for epsilon in (0.1, 0.7, 2.0):
+            law, weights = by_rejection(scores, epsilon), np.exp(-epsilon * gaps)
+            exponential = weights / weights.sum()
+            assert exponential @ gaps / 2 - 1e-12 <= law @ gaps <= exponential @ gaps + 1e-12
+            assert 1 - 1e-12 <= law[0] / exponential[0] < 1.3
+
+
 @pytest.mark.parametrize("epsilon", [1e-4, 0.3, 20.0])
 def test_integers_decide_as_floats_do(epsilon, monkeypatch):
     scores = np.random.default_rng(2).integers(0, int(3 / epsilon) + 3, 60)
