@@ -622,16 +622,17 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         xp = namespace(pieces.at)
         fall, loss = xp.abs(pieces.slope), pieces.loss + xp.abs(pieces.slope) * offset
 
-        def density(weight: Any, at: Any) -> tuple[Any, Any, Any]:
-            score = source.score(at)
-            return weight, source.log_prob(at) + score * (top - pieces.at), -direction * score
+        def density(weight: Any, at: Any) -> tuple[Any, Any, Any, Any]:
+            score, log = source.score(at), source.log_prob(at)
+            change = score * (top - pieces.at)
+            return weight, log + change, -direction * score, xp.abs(log) + xp.abs(change)
 
-        p, q = density(pieces.weights[:, 0], pieces.at), density(pieces.weights[:, 1], pieces.at - self.D)
         # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
-        unit, size = xp.finfo(loss.dtype).eps, without_derivative(xp.where(xp.isfinite(p[1]), xp.abs(p[1]), 0.0))
+        weight_p, log_p, r, size_p = density(pieces.weights[:, 0], pieces.at)
+        weight_q, log_q, r_q, size_q = density(pieces.weights[:, 1], pieces.at - self.D)
+        size = xp.maximum(size_p, size_q)
+        unit, size = xp.finfo(loss.dtype).eps, without_derivative(xp.where(xp.isfinite(size), size, 0.0))
         factor = 1 + side * unit * self._units(size)
-
-        (weight_p, log_p, r), (weight_q, log_q, r_q) = p, q
 
         def of_pieces(eps: Real) -> Any:
             eps = eps - side * unit * size

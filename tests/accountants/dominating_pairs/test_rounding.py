@@ -126,6 +126,16 @@ def random_gaussians(kind, count):
         yield law, ratio * sigma, eps
 
 
+def test_laplace_noise_far_narrower_than_its_shift_is_rounded_upwards():
+    """The log density between the knots is a thousand times that at a knot, which is computed from it."""
+    random = np.random.default_rng(8)
+    for scale in (10.0 ** random.uniform(-6, 0, 60)).tolist():
+        release = accountants.guarantee(Additive(Laplace(scale), 1.0))
+        epsilons = np.array([0.0, 0.1, 0.5, 1 - 1e-9]) / scale
+        for eps, delta in zip(epsilons.tolist(), release.delta(epsilons).tolist(), strict=True):
+            assert -mp.expm1((mpf(eps) - 1 / mpf(scale)) / 2) <= delta or delta == 1
+
+
 @pytest.mark.parametrize("kind", ["whole", "recycled", "truncated"])
 @pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
 def test_gaussian_noise_is_rounded_upwards(kind, count):
