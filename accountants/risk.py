@@ -8,7 +8,7 @@ computed from. All numbers bound the best such attack. Neighbours are those of t
 | ``trade_off(alpha)`` | the least type II error of a test with type I error alpha: f in f-DP (Dong, Roth, Su 2022) |
 | ``true_positive_rate(rate)`` | the largest share of members found where this share of others is taken for members |
 | ``advantage()`` | the largest true positive rate minus false positive rate: total variation, delta(0) |
-| ``odds(delta)`` | a factor by which odds change more with probability at most delta; e^epsilon if delta is 0 |
+| ``odds(delta)`` | a factor by which odds grow more with probability at most delta; e^epsilon if delta is 0 |
 | ``posterior(prior, delta)`` | a belief after the release that is exceeded with probability at most delta |
 | ``reconstruction(prior)`` | the largest success of a guess that succeeds with probability prior without the release |
 | ``gaussian_mu()`` | the least mu of a Gaussian mechanism that is no more private, and how much less private it is |
