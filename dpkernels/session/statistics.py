@@ -568,19 +568,23 @@ class Quantiles(_OfColumn):
         return [Fraction(p).limit_denominator(1000) for p in shares if math.isfinite(p)]
 
     @property
-    def _points(self) -> int:
+    def _step(self) -> float | None:
+        """Return the step, or None where private bounds are so wide that they have too many of them."""
         lower, upper = self._ends
-        return (
-            _QUANTILE_STEPS
-            if self.step is None
-            else min(math.floor((upper - lower) / self.step + 1e-9) + 1, _MOST_POINTS - 1)
-        )
+        return None if self.step is None or (upper - lower) / self.step >= _MOST_POINTS else self.step
+
+    @property
+    def _points(self) -> int:
+        (lower, upper), step = self._ends, self._step
+        if step is None:
+            return _QUANTILE_STEPS
+        return min(math.floor((upper - lower) / step + 1e-9) + 1, _MOST_POINTS - 1)
 
     def _values(self, places: np.ndarray) -> np.ndarray:
-        lower, upper = self._ends
-        if self.step is None:
+        (lower, upper), step = self._ends, self._step
+        if step is None:
             return lower + (upper - lower) * (places + 0.5) / _QUANTILE_STEPS
-        return lower + self.step * places
+        return lower + step * places
 
     def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
         """Return those of the counts near the points, of which a person changes at most ``rows``."""
@@ -614,15 +618,15 @@ class Quantiles(_OfColumn):
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
             low, high = np.array([quantile.interval(confidence) for quantile in quantiles()]).T
-            spare = 0.5 if self.step is None else 0.0  # of a place, which stands for a stretch of values
+            spare = 0.5 if self._step is None else 0.0  # of a place, which stands for a stretch of values
             return self._values(np.minimum(low + 1, high) - spare), self._values(high + spare)
 
         return Result(self.title, index, values, bounds, (lower, upper), run.table.kind)
 
     def _places(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        (lower, upper), last = self._ends, self._points - 1
+        (lower, upper), last, step = self._ends, self._points - 1, self._step
         t, missing = scaled(block[self.column], lower, upper)
-        places = np.floor(t * (last + 1)) if self.step is None else np.rint(t * ((upper - lower) / self.step))
+        places = np.floor(t * (last + 1)) if step is None else np.rint(t * ((upper - lower) / step))
         present = ~missing & (codes >= 0)
         return codes[present], np.clip(places[present], 0, last).astype(np.int64)
 

@@ -167,6 +167,14 @@ def test_no_cell_causes_an_error():
         s.mean("age", bounds="private", epsilon=1.0)
 
 
+@pytest.mark.parametrize("step", [1e-9, 1e-300])
+def test_a_step_of_which_private_bounds_have_too_many_is_not_used(step):
+    result = of(epsilon=20).release(Quantiles("age", bounds="private", step=step), epsilon=20)
+    low, high = result.interval()
+    assert abs(result.value - 45) < 2
+    assert low - 0.01 <= np.sort(PEOPLE["age"])[(N - 1) // 2] <= high + 0.01
+
+
 def test_missing_cells_are_left_out_and_infinities_clipped():
     data = {"x": np.array([1.0, np.nan, np.inf, -np.inf, 5.0])}
     s = of(data)
