@@ -539,6 +539,7 @@ class Quantiles(_OfColumn):
     Attributes:
         p: a number, or increasing numbers, in (0, 1).
         step: a number of which values are multiples above ``lower``, such as 1 for ages; by default none is known.
+            It is not used if private bounds have 2^32 of them or more.
         interval_share: the share of the budget for counts between points near the quantiles, from which their intervals
             follow. With 0 the intervals are [lower, upper].
     """
