@@ -113,7 +113,10 @@ def test_a_run_costs_what_its_scheme_costs(scheme):
     [
         ({"sampling_rate": 0.3}, "sampling_rate: 0.3; the scheme 'random_allocation' needs 1 over the steps"),
         ({"steps": 45}, "steps: 45 are no whole epochs of 10 steps"),
-        ({"neighbours": "replace"}, "neighbours: 'replace'; the scheme 'random_allocation' is accounted for 'add_remove'"),
+        (
+            {"neighbours": "replace"},
+            "neighbours: 'replace'; the scheme 'random_allocation' is accounted for 'add_remove'",
+        ),
         ({"scheme": "shuffled"}, "scheme: 'shuffled' is not one of balls_in_bins, poisson, random_allocation"),
     ],
 )
