@@ -178,6 +178,13 @@ class Pieces(NamedTuple):
         return log_p - log_q
 
     @property
+    def size_of_weights(self) -> Any:
+        """Return 0 where both weights are equal, else the size of numbers whose roundings their log ratio has."""
+        xp, (weight_p, weight_q) = namespace(self.weights), self.weights.T
+        logs = xp.abs(xp.log(xp.where(self.weights > 0, self.weights, 1.0))).sum(-1)
+        return xp.where(weight_p == weight_q, 0.0, 2 + logs)
+
+    @property
     def top(self) -> tuple[Real, Real, Real]:
         """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, |top - at|."""
         xp = namespace(self.at)
@@ -630,7 +637,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
         weight_p, log_p, r, size_p = density(pieces.weights[:, 0], pieces.at)
         weight_q, log_q, r_q, size_q = density(pieces.weights[:, 1], pieces.at - self.D)
-        size = xp.maximum(size_p, size_q)
+        size = xp.maximum(size_p, size_q) + pieces.size_of_weights
         unit, size = xp.finfo(loss.dtype).eps, without_derivative(xp.where(xp.isfinite(size), size, 0.0))
         factor = 1 + side * unit * self._units(size)
 
@@ -766,7 +773,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         far, top = xp.where(D < 0, left, -right), xp.where(D < 0, right, -left)
         loss, (weight_p, weight_q) = xp.where(sloped, pieces.loss, 0.0), pieces.weights.T
         size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
-        size = xp.where(size > 0, xp.abs(loss) + a * (size + a), 0.0)
+        size = xp.where(size > 0, xp.abs(loss) + a * (size + a) + pieces.size_of_weights, 0.0)
 
         def of_pieces(eps: RealArray) -> Any:
             xp = namespace(eps, loss)

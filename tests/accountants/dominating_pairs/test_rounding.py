@@ -148,6 +148,13 @@ def test_gaussian_noise_is_rounded_upwards(kind, count):
     assert tried > 0.8 * count
 
 
+def test_an_outside_weight_next_to_1_is_rounded():
+    """The loss of 0.0016 exceeds eps by 0.00009, and is the logarithm of a weight that is known to a unit of 1."""
+    law = Reweighted(Gaussian(96.81509820355095), -118.25768663119565, 159.81906124042163, 0.9984297350233062)
+    D, eps = 0.018867535883297665, np.float64(0.001484302171117412)
+    assert is_upper(shift_profile(law, D, eps), gaussian_delta(law, D, eps), "5e-11")
+
+
 def test_wide_gaussian_noise():
     """The loss hardly exceeds eps: p and e^eps q agree in ten digits."""
     m = Additive(Gaussian(1e5), sensitivity=1.0)
