@@ -84,7 +84,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "whom the rows are about": (lambda form: form["ledger"].update(rows="same-people"), "ledger: charged_rows: "),
     "nobody": (lambda form: form["ledger"].update(rows=None), "ledger: rows: None must say whom"),
     "no output": (lambda form: form.pop("output"), "not the sidecar"),
-    "a column that is missing": (lambda form: form["columns"].pop(), "the file says"),
+    "a column that is missing": (lambda form: form["columns"].pop(), "certificates: "),
 }
 
 

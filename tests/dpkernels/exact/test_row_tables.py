@@ -497,7 +497,7 @@ def test_the_command_releases_and_verifies(name, tmp_path, monkeypatch, capsys):
     np.save("in.npy", np.linspace(-3, 17, 50))
     claim = ["--epsilon", "1", "--lower", "-3", "--upper", "17"]
     claim += [] if name == "optimal" else ["--sensitivity", "10"]
-    assert main(["perturb", "in.npy", "out.npy", "--mechanism", name, *claim]) == 0
+    assert main(["perturb", "in.npy", "out.npy", "--mechanism", name, "--full-certificate", *claim]) == 0
     capsys.readouterr()
     assert main(["certify", "--verify", "out.npy.json"]) == 0
     near = "any two in [-3, 17]" if name == "optimal" else "at most 10 apart, in [-3, 17]"

@@ -136,7 +136,7 @@ def test_jax_quantities_and_samples_of_a_batch(name):
 
 
 def _laplace(key, shape):
-    return np.asarray(dpk.Additive(dpk.Laplace(1.0)).sample(key, np.zeros(shape), "inverse"))
+    return np.asarray(dpk.Additive(dpk.Laplace(1.0)).sample(key, np.zeros(shape), method="inverse"))
 
 
 def _numbers_that_move(batch):
