@@ -472,7 +472,6 @@ def test_a_root_from_the_wrong_side_is_noticed():
             r"kernel: Gaussian\(sigma=1.0\) .* at no q; from 3.73063 times as wide",
         ),
         (lambda: calibrate.budget_recycled(Gaussian, theta=0.0, epsilon=1.0, delta=1e-5), r"theta: 0.* \(0, inf\)"),
-        (lambda: calibrate.gaussian(epsilon=[1.0, 2.0], delta=1e-5), r"epsilon: .* is a list"),
         (lambda: calibrate.budget_recycled(Gaussian, theta=1.0, q=1.0, epsilon=1.0, delta=1e-5), r"q: 1.* \[0, 1\)"),
         (lambda: calibrate.budget_recycled(Gaussian, theta=1.0, q=-0.1, epsilon=1.0, delta=1e-5), r"q: -0.1"),
         (lambda: calibrate.budget_recycled(Gaussian(1.0), theta=1.0, q=0.5, epsilon=1.0, delta=0.1), r"q: 0.5; with"),
@@ -536,3 +535,8 @@ def test_gaussian_constructor_needs_sigma_or_a_budget():
     with pytest.raises(ValueError, match="sigma: missing; give it, or epsilon and delta"):
         dpk.gaussian(epsilon=1.0)
     assert dpk.gaussian(sigma=2.0).sensitivity == 1.0
+
+
+def test_a_list_of_budgets_is_not_an_array_of_them():
+    with pytest.raises(TypeError, match=r"epsilon: \[1.0, 2.0\] is a list; a number or an array is needed"):
+        calibrate.gaussian(epsilon=[1.0, 2.0], delta=1e-5)
