@@ -25,7 +25,7 @@ _MASS, _VALUE = 1e-12, 1e-14
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _MOVED, _UNIT = 1e-9, 2.0**-53
 _LEVEL = 1e-12  # The relative error that is allowed for the level.
-_CHORDS = 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
+_CHORDS = 1e-3, 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
 _LEAST = 1e-310  # More than the mass that products lose below the floats.
 # The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
 _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
