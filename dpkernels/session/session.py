@@ -10,6 +10,7 @@ import secrets
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -460,12 +461,13 @@ def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float
 
     A statistic of a pure budget e is dominated by randomised response with e, whatever it does within.
     """
+    exact = [Fraction(need) for need in needs]  # Quotients of floats could add up to more than 1.
 
     def parts(factor: float) -> list[float]:
-        return [rounded_down(rational(epsilon) * Fraction(need / sum(needs)) * Fraction(factor)) for need in needs]
+        return [rounded_down(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
 
     def fits(factor: float) -> bool:
-        pairs = [(each, parts(factor).count(each)) for each in dict.fromkeys(parts(factor))]
+        pairs = Counter(parts(factor)).items()
         first, *others = (accountants.guarantee(accountants.randomised_response(e)).repeat(n) for e, n in pairs)
         return float(first.compose(*others).epsilon(delta)) <= epsilon * (1 - 1e-12)
 

@@ -49,9 +49,7 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
         budget += f", delta {shortest(total.delta)}"
         realised += f", delta {shortest(total.realised_delta)}"
     lines.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {total.neighbouring}")
-    lines.append(
-        "neighbouring: inputs that the release hardly distinguishes; realised: what the sampled integers attain"
-    )
+    lines.append(_WORDS)
     lines += [f"{name}: {words}" for name, words in _MEANINGS.items() if name in {one.mechanism for one in columns}]
     if total.delta < 1:
         lines.append(_belief(float(total.epsilon), float(total.delta)))
