@@ -66,6 +66,18 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     parameter is 2 eps. The guarantee assumes that the key's generator is indistinguishable from random, and does not
     cover timing.
     """
+    return chosen_in_turn(scores, epsilon, k, lambda left, eps, number: _choose(left, eps, uniform_number(key, number)))
+
+
+def chosen_in_turn(
+    scores: Any, epsilon: float, k: int, choose: Callable[[np.ndarray, Fraction, int], int]
+) -> np.ndarray:
+    """Return k different indices as int64, each by ``choose(scores that are left, eps, number of the choice)``.
+
+    Raises:
+        TypeError: scores are no integers.
+        ValueError: scores, epsilon or k are out of range.
+    """
     checks.within("epsilon", epsilon, *EPSILON_RANGE)
     eps, remaining = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
     low, high = int(remaining.min()), int(remaining.max())
@@ -75,7 +87,7 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     remaining = remaining.astype(np.int64)
     indices, chosen = np.arange(len(remaining)), np.empty(k, np.int64)
     for number in range(k):
-        choice = _choose(remaining, eps, uniform_number(key, number))
+        choice = choose(remaining, eps, number)
         chosen[number] = indices[choice]
         remaining, indices = np.delete(remaining, choice), np.delete(indices, choice)
     return chosen

@@ -18,11 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels import checks
-from dpkernels.decimals import rational
 from dpkernels.exact.choice import (
-    EPSILON_RANGE,
-    LARGEST_SCORE,
+    chosen_in_turn,
     exp_minus,
     float_weights,
     power_interval,
@@ -46,19 +43,9 @@ def permute_and_flip_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> n
     may cost less. The guarantee assumes that the key's generator is indistinguishable from random, and does not cover
     timing.
     """
-    checks.within("epsilon", epsilon, *EPSILON_RANGE)
-    eps, remaining = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
-    low, high = int(remaining.min()), int(remaining.max())
-    if not -LARGEST_SCORE <= low <= high <= LARGEST_SCORE:
-        raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
-    checks.integer_in("k", k, 1, len(remaining))
-    remaining = remaining.astype(np.int64)
-    indices, chosen = np.arange(len(remaining)), np.empty(k, np.int64)
-    for number in range(k):
-        choice = _choose(remaining.max() - remaining, eps, host.fold_in(key, number))
-        chosen[number] = indices[choice]
-        remaining, indices = np.delete(remaining, choice), np.delete(indices, choice)
-    return chosen
+    return chosen_in_turn(
+        scores, epsilon, k, lambda left, eps, number: _choose(left.max() - left, eps, host.fold_in(key, number))
+    )
 
 
 def _choose(gaps: np.ndarray, epsilon: Fraction, key: bytes) -> int:
