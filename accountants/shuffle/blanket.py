@@ -40,7 +40,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
-from dpkernels.numerics import GAUSS_LEGENDRE, like, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, floating, like, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import rising_root
@@ -301,7 +301,7 @@ def _density(m: Windowed, v: Any, middle: Any) -> Any:
 
 def _quadrature(m: Windowed) -> tuple[Any, Any]:
     """Return nodes on [-1, 1] between the distributions' knots (in NumPy also the middle input's), and weights."""
-    reach, bends = 1 - m.width / 2, m.width * m.window.kinks
+    reach, bends = 1 - m.width / 2, m.width * like(m.window.kinks, floating(m.width))
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
     knots = [fixed + 0 * reach, bends - reach, bends + reach, reach - bends]
     xp = namespace(*knots)

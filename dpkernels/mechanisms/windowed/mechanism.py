@@ -18,7 +18,7 @@ from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
-from dpkernels.numerics import Real, RealArray, elementary, floating, namespace, plain, root_or_zero, squared
+from dpkernels.numerics import Real, RealArray, elementary, floating, like, namespace, plain, root_or_zero, squared
 from dpkernels.pytrees import pytree
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
@@ -200,7 +200,8 @@ def distances(v: Real, width: Real) -> tuple[Real, Real]:
 def kinks(window: Window, base: Base, width: Real) -> RealArray:
     """Return the distances from the middle at which an extreme over inputs may have a kink or a jump."""
     xp, reach = namespace(width), 1 - width / 2
-    return xp.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
+    bends = width * like(window.kinks, floating(width))
+    return xp.concatenate([like(base.kinks, bends), reach + bends, bends - reach])
 
 
 def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
