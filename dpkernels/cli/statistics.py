@@ -303,5 +303,5 @@ def verified(path: Path) -> VerifiedSession:
         stated = form["output"].get("sha256") if type(form["output"]) is dict else None
         if stated is None or digest(table) != stated:
             raise CertificateError(f"{table}: is not the table that {path} is for, or is not there")
-        lines.append(f"{table}: SHA-256 verified; its numbers are the declared ones")
+        lines.append(f"{table}: its SHA-256 is the stated one; its numbers are declared, not verified")
     return VerifiedSession(path, lines)

@@ -144,7 +144,8 @@ def _verified(form: Any) -> list[str]:
         if not release["plan"] or release["plan"] not in plans:
             total = plus(total, cost)
         plans |= {release["plan"]} - {0}
-        lines.append(f"{release['statistic']}: {cost}, verified")
+        is_checked = "its cost is declared, its parts are verified" if release["plan"] else "verified"
+        lines.append(f"{release['statistic']}: {cost}, {is_checked}")
     spent = EpsilonDelta(*(parse_amount(text) for text in form["spent"]))
     if total.epsilon > spent.epsilon or total.delta > spent.delta:
         raise CertificateError(f"the releases cost {total}, and {spent} is stated")

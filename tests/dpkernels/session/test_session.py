@@ -557,7 +557,8 @@ def test_a_saved_session_is_verified(tmp_path):
     s.plan([Count(), Count()], epsilon=0.5).release()
     s.save(path := tmp_path / "session.json")
     lines = reports.verify(form := json.loads(path.read_text()))
-    assert any("verified" in line for line in lines)
+    assert sum(line.endswith("verified") for line in lines) >= 3
+    assert sum("its cost is declared" in line for line in lines) == 2  # Those of the plan, which are composed.
     for alter in (
         lambda f: f["releases"][0]["parts"][0].update(epsilon=0.1),
         lambda f: f["releases"][0].update(cost=["0.1", "0"]),
