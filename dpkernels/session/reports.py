@@ -134,23 +134,34 @@ def _verified(form: Any) -> list[str]:
             raise CertificateError(f"certificate {digest[:16]} was altered")
         certificates[digest] = Certificate.from_dict(own)
     total, plans = EpsilonDelta(), set[int]()
+    claims = [_claims(release["parts"], certificates) for release in form["releases"]]
+    of_plans: dict[int, EpsilonDelta] = {}
+    for release, claim in zip(form["releases"], claims, strict=True):
+        of_plans[release["plan"]] = plus(of_plans.get(release["plan"], EpsilonDelta()), claim)
     lines = [f"neighbours: {form['neighbouring']}"]
-    for release in form["releases"]:
+    for release, claim in zip(form["releases"], claims, strict=True):
         cost = EpsilonDelta(*(parse_amount(text) for text in release["cost"]))
-        parts = [_claim(part, certificates) for part in release["parts"]]
-        epsilon, delta = (sum(claims, Fraction(0)) for claims in zip(*parts, strict=True))
-        if not release["plan"] and (epsilon > cost.epsilon or delta > cost.delta):
+        parts = of_plans[release["plan"]] if release["plan"] else claim
+        is_sum = parts.epsilon <= cost.epsilon and parts.delta <= cost.delta
+        if not (is_sum or release["plan"]):
             raise CertificateError(f"{release['statistic']}: its parts have more than its cost of {cost}")
         if not release["plan"] or release["plan"] not in plans:
             total = plus(total, cost)
         plans |= {release["plan"]} - {0}
-        is_checked = "its cost is declared, its parts are verified" if release["plan"] else "verified"
+        is_checked = "verified" if is_sum else "its cost is declared, its parts are verified"  # They are composed.
         lines.append(f"{release['statistic']}: {cost}, {is_checked}")
     spent = EpsilonDelta(*(parse_amount(text) for text in form["spent"]))
     if total.epsilon > spent.epsilon or total.delta > spent.delta:
         raise CertificateError(f"the releases cost {total}, and {spent} is stated")
     costs = "the sum of all costs" if total == spent else f"of which {total} for these; other releases failed"
     return [*lines, f"spent: {spent}, {costs}", f"{len(certificates)} certificates verified"]
+
+
+def _claims(parts: Sequence[Mapping[str, Any]], certificates: Mapping[str, Any]) -> EpsilonDelta:
+    """Return the sum of the claims of parts, of which there is at least one."""
+    claims = [_claim(part, certificates) for part in parts]
+    epsilon, delta = (sum(each, Fraction(0)) for each in zip(*claims, strict=True))
+    return EpsilonDelta(epsilon, delta)
 
 
 def _claim(part: Mapping[str, Any], certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:

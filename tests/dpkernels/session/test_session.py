@@ -558,10 +558,14 @@ def test_a_saved_session_is_verified(tmp_path):
     s.save(path := tmp_path / "session.json")
     lines = reports.verify(form := json.loads(path.read_text()))
     assert sum(line.endswith("verified") for line in lines) >= 3
-    assert sum("its cost is declared" in line for line in lines) == 2  # Those of the plan, which are composed.
+    assert not any("its cost is declared" in line for line in lines)
+    for release in (cheap := json.loads(json.dumps(form)))["releases"][-2:]:
+        release["cost"] = ["0.1", "0"]  # As if the plan were composed.
+    assert sum("its cost is declared" in line for line in reports.verify(cheap)) == 2
     for alter in (
         lambda f: f["releases"][0]["parts"][0].update(epsilon=0.1),
         lambda f: f["releases"][0].update(cost=["0.1", "0"]),
+        lambda f: f["releases"][0].update(parts=[]),
         lambda f: f["releases"][0]["parts"][0].update(reports=0, epsilon=0.0),
         lambda f: f["releases"][0]["parts"].append({**f["releases"][0]["parts"][0], "reports": -1, "epsilon": -0.5}),
         lambda f: f["releases"][1]["parts"][0].update(epsilon=-1.0),
