@@ -79,8 +79,8 @@ ERRORS = {
 budgets = np.linspace(0.25, 5, 39)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharey=True, layout="constrained")
 for axis, d in zip(axes, (5, 20, 266), strict=True):
-    for name, error in ERRORS.items():
-        axis.plot(budgets, [error(eps, d) / dpk.strict_bound(eps, d) for eps in budgets], label=name)
+    for (name, error), line in zip(ERRORS.items(), ("-", "--", ":", "-.", "-"), strict=True):
+        axis.plot(budgets, [error(eps, d) / dpk.strict_bound(eps, d) for eps in budgets], line, label=name)
     axis.set(title=f"{d} categories", xlabel="epsilon", ylim=(0.9, 4))
 axes[0].set_ylabel("mean squared error / strict bound")
 axes[2].legend(frameon=False)
