@@ -89,7 +89,7 @@ def test_corners_of_inexact_lines_cover_the_curve_up_to_the_diagonal():
     [
         guarantee(dpk.laplace(epsilon=1.0)),
         guarantee(dpk.hybrid(epsilon=0.5, lower=0.0, upper=1.0)).repeat(4),
-        pytest.param(guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.05).repeat(50), marks=pytest.mark.lengthy),
+        pytest.param(guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.05).repeat(50), marks=pytest.mark.thorough),
         pytest.param(
             shuffled(dpk.exact_sampler(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 1000),
             marks=pytest.mark.lengthy,
@@ -167,7 +167,7 @@ BATCH = dpk.laplace(epsilon=np.array([0.1, 0.2, 0.1]))
         pytest.param(lambda: guarantee(BATCH, people="different"), marks=pytest.mark.lengthy),
         pytest.param(lambda: shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), 20), marks=pytest.mark.lengthy),
         pytest.param(
-            lambda: guarantee(dpk.laplace(epsilon=1.0)).random_allocation(4).repeat(2), marks=pytest.mark.lengthy
+            lambda: guarantee(dpk.laplace(epsilon=1.0)).random_allocation(4).repeat(2), marks=pytest.mark.thorough
         ),
     ],
     ids=["composed", "batch", "people", "shuffled", "allocation"],

@@ -150,7 +150,7 @@ def test_levels_next_to_the_lowest_one_of_a_sample():
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", [388, 518, 650, 758, 866])
+@pytest.mark.parametrize("seed", [388, 866, *(pytest.param(s, marks=pytest.mark.thorough) for s in (518, 650, 758))])
 def test_guarantees_that_had_no_bracket(seed):
     """Deltas next to the floats, sums of losses above 1e6, losses that only looked rare, and fine lattices."""
     check(seed)

@@ -91,7 +91,7 @@ def test_vmap_jacfwd_and_arrays_of_eps() -> None:
     np.testing.assert_allclose(by_eps, [difference(make(t).delta, e) for e in eps], rtol=1e-6)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_noise_that_is_not_even_has_one_value_and_its_gradient() -> None:
     """The value was that of dynamic programming, and the gradient that of another, larger value."""
 

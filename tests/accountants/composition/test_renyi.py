@@ -156,7 +156,7 @@ def test_infinite_divergences():
     assert made.renyi(1.99) == pytest.approx(math.log(2**-0.99 / 0.01) / 0.99, rel=1e-9)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_derivatives_and_values_of_jax_numbers(x64):
     def value(sigma, order):
         return guarantee(Additive(Gaussian(sigma)), 1.0).subsample(0.1).renyi(order)

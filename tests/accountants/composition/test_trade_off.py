@@ -245,7 +245,7 @@ def random_guarantee(rng):
     return made.repeat(int(10 ** rng.uniform(0, 2)))
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_random_guarantees():
     """Both ends are in order, no line is above the upper end, and the curve is its own inverse."""
     rng, narrow = np.random.default_rng(5), 0

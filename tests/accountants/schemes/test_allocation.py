@@ -203,7 +203,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_monte_carlo():
     """Of 40 means one is more than 6 standard errors off with a probability of about 1e-7."""
     random = np.random.default_rng(7)

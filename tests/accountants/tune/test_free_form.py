@@ -116,7 +116,7 @@ def test_tables_are_saved_and_released():
     assert float(sampler.certificate.worst_variance) == pytest.approx(noise.variance, rel=5e-3)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 @pytest.mark.parametrize(("budget", "variance"), PROTOTYPE, ids=lambda value: str(value))
 def test_no_free_form_is_worse_than_the_prototype(budget, variance):
     epsilon, delta, count, cells = budget
@@ -129,7 +129,7 @@ def test_no_free_form_is_worse_than_the_prototype(budget, variance):
     assert float(sampler.certificate.worst_variance) <= 4 * variance * 1.002
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_a_table_whose_masses_are_below_the_floats_is_not_taken():
     """One descent ends at noise of variance 0.0023, whose delta is 1: less than the best that is possible."""
     free = tune.free_form(epsilon=4.0, delta=1e-6, count=1, cells=12)

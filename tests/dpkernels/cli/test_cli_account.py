@@ -230,7 +230,7 @@ def test_wrong_reports(run: Run, given: list[str], words: str) -> None:
 # What it means for one person.
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 def test_the_risk_is_that_of_the_guarantee(run: Run) -> None:
     given = ["laplace", "--sensitivity", "1", "--epsilon", "0.5", "--reports", "3", "--risk", "--at-delta", "1e-5"]
     done = run("account", *given, "--json", "--plot", "risk.png")

@@ -765,7 +765,10 @@ def test_noise_and_schedule_for_a_budget():
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize(("epsilon", "dimensions", "steps"), [(4.0, 2410, 150), (0.5, 50, 150), (10.0, 1, 1)])
+@pytest.mark.parametrize(
+    ("epsilon", "dimensions", "steps"),
+    [(4.0, 2410, 150), *(pytest.param(*few, marks=pytest.mark.thorough) for few in ((0.5, 50, 150), (10.0, 1, 1)))],
+)
 def test_a_calibrated_run_costs_no_more_than_its_budget_with_all_of_its_slack(epsilon, dimensions, steps):
     overflow, delta = poisson_overflow(1500, 0.1, 240), 1e-5
     run = TrainingRun(1.0, 0.1, steps, slack=overflow)

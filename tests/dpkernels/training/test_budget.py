@@ -300,7 +300,7 @@ def test_bad_budgets_are_errors():
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("neighbours", ["add_remove", "replace"])
+@pytest.mark.parametrize("neighbours", [pytest.param("add_remove", marks=pytest.mark.thorough), "replace"])
 def test_a_plan_has_every_cost_and_no_more_than_its_budget(neighbours):
     """Also by dp_accounting, whose grid rounds upwards."""
     plan = private_training(

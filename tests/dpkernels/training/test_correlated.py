@@ -114,7 +114,7 @@ def test_two_steps_have_the_stated_privacy():
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("neighbours", ["add_remove", "replace"])
+@pytest.mark.parametrize("neighbours", ["add_remove", pytest.param("replace", marks=pytest.mark.thorough)])
 def test_a_run_is_one_gaussian_release(neighbours):
     """From the certificate of a step's noise: its deviation over the sensitivity of all steps, and its distance."""
     run = correlated_run(
