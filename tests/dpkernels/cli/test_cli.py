@@ -37,6 +37,7 @@ from command_helpers import (
     small_pieces,
     write,
 )
+from device_flags import several_devices
 from key_helpers import column_key
 
 import dpkernels as dpk
@@ -79,7 +80,7 @@ def test_reports_of_several_devices_are_those_of_one(tmp_path: Path) -> None:
         "os.urandom = lambda count: bytes(count); sys.exit(main())"
     )
     for devices in (1, 3):
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        flags = several_devices(devices)
         command = [sys.executable, "-c", script, "perturb", "in.csv", f"{devices}.csv", "--column", "age", *AGE]
         subprocess.run(command, check=True, cwd=tmp_path, env=os.environ | {"XLA_FLAGS": flags}, timeout=120)
     assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "3.csv").read_bytes()

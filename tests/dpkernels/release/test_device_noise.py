@@ -142,7 +142,9 @@ def outcome(program, x):
 
 @cache
 def outcomes():
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}", "JAX_PLATFORMS": "cpu"}
+    from device_flags import several_devices  # It is not on the path of the script.
+
+    flags = {"XLA_FLAGS": several_devices(DEVICES), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, __file__]
     return json.loads(subprocess.run(command, env=os.environ | flags, stdout=-1, check=True).stdout)
 

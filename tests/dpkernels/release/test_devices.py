@@ -98,7 +98,9 @@ def released(devices=None):
     if devices is None:
         made = mechanisms()
         return {case: digest(case, x, made[name]) for case, name, x in cases()}
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+    from device_flags import several_devices  # It is not on the path of the script.
+
+    flags = {"XLA_FLAGS": several_devices(devices), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, __file__, str(devices)]
     return json.loads(subprocess.run(command, env=os.environ | flags, stdout=-1, check=True).stdout)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_flags import several_devices
 from exact_registry import EVERY, exact, mechanism, slow_sampler, tables
 from releases import stops
 from scipy import stats
@@ -534,7 +535,7 @@ print(memory("VmHWM") - before - y.nbytes)
 def extra_memory(values, devices):
     """Bytes above input and output that the release of so many float64 values needs at most."""
     command = [sys.executable, "-c", PEAK, str(values)]
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    flags = {"XLA_FLAGS": several_devices(devices)}
     return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | flags).stdout)
 
 

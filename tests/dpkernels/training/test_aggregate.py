@@ -589,7 +589,9 @@ def test_a_killed_run_goes_on_with_the_same_bits():
 @pytest.mark.lengthy
 def test_several_devices_release_the_same_bits():
     """On meshes of either kind of axes, in shard_map and pmap; and no gradient of an example leaves its device."""
-    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    from device_flags import several_devices  # It is not on the path of the program.
+
+    environment = {"XLA_FLAGS": several_devices(4), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", DEVICES], capture_output=True, text=True, env=os.environ | environment, check=False
     )

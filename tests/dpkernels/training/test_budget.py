@@ -130,7 +130,9 @@ for size in (None, 2):
 @pytest.mark.lengthy
 def test_micro_batches_on_several_devices_have_the_same_sums():
     """And only integers, sums of parameters, are sent."""
-    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    from device_flags import several_devices  # It is not on the path of the program.
+
+    environment = {"XLA_FLAGS": several_devices(4), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", DEVICES], capture_output=True, text=True, env=os.environ | environment, check=False
     )
