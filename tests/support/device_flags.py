@@ -1,0 +1,10 @@
+"""Flags of XLA for a test that starts a process of several devices."""
+
+from __future__ import annotations
+
+import os
+
+
+def several_devices(count: int) -> str:
+    """The value of ``XLA_FLAGS`` for so many devices of one CPU, with the flags that the other tests are compiled by."""
+    return f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
