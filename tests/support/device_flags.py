@@ -6,5 +6,5 @@ import os
 
 
 def several_devices(count: int) -> str:
-    """The value of ``XLA_FLAGS`` for so many devices of one CPU, with the flags that the other tests are compiled by."""
+    """The value of ``XLA_FLAGS`` for so many devices of one CPU, compiled as in the other tests."""
     return f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
