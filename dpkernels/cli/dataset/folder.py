@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class LocalFolder(ClaimedOutput):
         left = self._resumable()
         if len(left) != 1:
             raise click.UsageError(f"--resume: {self.target} has {len(left)} killed runs with a journal; one is needed")
+        _check_own(left[0])
         self.staging = renamed_folder(left[0], self.target)
 
     @contextmanager
@@ -160,6 +162,19 @@ class LocalFolder(ClaimedOutput):
             self.visible = True
             place_folder(self.staging, self.target, self._like)
             finished()
+
+
+def _check_own(staging: Path) -> None:
+    """Refuse to continue in a folder that belongs to another user, or that others can write.
+
+    The other user could choose which rows count as complete, and keep a journal of an earlier state of the run.
+    """
+    status = staging.lstat()
+    if status.st_uid != os.geteuid():
+        raise click.UsageError(f"--resume: {staging} is the folder of another user, number {status.st_uid}; remove it")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(status.st_mode):o}"
+        raise click.UsageError(f"--resume: {staging} has the mode {mode}: other users can write there; remove it")
 
 
 @dataclass

@@ -95,6 +95,28 @@ def test_a_killed_run_is_continued(run: Run, monkeypatch: pytest.MonkeyPatch, co
     assert_refused(run(*RELEASE, *more, "--resume"), 2)
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_can_write_is_not_continued(run: Run, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    left = killed(run, monkeypatch, FILES, LEDGER)
+    left.chmod(mode)
+    assert_refused(run(*RELEASE, *LEDGER, "--resume"), 2, "other users can write there")
+    assert left.is_dir()
+    assert Ledger("people.ledger").statement().spent.epsilon == 1
+    left.chmod(0o755)
+    assert run(*RELEASE, *LEDGER, "--resume").code == 0
+
+
+def test_a_folder_of_another_user_is_not_continued(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = killed(run, monkeypatch, FILES, LEDGER)
+    if os.geteuid() == 0:
+        os.chown(left, 12345, -1)
+    else:  # The run is then another user's.
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert_refused(run(*RELEASE, *LEDGER, "--resume"), 2, "the folder of another user")
+    assert left.is_dir()
+    assert not Path("out").exists()
+
+
 def _same_stamp(path: Path) -> None:
     status, text = path.stat(), bytearray(path.read_bytes())
     text[len(text) // 2] ^= 1
