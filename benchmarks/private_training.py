@@ -1,21 +1,26 @@
-"""Processor time of private aggregation with certified noise and with optax's own, and what the noise costs.
+"""Processor time of private aggregation with certified noise and in other libraries, and what the noise costs.
 
-Run ``python -m benchmarks.private_training [--batch 64] [--sizes 2000 100000 1000000] [--times 9]``. Both aggregations
+Run ``python -m benchmarks.private_training [--batch 64] [--sizes 2000 100000 1000000] [--times 9]``. All aggregations
 clip gradients of examples, add them up, add noise and divide. They take turns in one process, and the least time of
-each counts. The second table has the noise by itself. The third one has the distance of the noise from a Gaussian.
+each counts. jax-privacy and Opacus have columns where they are installed. The gradients of examples are given, except
+to jax-privacy, which takes a loss: that of a row is its product with the parameters, so that its gradient is the row.
+Opacus draws its noise with torch's own generator, and not in its secure mode. The second table has the noise by itself.
+The third one has the distance of the noise from a Gaussian.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import dpkernels as dpk
@@ -39,7 +44,7 @@ def least_seconds(runs: dict[str, Callable[[], Any]], times: int) -> dict[str, f
 
 
 def aggregations(size: int, batch: int) -> dict[str, Callable[[], Any]]:
-    """Return compiled updates of so many parameters, which start from the same state every time."""
+    """Return updates of so many parameters, which start from the same state every time; JAX's are compiled."""
     gradients = {"w": jax.random.normal(jax.random.key(1), (batch, size))}
     params = {"w": jnp.zeros(size)}
     ours = private_aggregate(1.0, 1.0, dpk.os_key())
@@ -48,7 +53,58 @@ def aggregations(size: int, batch: int) -> dict[str, Callable[[], Any]]:
         "private_aggregate": (ours.init(params), jax.jit(lambda g, s: ours.update(g, s, mask=True))),
         "optax.contrib": (theirs.init(params), jax.jit(theirs.update)),
     }
-    return {name: partial(update, gradients, state) for name, (state, update) in updates.items()}
+    runs: dict[str, Callable[[], Any]] = {
+        name: partial(update, gradients, state) for name, (state, update) in updates.items()
+    }
+    if installed("jax_privacy"):
+        runs["jax-privacy"] = partial(_jax_privacy(params, batch), gradients)
+    if installed("opacus"):
+        runs["Opacus"] = _opacus(np.asarray(gradients["w"]))
+    return runs
+
+
+@cache
+def installed(package: str) -> bool:
+    """Return whether a package is there; print a line if it is not."""
+    is_there = importlib.util.find_spec(package) is not None
+    if not is_there:
+        print(f"{package} is not installed, so it has no column\n")
+    return is_there
+
+
+def _jax_privacy(params: Any, batch: int) -> Callable[[Any], Any]:
+    """Return the compiled update of jax-privacy with Gaussian noise."""
+    from jax_privacy import clipping, noise_addition
+
+    clipped = clipping.clipped_grad(
+        lambda params, row: (params["w"] * row["w"]).sum(), l2_clip_norm=1.0, normalize_by=batch, keep_batch_dim=False
+    )
+    noise = noise_addition.gaussian_privatizer(stddev=1 / batch, prng_key=jax.random.key(2))
+    state = noise.init(params)
+    update = jax.jit(lambda gradients, state: noise.update(clipped(params, gradients), state))
+    return lambda gradients: update(gradients, state)
+
+
+def _opacus(gradients: np.ndarray) -> Callable[[], Any]:
+    """Return the aggregation of Opacus's optimiser, whose result is the gradient of its parameter."""
+    import torch
+    from opacus.optimizers import DPOptimizer
+
+    batch, size = gradients.shape
+    parameter, rows = torch.nn.Parameter(torch.zeros(size)), torch.tensor(gradients)
+    optimiser = DPOptimizer(
+        torch.optim.SGD([parameter], lr=1.0), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
+    )
+
+    def run() -> None:
+        # A new view of the rows, because an optimiser marks those that it has used.
+        parameter.grad_sample, parameter.summed_grad = rows.detach(), None
+        with torch.no_grad():
+            optimiser.clip_and_accumulate()
+            optimiser.add_noise()
+            optimiser.scale_grad()
+
+    return run
 
 
 def noises(size: int) -> dict[str, Callable[[], Any]]:
@@ -66,14 +122,14 @@ def noises(size: int) -> dict[str, Callable[[], Any]]:
 
 
 def timed(runs_of: Callable[[int], dict[str, Callable[[], Any]]], sizes: Iterable[int], times: int) -> str:
-    """Return a table of processor times, in relation to the last one."""
+    """Return a table of processor times, and of their ratios to the second one."""
     rows, names = [], []
     for size in sizes:
         least = least_seconds(runs_of(size), times)
         names = list(least)
-        first, last = (least[name] for name in names)
-        rows.append([str(size), f"{1e3 * first:.2f}", f"{1e3 * last:.2f}", f"{first / last:.2f}"])
-    return markdown(["parameters", *(f"{name}, ms" for name in names), "ratio"], rows)
+        unit = least[names[1]]
+        rows.append([str(size), *(f"{1e3 * least[name]:.2f} ({least[name] / unit:.2f})" for name in names)])
+    return markdown(["parameters", *(f"{name}, ms" for name in names)], rows)
 
 
 def distances(sizes: Iterable[int]) -> str:
@@ -95,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 100_000, 1_000_000])
     parser.add_argument("--times", type=int, default=9)
     given = parser.parse_args(arguments)
-    print(f"{given.batch} examples. {machine('optax')}\n")
+    print(f"{given.batch} examples. {machine('optax', 'jax-privacy', 'opacus', 'torch')}\n")
     print(timed(lambda size: aggregations(size, given.batch), given.sizes, given.times), end="\n\n")
     print(timed(noises, given.sizes, given.times), end="\n\n")
     print(distances([*given.sizes, 10**8]))
