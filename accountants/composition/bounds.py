@@ -32,7 +32,7 @@ from accountants.composition.cells import (
 )
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import GREATEST_TILT, LossTuple, RepeatedLoss, RepeatedReleases
-from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly
+from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly, stages_of
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
@@ -57,7 +57,6 @@ _NOISE = 2e-6  # The relative width from which on errors of transforms are avoid
 _MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
 _NOISY = 3.0  # How much wider than by these errors a bracket is refined.
 _OF_TAILS, _INTEGRATED = 3, 8  # For how many points one counts whose masses are differences of tails, or integrals.
-_MOST_COUNT = 60  # More reports than this are composed in stages.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _MOST_TILTED = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
 _WIDEST, _FARTHEST = 1.0, 1e300  # The largest step, and the largest eps that is looked for.
@@ -514,7 +513,7 @@ class _Estimate:
         self.is_staged = _REACH * math.sqrt(variance) + reach > _MOST_UNSTAGED * step
         if not self.is_staged:
             return min(max(step, 1e-14), _WIDEST)
-        stages = _stages(most)
+        stages = stages_of(most)
         step /= math.sqrt(1 + stages)
         if any(self._window(term, step, RATIO**stages, (-np.inf, np.inf)) for term in terms if stages):
             # A mixture has further losses on the last grid.
@@ -531,7 +530,7 @@ class _Estimate:
     def bounds(self, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
-        stages = _stages(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
+        stages = stages_of(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
         if direction.lattice is not None and self.is_on_lattice:
             step, stages = direction.lattice, 0
         elif direction.gap:  # The two heaviest atoms and their midpoint can be on all grids.
@@ -628,13 +627,6 @@ class _Estimate:
         if whole < _LONG * step or high - low > whole / _NARROWER:
             return None
         return low - ratio * step, high + ratio * step
-
-
-def _stages(count: int) -> int:
-    stages = 0
-    while count > _MOST_COUNT:
-        count, stages = count // BLOCK, stages + 1
-    return stages
 
 
 # Questions

@@ -102,18 +102,24 @@ def below(cells: Cells, step: float, count: int) -> Masses:
 
 
 @proven("brackets#proof-of-3-below")
-def contracted(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) -> np.ndarray:
+def contracted(
+    p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0, *, is_linear: bool = False
+) -> np.ndarray:
     """Return the masses at grid points of groups, from those of half cells.
 
     Mass p of a half cell at k h that stays adds its gain p - e^(k h) q to the group at k. Mass that joins the group at
     k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. Lower halves stay and upper halves move, as far
     as the gains allow. A group that then has too much gain takes a share of the group below it, and one that has too
     little takes a share of the group above it, so that its mean of p/q is that of the grid point.
+
+    If it is linear, means are those of the loss l itself: the gain of mass p of a half cell is p (l - k h), and its
+    cost p ((k + 1) h - l).
     """
-    grown, down = np.exp(step), 1 / growth
-    cost = np.maximum(p * np.expm1(step) - gain * grown, 0.0) * growth
+    grown, down = 1.0 if is_linear else np.exp(step), 1 / growth
+    rise, fall = (step, step) if is_linear else (np.expm1(step), -np.expm1(-step))
+    cost = np.maximum(p * rise - gain * grown, 0.0) * growth
     # Where there is nothing below that a group could take, as next to the lowest loss, lower halves move as well.
-    supply = _GIVEN / 2 * np.expm1(step) * growth * np.append(0.0, _sum(p)[:-1])
+    supply = _GIVEN / 2 * rise * growth * np.append(0.0, _sum(p)[:-1])
     spare = gain[:, 0] - np.append(0.0, cost[:-1, 1]) - supply
     up = np.maximum(spare, 0.0) / np.maximum(gain[:, 0], 1e-300)
     (p_low, p_high), (gain_low, gain_high), (_, cost_high) = (
@@ -124,14 +130,14 @@ def contracted(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0
         *(np.append(gain_low, 0.0), np.append(0.0, cost_high)),
     )
     # What of the upper halves can move, if shares of the lower halves above may be taken.
-    gains_below = (-np.expm1(-step) * lower + gains / grown) * down
+    gains_below = (fall * lower + gains / grown) * down
     allowed = gains + _TAKEN * np.append(gains_below[1:], 0.0)
     moves = np.minimum(allowed / np.maximum(costs, 1e-300), 1.0)
     stays = np.append((1 - moves[1:]), 0.0)
     mass = lower + upper * moves * growth + np.append(p_high, 0.0) * stays
     net = gains + np.append(gain_high, 0.0) * stays - costs * moves
     # The gain, at the grid point below or above, of all mass of a group; and the share of it that is taken there.
-    at_below, at_above = -np.expm1(-step) * mass + net / grown, np.expm1(step) * mass - net * grown
+    at_below, at_above = fall * mass + net / grown, rise * mass - net * grown
     from_above = np.maximum(-net, 0.0) / np.maximum(np.append(at_below[1:], 0.0) * down, 1e-300)
     from_above = np.minimum(from_above, 0.5)
 
@@ -169,17 +175,21 @@ def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
 
 @proven("sums#proof")
 def coarsened(
-    g: np.ndarray, first: int, step: float, tilt: float, side: int, ratio: int = RATIO
+    g: np.ndarray, first: int, step: float, tilt: float, side: int, ratio: int = RATIO, *, is_linear: bool = False
 ) -> tuple[np.ndarray, int]:
-    """Return tilted masses on a grid of ``ratio`` steps, spread (side 1) or contracted (side -1); and their first k."""
+    """Return tilted masses on a grid of ``ratio`` steps, spread (side 1) or contracted (side -1); and their first k.
+
+    Both keep the mean of p/q = e^l, or, if it is linear, that of l.
+    """
     before, start = first % ratio, first // ratio
     cells = np.pad(g, (before, -(before + len(g)) % ratio)).reshape(-1, ratio)
     above_start = step * np.arange(ratio)
-    mass, gain, growth = np.exp(-tilt * above_start), -np.expm1(-above_start), np.exp(tilt * step * ratio)
+    mass, growth = np.exp(-tilt * above_start), np.exp(tilt * step * ratio)
+    gain, whole = (above_start, ratio * step) if is_linear else (-np.expm1(-above_start), -np.expm1(-ratio * step))
     if side > 0:
-        up = gain / -np.expm1(-ratio * step)
+        up = gain / whole
         return np.append(cells @ (mass * (1 - up)), 0.0) + np.append(0.0, cells @ (mass * up * growth)), start
     # Of an odd number of points none is in the middle.
     half = (np.arange(ratio)[:, None] > ratio / 2) == np.array([False, True])
     p, gains = cells @ (mass[:, None] * half), cells @ ((mass * gain)[:, None] * half)
-    return contracted(p, gains, ratio * step, growth), start
+    return contracted(p, gains, ratio * step, growth, is_linear=is_linear), start

@@ -44,6 +44,18 @@ _MIXING = 2.0**-40  # More than the relative rounding errors of a test that reje
 _MOST_RARE = 60  # The most rare losses of a sum.
 
 
+# More reports than this are composed in stages.
+_MOST_COUNT = 60
+
+
+def stages_of(count: int) -> int:
+    """Return the number of stages for so many reports of one kind."""
+    stages = 0
+    while count > _MOST_COUNT:
+        count, stages = count // BLOCK, stages + 1
+    return stages
+
+
 class NotRareError(TooManyPointsError):
     """Losses outside of a window are too many for a mixture over their number."""
 
@@ -173,10 +185,13 @@ class ComposedBounds:
 
 
 @proven("sums#proof")
-def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0) -> ComposedBounds:
+def compose(
+    parts: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0, *, is_linear: bool = False
+) -> ComposedBounds:
     """Return the distribution of the sum of independent losses, on a grid of at most 2^21 points.
 
-    With stages it is an upper (side 1) or lower (side -1) bound of that distribution.
+    With stages it is an upper (side 1) or lower (side -1) bound of that distribution, in the convex order of e^l under
+    q, or, if it is linear, in that of the losses l themselves.
     """
     from scipy import fft  # Imported on use: it takes 0.1 s.
 
@@ -202,7 +217,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float, side: int = 0, st
         for part in now:
             whole, rest = divmod(part.count, BLOCK)
             sizes = {size: count for size, count in ((BLOCK, whole), (rest, 1)) if size * count}
-            blocks = _blocks(part, list(sizes), step, tilt, side, negligible / total)
+            blocks = _blocks(part, list(sizes), step, tilt, side, negligible / total, is_linear=is_linear)
             for (block, error), count in zip(blocks, sizes.values(), strict=True):
                 coming.append(replace(block, count=count))
                 lost += count * error
@@ -565,6 +580,8 @@ def _blocks(
     side: int,
     negligible: float,
     ratio: int = RATIO,
+    *,
+    is_linear: bool = False,
 ) -> list[tuple[_Tilted, float]]:
     """Return sums of so many reports on a coarser grid, and bounds on the tilted mass at wrong places."""
     from scipy import fft
@@ -585,7 +602,7 @@ def _blocks(
         g = np.maximum(np.roll(fft.irfft(whole, length), -(lowest % length)), 0.0)
         error = size * eta * (_SECOND_ORDER * _whole_norm(before) + 1e-3 ** (size - 1) * math.sqrt(length))
         error += (8 * UNIT * size + eta) * _whole_norm(whole) + outside
-        mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio)
+        mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
         total = float(mass.sum())
         log_scale, rounding = size * part.log_scale + math.log(total), size * part.rounding + 16 * UNIT
         block = _Tilted(mass / total, first, log_scale, 1, rounding, part.stage + 1, math.log(total))

@@ -8,13 +8,16 @@ outcome. A bound over many pairs has the pairs' maximum of E(L - t)_+ at some t,
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from accountants.composition.bounds import ComposedBounds, Masses, compose
+from accountants.composition.cells import TooManyPointsError
+from accountants.composition.masses import RATIO, Masses
+from accountants.composition.sums import BLOCK, ComposedBounds, compose, stages_of
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, conservative_root
@@ -29,10 +32,13 @@ _CHORDS = 1e-3, 1e-2, 1e-1  # How far below the level, as a share of it, chords 
 _LEAST = 1e-310  # More than the mass that products lose below the floats.
 # The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
 _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
-# The numbers of points of the grids over the sum, the width of a grid in deviations of the sum, and the relative width
-# of a bound that is enough. A grid four times as fine gains a sixteenth of the gain before. All finer grids together
-# gain less than a seventh.
-_GRIDS, _SPAN, _WIDTH, _FINER = tuple(1 << j for j in range(12, 23, 2)), 24.0, 9e-5, 1 / 7
+# The relative error of a bound by its grids. Sums of few reports may have few outcomes, and then the error is that of
+# the outcome at 0, of first order in the step.
+_ERROR, _ERROR_OF_FEW = 1e-5, 5e-7
+_LEAST_POINTS = 64.0  # The least points of the last grid in a deviation of the sum.
+_COARSER_GRIDS = 12  # How many coarser grids are tried, each with half of the points of the one before.
+# The grids of a lower bound: how many, how much finer each one is, and the gain by the last one that is small.
+_FINER_GRIDS, _FINER, _NARROW_ENOUGH = 2, 5.0, 1e-3
 _NARROW = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
 _CELLS = 1 << 20  # The most points of one distribution on a grid.
 _DOTS = np.linspace(0.0, 1.0, 257)
@@ -127,7 +133,7 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
     k = np.floor(place).astype(np.int64)
     size = int(k[-1] - k[0]) + 2
     if size > _CELLS:
-        raise ValueError(f"values need {size} points at this step; at most {_CELLS} are used")
+        raise TooManyPointsError(f"values need {size} points at this step; at most {_CELLS} are used")
     return k, int(k[0]), size
 
 
@@ -192,21 +198,54 @@ def _bound(one: LossSum, n: int, side: int) -> float:
         part = parts[0][0]
         value = np.maximum(part.value + side * part.slack, 0.0) @ part.mass
         return float(value * (1 + side * _MASS * n))
-    (c, deviation), best = _tilt(one, n), math.inf if side > 0 else 0.0
-    place = _split_upwards if side > 0 else _lowered
-    for points in _GRIDS:
-        step = _SPAN * deviation / points
-        try:
-            total = _positive_part(
-                compose([place(part, step, count) for part, count in parts], step, min(c, _STEEPEST / step)), side
-            )
-        except (ValueError, MemoryError):  # The grid is too large.
+    grids = _Grids(parts, *_tilt(one, n), side)
+    error = _ERROR if stages_of(max(count for _, count in parts)) else _ERROR_OF_FEW
+    if side > 0:
+        return grids.bound(error)
+    # Where outcomes are sparse, a polygon on a grid loses more than its square.
+    best = 0.0
+    for _ in range(_FINER_GRIDS):
+        before, best = best, max(best, grids.bound(error, coarser=0 if best else _COARSER_GRIDS))
+        if best - before <= _NARROW_ENOUGH * best:
             break
-        done = 0 < best < math.inf and _FINER * abs(total - best) <= _WIDTH / 4 * best
-        best = min(best, total) if side > 0 else max(best, total)
-        if done:
-            break
+        error /= _FINER**2
     return best
+
+
+@dataclass(frozen=True)
+class _Grids:
+    """Bounds of E[S_+] of the sum of some parts, on grids of a given error."""
+
+    parts: list[tuple[LossSum, int]]
+    tilt: float
+    deviation: float  # That of the tilted sum.
+    side: int
+
+    def bound(self, error: float, coarser: int = _COARSER_GRIDS) -> float:
+        """Return the bound on the grid with about this relative error, or on one that is at most 2^coarser as coarse.
+
+        It is trivial if all of these grids are too large. A cell adds up to a sixth of its square to the variance in
+        the mean, and the tilted sum grows by c^2 / 2 of that.
+        """
+        counts = [count for _, count in self.parts]
+        stages = stages_of(max(counts))
+        step = math.sqrt(12 * error / ((1 + stages) * sum(counts))) / self.tilt
+        step = min(step, self.deviation / _LEAST_POINTS / RATIO**stages)
+        for _ in range(coarser + 1):
+            with contextlib.suppress(TooManyPointsError, MemoryError):
+                masses = [self._masses(part, step, count, max(counts), stages) for part, count in self.parts]
+                tilt = min(self.tilt, _STEEPEST / (step * RATIO**stages))
+                return _positive_part(compose(masses, step, tilt, self.side, stages, is_linear=True), self.side)
+            step *= 2
+        return math.inf if self.side > 0 else 0.0
+
+    def _masses(self, part: LossSum, step: float, count: int, most: int, stages: int) -> Masses:
+        """Return the masses of a part, which few reports enter at a later stage on its coarser grid."""
+        stage = 0
+        while stage < stages and count * BLOCK ** (stage + 1) <= most:
+            stage += 1
+        place = _split_upwards if self.side > 0 else _lowered
+        return replace(place(part, step * RATIO**stage, count), stage=stage)
 
 
 def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:

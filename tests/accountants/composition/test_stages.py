@@ -106,6 +106,55 @@ def test_what_a_stage_loses_is_counted(monkeypatch):
     assert not bare[1].delta(6.0, -1) <= exact(6.0) <= bare[0].delta(6.0, 1)
 
 
+def stop_loss(values, mass, t):
+    return np.maximum(values - t[:, None], 0.0) @ mass
+
+
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_linear_stage_keeps_the_mean_of_losses(seed, side):
+    """E(L - t)_+ is nowhere moved to the other side; in the order of ratios, that of guarantees, a mean changes."""
+    step, part = 0.3, reports(seed, 200)
+    grid = step * (part.first + np.arange(200.0))
+    smooth = part.mass.mean() + part.mass
+    smooth *= np.exp(-((np.arange(200.0) - 100) ** 2) / 800)
+    part = replace(part, mass=smooth / smooth.sum())
+    t = np.linspace(grid[0] - 1, grid[-1] + 1, 1001)
+    results = {}
+    for is_linear in (True, False):
+        mass, first = masses.coarsened(part.mass, part.first, step, 0.0, side, is_linear=is_linear)
+        results[is_linear] = masses.RATIO * step * (first + np.arange(float(len(mass)))), mass
+    off = side * (stop_loss(*results[True], t) - stop_loss(grid, part.mass, t))
+    assert off.min() >= -1e-12
+    assert off.max() > 1e-3
+    means = {is_linear: values @ mass - grid @ part.mass for is_linear, (values, mass) in results.items()}
+    assert (-1e-12 if side > 0 else -0.02 * step) <= means[True] <= 1e-12  # A contraction may have nothing to take.
+    assert abs(means[False]) > 0.4 * step
+
+
+def test_sums_in_linear_stages_are_around_the_sum():
+    """Losses on the grid, whose sum one transform gives but for its errors; stages of the wrong side are seen."""
+    part = replace(reports(1), count=2000)
+    step, tilt = 0.02, 0.6
+    sums_of = {
+        (side, stages): compose([part], step, tilt, side, stages, is_linear=True)
+        for side in (1, -1)
+        for stages in (0, 1, 2)
+    }
+
+    def positive_part(total, threshold):
+        return float(np.exp(total.log_scale - tilt * total.loss) * total.g @ np.maximum(total.loss - threshold, 0.0))
+
+    mean = 2000 * step * float(part.mass @ (part.first + np.arange(40.0)))
+    for threshold in (mean, mean + 5.0):
+        truth = positive_part(sums_of[1, 0], threshold)
+        for stages in (1, 2):
+            low, high = (positive_part(sums_of[side, stages], threshold) for side in (-1, 1))
+            assert low < truth * (1 - 1e-7)
+            assert truth * (1 + 1e-7) < high
+            assert high - low <= 0.02 * truth
+
+
 @pytest.mark.lengthy
 def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     """The brackets intersect; of fewer rare losses than there are, the upper bound counts the rest as lost."""
