@@ -58,7 +58,7 @@ def shuffled_categories(
         return float(member(size).mean_squared_error(n))
 
     if sizes is not None:
-        if not sizes:
+        if len(sizes) == 0:
             raise ValueError("sizes: are none; at least one is needed")
         return member(min((checks.integer_in("sizes", size, 1, d - 1) for size in sizes), key=error))
     size = min((1 << power for power in range(max(1, (d // 2).bit_length()))), key=error)

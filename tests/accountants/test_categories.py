@@ -127,7 +127,7 @@ def test_the_size_behind_a_shuffler_is_the_best_of_all(categories, epsilon, n):
 
 def test_sizes_behind_a_shuffler_are_checked():
     target = {"epsilon": 0.5, "delta": 1e-6, "n": 2000}
-    for sizes, words in (([], "at least one"), ([5], "sizes: 5"), ([0], "sizes: 0")):
+    for sizes, words in (([], "at least one"), ([5], "sizes: 5"), (np.array([1, 0]), "sizes: 0")):
         with pytest.raises(ValueError, match=words):
             tune.shuffled_categories(5, **target, sizes=sizes)
     with pytest.raises(ValueError, match="already have epsilon"):
