@@ -10,11 +10,9 @@ else is uniform, and no probability is rounded:
 So the ratio of a report's probabilities given two categories is (T/(2^64 - T)) (d - k)/k at most, with the d blocks or
 categories of which a report names k; and k = 1 for blocks. Certificates compare this fraction with e^epsilon.
 
-A uniform set of j of m slots is drawn slot by slot (Fan, Muller and Rezucha 1962): slot i is taken with probability
-(those still needed)/(m - i). A word of 16 or 32 bits decides it without rounding, after words above the largest
-multiple of m - i have been drawn again. This does not read the value. The slots are the categories other than the last
-one; in the end the bits of the true and of the last category are exchanged, and the true one's bit is set or cleared.
-The set is thus uniform over the other categories, and the time does not depend on the value.
+Slots are the categories other than the last one, and ``uniform_sets`` draws a set of them without reading the value. In
+the end the bits of the true and of the last category are exchanged, and the true one's bit is set or cleared. The set
+is thus uniform over the other categories, and the time does not depend on the value.
 """
 
 from __future__ import annotations
@@ -42,6 +40,7 @@ from dpkernels.exact.certificate import (
     exp_lower_bound,
     log_upper_bound,
 )
+from dpkernels.exact.uniform_sets import UniformSets, uniform_sets
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.galois import field, is_field
@@ -49,11 +48,10 @@ from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 from dpkernels.proven import proven
 from dpkernels.random import host
 
-# Streams of a release's key; 16 to 20 are those of ``sampler`` and ``choice``.
-RESPONSE_STREAM, DIRECTION_STREAM, SET_STREAM = 21, 22, 23
+# Streams of a release's key; 16 to 20 are those of ``sampler`` and ``choice``. 23 is that of earlier versions.
+RESPONSE_STREAM, DIRECTION_STREAM, SET_STREAM = 21, 22, 30
 
 BITS = 64  # of the word that decides whether a report supports the true category
-_MOST_SLOTS = 1 << 12  # Words of 16 bits decide up to this number of slots; beyond too many are drawn again.
 _MOST_ENUMERATED = 1 << 20  # entries of an exact channel
 
 
@@ -280,6 +278,8 @@ class CategorySampler(abc.ABC):
     # Rows whose noise is drawn together: a part of a release that begins at a multiple of it wastes none.
     rows: ClassVar[int] = 1 << 16
     is_categorical: ClassVar[bool] = True
+    # The number of the way in which reports follow from a key, if it has changed: versions differ in these reports.
+    drawing: ClassVar[int | None] = None
 
     @property
     def most_rows(self) -> int:
@@ -334,35 +334,37 @@ class BlockSampler(CategorySampler):
 class SetSampler(CategorySampler):
     """The sampler of subset selection with sets of two or more."""
 
-    @cached_property
+    drawing = 2
+
+    @property
+    def _sets(self) -> UniformSets:
+        return uniform_sets(self.mechanism.categories - 1)
+
+    @property
     def rows(self) -> int:  # type: ignore[override]
-        """Return how many rows draw their sets together: about 2^22 words."""
-        return 1 << min(14, max(6, 23 - (self.mechanism.categories - 1).bit_length()))
+        """Return how many rows draw their sets together."""
+        return self._sets.rows
 
     @property
     def most_rows(self) -> int:
-        return min(1 << 62, (1 << 70) // (self._word.itemsize * self.mechanism.categories) - self.rows)
-
-    @cached_property
-    def _word(self) -> np.dtype:
-        return np.dtype("<u2" if self.mechanism.categories <= _MOST_SLOTS else "<u4")
-
-    @cached_property
-    def _slot_units(self) -> np.ndarray:
-        """Return for every slot how many words stand for one of the slots that are left."""
-        left = np.arange(self.mechanism.categories - 1, 0, -1, dtype=np.uint64)
-        return (np.uint64(np.iinfo(self._word).max) // left).astype(self._word)
+        return min(1 << 62, ((1 << 64) // self._sets.blocks - 1) * self.rows)
 
     def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
-        out = np.empty((len(codes), *self.mechanism.report_shape), np.uint8)
-        end, rows = start + len(codes), self.rows
+        (width,) = self.mechanism.report_shape
+        words = -(-width // 2)  # of 16 bits
+        out = np.empty((len(codes), 2 * words), np.uint8)
+        source, rows, end = host.Keystream(key), self.rows, start + len(codes)
         for block in range(start // rows, -(-end // rows)):
             low, high = max(start, block * rows), min(end, (block + 1) * rows)
-            inside = slice(low - block * rows, high - block * rows)
+            place, inside = slice(low - start, high - start), slice(low - block * rows, high - block * rows)
             has_true = self._has_true(stream_words(key, RESPONSE_STREAM, block * rows, rows))
-            sets = self._uniform_sets(key, block, has_true)[inside]
-            out[low - start : high - start] = self._placed(sets, has_true[inside], codes[low - start : high - start])
-        return out
+            # The sets of a whole block are drawn where they are returned.
+            sets = out[place] if high - low == rows else np.empty((rows, 2 * words), np.uint8)
+            self._sets.draw(
+                source, SET_STREAM, block, self.mechanism.size - has_true.astype(np.uint16), sets.view("<u2")
+            )
+            out[place] = self._placed(sets[inside], has_true[inside], codes[place])
+        return out if width == 2 * words else np.ascontiguousarray(out[:, :width])
 
     def _placed(self, sets: np.ndarray, has_true: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Exchange the bits of the true and the last category, and set the true one's bit where it is in the set."""
@@ -374,64 +376,6 @@ class SetSampler(CategorySampler):
         flat[at] = byte & ~(np.uint8(1) << bit) | own << bit
         sets[:, last >> 3] |= moved << np.uint8(last & 7)
         return sets
-
-    def _uniform_sets(self, key: bytes, block: int, has_true: np.ndarray) -> np.ndarray:
-        """Return uniform sets of k - 1 slots, where the true category is in the set, or of k, as bits of bytes."""
-        source, rows, word = host.Keystream(key), self.rows, self._word
-        slots = self.mechanism.categories - 1
-        first = block * (slots * rows * word.itemsize // 64)
-        words = np.empty((slots, rows), word)
-        source.fill(words.reshape(-1), SET_STREAM, first)
-
-        def again(count: int, turn: int) -> np.ndarray:
-            fresh = np.empty(count, word)
-            source.fill(fresh, SET_STREAM, first, turn)
-            return fresh
-
-        need = self.mechanism.size - has_true.astype(word)
-        return uniform_sets(words, need, self._slot_units, again)
-
-
-@proven("categories#proof")
-def uniform_sets(words: np.ndarray, need: np.ndarray, units: np.ndarray, again: Any) -> np.ndarray:
-    """Return (rows, bytes): a uniform set of ``need`` slots for every row, from (slots, rows) uniform words.
-
-    A word below ``units`` times the slots that are left is uniform over multiples of the unit. ``again(count, turn)``
-    returns new words for others, for turns 1, 2, ..
-    """
-    slots, rows = words.shape
-    left = np.arange(slots, 0, -1, dtype=units.dtype)
-    limit = units * left
-    flat, at, turn = words.reshape(-1), np.flatnonzero(words >= limit[:, None]), 1
-    while len(at):
-        flat[at] = fresh = again(len(at), turn)
-        at, turn = at[fresh >= limit[at // rows]], turn + 1
-    need = need.copy()
-    bound, taken = np.empty(rows, words.dtype), np.empty(rows, bool)
-    bit = taken.view(np.uint8)
-    columns = np.zeros((slots // 8 + 1, rows), np.uint8)
-    for step in range(slots):
-        np.multiply(need, units[step], out=bound)
-        np.less(words[step], bound, out=taken)
-        np.subtract(need, bit, out=need)
-        # The slots of a byte are decided from the highest to the lowest, whose order does not matter.
-        column = columns[step >> 3]
-        np.add(column, column, out=column)
-        np.bitwise_or(column, bit, out=column)
-    return _transposed(columns)
-
-
-def _transposed(columns: np.ndarray) -> np.ndarray:
-    """Return bytes transposed, in words of eight bytes, which is faster than byte by byte."""
-    width, rows = columns.shape
-    words = np.empty((rows, -(-width // 8)), "<u8")
-    for at in range(words.shape[1]):
-        parts = columns[8 * at : 8 * at + 8]
-        word = parts[0].astype("<u8")
-        for place, part in enumerate(parts[1:], 1):
-            word |= part.astype("<u8") << np.uint64(8 * place)
-        words[:, at] = word
-    return np.ascontiguousarray(words.view(np.uint8)[:, :width])
 
 
 def category_sampler(mechanism: Categorical) -> CategorySampler:

@@ -26,7 +26,7 @@ from dpkernels.random import host
 
 # The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``sampler``.
 CHOICE_UNIFORM_STREAM = 20
-_ITEM_STREAM = 24  # 21 to 23 are those of ``categories``, 27 to 29 those of ``permute_and_flip``
+_ITEM_STREAM = 24  # 21 to 23 and 30 are those of ``categories``, 27 to 29 those of ``permute_and_flip``
 
 # The range of eps. Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps.
 EPSILON_RANGE = (1e-4, 20.0)

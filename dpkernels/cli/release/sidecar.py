@@ -135,6 +135,7 @@ class Column:
     def to_dict(self, decimals: int | None) -> dict[str, Any]:
         """Return a JSON form with the certificate, and without anything secret."""
         half_widths = interval(self.sampler.certificate, decimals)
+        drawing = getattr(self.sampler, "drawing", None)
         return {
             "column": self.name,
             "mechanism": self.mechanism,
@@ -142,6 +143,7 @@ class Column:
             "parameters": parameters(self.sampler.mechanism),
             "neighbouring": self.guarantee.neighbouring,
             **({} if half_widths is None else {"interval": half_widths}),
+            **({} if drawing is None else {"drawing": drawing}),
             "certificate": self.sampler.certificate.to_dict(),
         }
 
@@ -333,6 +335,7 @@ _COLUMN: dict[str, Rule] = {
     "column": ("a string, or null for an array", lambda value: value is None or type(value) is str),
     "mechanism": _TEXT,
     **dict.fromkeys(("options", "parameters", "interval?", "certificate"), _OBJECT),
+    "drawing?": _COUNT,
 }
 _OUTPUT: dict[str, Rule] = {"sha256": _HASH, "bytes": _COUNT, "columns": _NAMES}
 _PARTS: dict[str, Rule] = {"parts": _OBJECTS, "columns": _NAMES}

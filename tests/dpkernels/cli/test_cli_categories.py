@@ -79,6 +79,7 @@ def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_
     form = json.loads(Path(f"out.{suffix}.json").read_text())
     m = mechanism_of(form)
     assert m.labels == tuple(LABELS)
+    assert form["columns"][0].get("drawing") == (2 if m.kind == "set" else None)
     expected = dpk.perturb(np.array(VALUES), m, key=column_key(SECRET, "ward"))
     if m.kind == "category":
         expected = np.array([LABELS.index(label) for label in expected])
@@ -220,6 +221,23 @@ def test_false_sidecars_and_outputs_are_refused(run: Run, name):
     assert "has other integers" in error or "cannot be made" in error or "is no report" in error
     assert code != 0
     assert "epsilon" in verified(other_epsilon)[0]
+
+
+@pytest.mark.lengthy
+def test_sets_that_an_earlier_version_drew_are_verified(run: Run):
+    """Sidecars of versions that drew sets in another way do not state how; what no version writes is refused."""
+    write("in.csv")
+    assert run("perturb", "in.csv", "out.csv", *FROM, *named("subset-selection")).code == 0
+    path = Path("out.csv.json")
+    form = json.loads(path.read_text())
+    assert form["columns"][0].pop("drawing") == 2
+    path.write_text(json.dumps(form))
+    assert run("certify", "--verify", "out.csv.json").code == 0
+    form["columns"][0]["drawing"] = "2"
+    path.write_text(json.dumps(form))
+    refused = run("certify", "--verify", "out.csv.json")
+    assert refused.code == 4
+    assert "drawing: '2' must be a whole number" in refused.err
 
 
 @pytest.mark.lengthy

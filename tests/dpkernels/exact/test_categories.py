@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -21,7 +20,6 @@ from dpkernels.exact.categories import (
     SetSampler,
     response_threshold,
     set_threshold,
-    uniform_sets,
 )
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import Certificate
@@ -110,52 +108,6 @@ def test_every_word_of_randomised_response(choices):
         assert counts(ResponseSampler) == expected
         assert counts(ShiftedResponse) != expected
         assert counts(EqualResponse) != expected
-
-
-def all_draws(slots):
-    """Every sequence of slots' positions once, as words of 16 bits."""
-    left = np.arange(slots, 0, -1)
-    units = (65535 // left).astype(np.uint16)
-    draws = np.array(list(itertools.product(*map(range, left.tolist()))), np.uint16)
-    return (draws * units).T.copy(), units
-
-
-def is_uniform(sets, slots, need):
-    found, counts = np.unique(sets, axis=0, return_counts=True)
-    sizes = set(np.bitwise_count(found).sum(1).tolist())
-    return sizes == {need} and len(found) == math.comb(slots, need) and len(set(counts.tolist())) == 1
-
-
-@pytest.mark.parametrize("slots", [1, 2, 5, 7])
-def test_sets_are_uniform(slots):
-    for need in range(slots + 1):
-        words, units = all_draws(slots)
-        sets = uniform_sets(words, np.full(words.shape[1], need, np.uint16), units, None)
-        assert is_uniform(sets, slots, need)
-        if 0 < need < slots:
-            words, units = all_draws(slots)
-            biased = uniform_sets(words[::-1].copy(), np.full(words.shape[1], need, np.uint16), units, None)
-            assert not is_uniform(biased, slots, need)  # A planted fault: words of other slots.
-
-
-def test_words_beyond_the_last_multiple_are_drawn_again():
-    """Every word of 16 bits, for one slot of three: accepted words are a multiple of three."""
-    left = np.array([3, 2, 1])
-    units = (65535 // left).astype(np.uint16)
-    words = np.zeros((3, 1 << 16), np.uint16)
-    words[0] = np.arange(1 << 16)
-    turns = []
-
-    def again(count, turn):
-        turns.append((count, turn))
-        return np.full(count, 65535 if turn == 1 else 7, np.uint16)
-
-    sets = uniform_sets(words, np.ones(1 << 16, np.uint16), units, again)
-    assert turns == [(1, 1), (1, 2)]
-    # Slot 2 of the byte is decided first; words 0..21844 take it, and the redrawn one is 7.
-    assert np.bitwise_count(sets).max() == np.bitwise_count(sets).min() == 1
-    first = (sets[:, 0] == 4).sum()
-    assert first == 65535 // 3 + 1
 
 
 class TooManySets(SetSampler):
