@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from dpkernels.release import containers
 
 _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SIGNED, _UNSIGNED, _FLOAT = np.uint64(1), np.uint64(2), np.uint64(3)  # types of numbers of persons
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
 
@@ -157,6 +159,14 @@ def key_of(cell: Any) -> Any:
     return int(form) if isinstance(form, float) and form.is_integer() else form
 
 
+def keys_of(array: np.ndarray) -> tuple[list[Any], np.ndarray]:
+    """Return the different keys of cells, in order, and the index of each cell's key, -1 if it is missing."""
+    known: dict[Any, int] = {}
+    keys = (key_of(cell) for cell in array.tolist())
+    codes = [-1 if key is None else known.setdefault(key, len(known)) for key in keys]
+    return list(known), np.array(codes, np.int64)
+
+
 def _is_missing(cell: Any) -> bool:
     try:
         return cell is None or bool(cell != cell)
@@ -182,19 +192,23 @@ def _mixed(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> np.uint64(31))
 
 
+def _hash_key(secret: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little"))
+
+
 def hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
     """Return a keyed hash of each cell: the same for the same number, or else for the same text, and for all missing.
 
     A number has one hash in every type of column, because the cells of one person may decide the type of all.
     """
-    key = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little")
+    key = _hash_key(secret)
 
     def of_text(cell: Any) -> int:
         text = "" if _is_missing(cell) else _text(cell)
         return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), key=secret, digest_size=8).digest())
 
     values = numbers(array)
-    words = _mixed((values + 0.0).view(np.uint64) * _MIX[0] + np.uint64(key))
+    words = _mixed((values + 0.0).view(np.uint64) * _MIX[0] + key)
     lost = np.isnan(values)
     words[lost] = _by_cell(array[lost].astype(object), of_text, np.uint64)
     return words
@@ -208,22 +222,65 @@ def joined_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
     return words
 
 
-def person_codes(array: np.ndarray, codes: dict[Any, int]) -> np.ndarray:
-    """Return a number for each person, -1 where the cell is missing; new persons are added to ``codes``."""
-    if array.dtype.kind in "biuf":
-        distinct, places = np.unique(array, return_inverse=True)
+def person_words(array: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return two words for each cell, the same two for one person alone, and zeros for a missing cell.
+
+    Cells are of one person if they are the same number, or else the same text; "1" is the text of 1. Numbers of 64 bits
+    have words that are one-to-one. Other persons have keyed hashes of 127 bits, of which two are the same with a
+    probability below 2^-69 if there are 2^29 persons.
+    """
+    if array.dtype.kind in "iu" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
+        tags, bits = _number_bits(array)
     else:
-        distinct, places = array, np.arange(len(array))
-    numbers_ = [
-        -1 if _is_missing(cell) else codes.setdefault(_hashable(cell), len(codes)) for cell in distinct.tolist()
-    ]
-    return np.array(numbers_, np.int32)[places]
+        tags, bits = _by_cell(array, partial(_person, secret=secret), np.uint64).reshape(-1, 2).T
+    is_number = (tags >= _SIGNED) & (tags <= _FLOAT)
+    words = np.where(is_number, _mixed(bits * _MIX[0] + _hash_key(secret)), bits)
+    if len(tags) and (tags == tags[0]).all():
+        return np.broadcast_to(tags[0].copy(), tags.shape), words  # in no memory
+    return tags.copy(), words
 
 
-def _hashable(cell: Any) -> Any:
-    """Return the cell, or its text if it cannot be looked up."""
+def _number_bits(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each number the type that holds it, and its bits in this type: int64, else uint64, else float64."""
+    values = array.astype(np.float64)
+    bits, tags = values.view(np.uint64).copy(), np.full(len(values), _FLOAT)
+    if array.dtype.kind in "iu":
+        bits = array.astype(np.int64 if array.dtype.kind == "i" else np.uint64).view(np.uint64)
+        is_signed = np.ones(len(bits), bool) if array.dtype.kind == "i" else bits < np.uint64(1 << 63)
+        return np.where(is_signed, _SIGNED, _UNSIGNED), bits
+    for tag, kind, low, high in ((_SIGNED, np.int64, -(2.0**63), 2.0**63), (_UNSIGNED, np.uint64, 2.0**63, 2.0**64)):
+        own = (values == np.floor(values)) & (values >= low) & (values < high)
+        bits[own], tags[own] = values[own].astype(kind).view(np.uint64), tag
+    missing = np.isnan(values)
+    bits[missing], tags[missing] = 0, 0
+    return tags, bits
+
+
+def _person(cell: Any, secret: bytes) -> tuple[int, int]:
+    """Return the type and the bits of a number, or a hash of a text."""
+    if _is_missing(cell):
+        return 0, 0
+    number = _exact_number(cell)
+    if isinstance(number, int):
+        return int(_SIGNED if number < 1 << 63 else _UNSIGNED), number % (1 << 64)
+    if number is not None:
+        return int(_FLOAT), int(np.float64(number).view(np.uint64))
+    digest = hashlib.blake2b(_text(cell).encode(errors="surrogatepass"), key=secret, digest_size=16).digest()
+    return int.from_bytes(digest[:8]) | 1 << 63, int.from_bytes(digest[8:])
+
+
+def _exact_number(cell: Any) -> int | float | None:
+    """Return the integer of 64 bits, or the float, that a cell is equal to or the text of, or None."""
     try:
-        hash(cell)
-    except Exception:
-        return _text(cell)
-    return cell
+        if isinstance(cell, str):
+            cell = int(cell) if len(cell) <= 20 and str(int(cell)) == cell else None
+        cell = cell.item() if isinstance(cell, np.generic) else cell  # NumPy compares integers with floats as floats.
+        if not isinstance(cell, Number):
+            return None
+        real: Any = cell.real  # type: ignore[attr-defined]
+        number = float(real)
+        if number == cell and not (number.is_integer() and -(2.0**63) <= number < 2.0**64):
+            return number
+        return int(real) if -(1 << 63) <= real < 1 << 64 and int(real) == cell else None
+    except Exception:  # Objects may raise any.
+        return None

@@ -26,6 +26,19 @@ class DelimitedLines:
             raise ValueError(f"data: the files of {paths[0].parent} have different columns")
         self.names = headers[0]
 
+    def most_rows(self, limit: int) -> int:
+        """Return an upper bound on the number of rows; if it is above the limit, the number of line feeds."""
+        fewest_bytes = max(len(self.names), 2)  # of a row: delimiters and a line feed; an empty line is none
+        most = sum(path.stat().st_size for path in self.paths) // fewest_bytes + len(self.paths)
+        if most <= limit:
+            return most
+        feeds = len(self.paths)  # The last line may have none.
+        for path in self.paths:
+            with path.open("rb") as file:
+                while block := file.read(LONGEST_LINE):
+                    feeds += block.count(b"\n")
+        return feeds
+
     def to_batches(self, columns: Sequence[str], batch_size: int) -> Iterator[Any]:
         """Yield the rows of some columns, as bytes and null where a cell is empty; batches may be of any size."""
         import pyarrow as pa

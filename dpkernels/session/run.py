@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +17,13 @@ from dpkernels.decimals import rational
 from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
-from dpkernels.session.cells import Keys, key_of
+from dpkernels.session.blocks import Block
+from dpkernels.session.cells import Keys, keys_of
+from dpkernels.session.distinct import HALF, LOW_HALF, DistinctWords, Places
 from dpkernels.session.sums import Lattice, NoisySums, add_rows, rounded_down, sampler_of
-from dpkernels.session.tables import Block, Table, are_first
+from dpkernels.session.tables import Table, are_first
+
+KeyReader = Callable[[np.ndarray], tuple[Sequence[Any], np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,12 @@ class Run:
     parts: list[Part] = field(default_factory=list)
     _drawn: int = 0
 
-    def key(self, content: bytes) -> bytes:
-        """Return the 32 bytes of the next key."""
+    def key(self, *content: Any) -> bytes:
+        """Return the 32 bytes of the next key, which the bytes of the contents decide, too."""
         self._drawn += 1
-        digest = hashlib.blake2b(key=self.secret, digest_size=32, person=b"session")
-        digest.update(self._drawn.to_bytes(8, "little") + content)
+        digest = hashlib.blake2b(self._drawn.to_bytes(8, "little"), key=self.secret, digest_size=32, person=b"session")
+        for part in content:
+            digest.update(part)
         return digest.digest()
 
     def sums(
@@ -75,39 +81,37 @@ class Run:
     ) -> np.ndarray:
         """Return the exact integer sums, of shape (groups, weights), of all rows that count."""
         sums = np.zeros(shape, np.int64)
-        for block, _ in self.table.blocks(*names):
-            add_rows(sums, *rows_of(block))
+        for part in self.table.map(names, partial(_block_sums, rows_of, shape)):
+            sums += part
         return sums
 
     def noisy(self, sums: np.ndarray, lattice: Lattice, epsilon: float, label: str) -> NoisySums:
         """Return the sums, rounded to the lattice, with noise."""
         sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums)
-        key = self.key(f"{lattice} {epsilon!r} {rounded.shape}".encode() + rounded.tobytes())
+        key = self.key(f"{lattice} {epsilon!r} {rounded.shape}".encode(), rounded.reshape(-1))
         values = dpk.perturb(rounded.reshape(-1).astype(np.float64), sampler, key=dpk.key_from_bytes(key))
         self.parts.append(Part(label, epsilon, 0.0, lattice.sensitivity, float(lattice.step), sampler.certificate))
         return NoisySums(values.reshape(rounded.shape), lattice, sampler)
 
-    def sorted_places(
+    def places(
         self, names: Sequence[str], groups: int, function: Callable[[Block], tuple[np.ndarray, np.ndarray]]
-    ) -> list[np.ndarray]:
-        """Return for each group the sorted places of its rows, from the groups and the places of a block's rows."""
-        blocks = (function(block) for block, _ in self.table.blocks(*names))
-        # One array of as few bytes as possible, which may have a billion.
-        joined = [codes.astype(np.uint64) << np.uint64(32) | places.astype(np.uint64) for codes, places in blocks]
-        both = np.concatenate([np.zeros(0, np.uint64), *joined])
-        del joined
-        both.sort()
-        starts = np.searchsorted(both, np.arange(groups + 1, dtype=np.uint64) << np.uint64(32))
-        return [(both[a:b] & np.uint64(0xFFFFFFFF)).astype(np.int64) for a, b in pairwise(starts)]
+    ) -> list[Places]:
+        """Return for each group the places of its rows, from the groups and the places of a block's rows."""
+        words = DistinctWords()
+        for part in self.table.map(names, partial(_block_places, function)):
+            words.add(*part)
+        both, counts = words.sorted()
+        starts = np.searchsorted(both, np.arange(groups + 1, dtype=np.uint64) << HALF)
+        return [Places((both[a:b] & LOW_HALF).astype(np.int64), counts[a:b]) for a, b in pairwise(starts)]
 
     def item(self, scores: np.ndarray, lengths: np.ndarray, epsilon: Fraction) -> tuple[int, int]:
         """Return the stretch and the item in it that the exponential mechanism chooses."""
-        key = self.key(f"{epsilon}".encode() + scores.tobytes() + lengths.tobytes())
+        key = self.key(f"{epsilon}".encode(), scores, lengths)
         return exponential_item(scores, lengths, epsilon, key)
 
     def top(self, counts: np.ndarray, epsilon: float, k: int, label: str) -> np.ndarray:
         """Return k indices, chosen one by one; a person changes each count by at most 1, all in one direction."""
-        chosen = permute_and_flip_top_k(counts, epsilon, k, self.key(f"{epsilon!r} {k}".encode() + counts.tobytes()))
+        chosen = permute_and_flip_top_k(counts, epsilon, k, self.key(f"{epsilon!r} {k}".encode(), counts))
         self.parts.append(Part(f"{label}: {k} choices", float(rational(epsilon) * k), choice="permute-and-flip"))
         return chosen
 
@@ -116,35 +120,38 @@ class Run:
 
     def persons(self, keys: Keys) -> np.ndarray:
         """Return how many persons have a row with each key."""
-        pairs = [(keys.codes(block[keys.name]), persons) for block, persons in self.table.blocks(keys.name)]
-        return self._persons(pairs, len(keys), len(keys))
+        return self._persons(keys.name, lambda array: ([], keys.codes(array)), len(keys), keys.keys)[1]
 
     def persons_by_key(self, name: str) -> tuple[list[Any], np.ndarray]:
         """Return all keys of a column, and how many persons have each; a person has at most ``groups`` of them."""
-        known: dict[Any, int] = {}
-        pairs = []
-        for block, persons in self.table.blocks(name):
-            cells = [key_of(cell) for cell in block[name].tolist()]
-            codes = [-1 if cell is None else known.setdefault(cell, len(known)) for cell in cells]
-            pairs.append((np.array(codes, np.int64), persons))
-        return list(known), self._persons(pairs, len(known), self.groups, [repr(key) for key in known])
+        return self._persons(name, keys_of, self.groups, [])
 
-    def _persons(
-        self, pairs: Sequence[tuple[np.ndarray, Any]], keys: int, most: int, names: Sequence[str] = ()
-    ) -> np.ndarray:
-        counts = np.zeros(keys, np.int64)
-        if all(persons is None for _, persons in pairs):
-            for codes, _ in pairs:
-                counts += np.bincount(codes[codes >= 0], minlength=keys)
-            return counts
-        joined = [persons[codes >= 0].astype(np.int64) * keys + codes[codes >= 0] for codes, persons in pairs]
-        distinct = np.unique(np.concatenate(joined))
-        owners, codes = np.divmod(distinct, max(keys, 1))
-        # Which keys count is decided by a hash of their names: neither by other persons nor by the order of rows.
-        digests = [hashlib.blake2b(name.encode(errors="surrogatepass"), key=self.secret).digest() for name in names]
-        rank = np.argsort(np.argsort(np.array(digests, "S64"))) if len(names) else np.arange(keys)
-        order = np.lexsort((rank[codes], owners)) if keys else np.zeros(0, np.int64)
-        return np.bincount(codes[order][are_first(owners[order], most)], minlength=keys)
+    def _persons(self, name: str, read: KeyReader, most: int, stated: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+        """Return keys and their numbers of persons, each of whom counts for at most so many keys.
+
+        Args:
+            name: the column.
+            read: returns the keys that an array has, and for each cell the index of its key among these, or -1. If
+                there are none, the index is among those that are stated.
+            most: of a person. Which keys count is decided by a keyed hash of their names: neither by other persons nor
+                by the order of rows.
+            stated: keys that are returned first.
+        """
+        known, pairs = {key: index for index, key in enumerate(stated)}, DistinctWords()
+        for keys, owners, codes, counts in self.table.map([name], partial(_block_keys, name, read)):
+            if keys:
+                codes = np.array([known.setdefault(key, len(known)) for key in keys], np.uint64)[codes]
+            words = owners << HALF | codes
+            order = np.argsort(words)
+            pairs.add(words[order], counts[order])
+        names, (words, counts) = list(known), pairs.sorted()
+        owners, codes = words >> HALF, (words & LOW_HALF).astype(np.int64)
+        if self.table.persons is None:
+            return names, np.bincount(codes, counts, len(names)).astype(np.int64)
+        digests = [hashlib.blake2b(repr(key).encode(errors="surrogatepass"), key=self.secret).digest() for key in names]
+        rank = np.argsort(np.argsort(np.array(digests, "S64")))
+        order = np.lexsort((rank[codes], owners))
+        return names, np.bincount(codes[order][are_first(owners[order], most)], minlength=len(names))
 
     def noisy_counts(self, counts: np.ndarray, sampler: ExactNoise, label: str) -> np.ndarray:
         """Return counts with bounded noise, of which a person changes up to ``groups`` by 1."""
@@ -153,7 +160,7 @@ class Run:
         self.parts.append(Part(label, epsilon, delta, certificate=certificate, reports=self.groups))
         if not len(counts):  # The report is the same: whether anybody has a key is not public.
             return np.zeros(0)
-        key = dpk.key_from_bytes(self.key(f"{epsilon!r} {delta!r} {label}".encode() + counts.tobytes()))
+        key = dpk.key_from_bytes(self.key(f"{epsilon!r} {delta!r} {label}".encode(), counts))
         return np.asarray(dpk.perturb(counts.astype(np.float64), sampler, key=key))
 
 
@@ -161,3 +168,27 @@ def key_sampler(epsilon: float, delta: float, groups: int) -> ExactNoise:
     """Return the sampler of the noise of each count when keys are found, of which a person has at most ``groups``."""
     own_epsilon, own_delta = (rounded_down(rational(part) / groups) for part in (epsilon, delta))
     return dpk.exact_sampler(dpk.truncated_discrete_laplace(epsilon=own_epsilon, delta=own_delta, sensitivity=1.0))
+
+
+def _block_sums(rows_of: Callable[[Block], tuple[Any, Any]], shape: tuple[int, int], block: Block, persons: Any) -> Any:
+    """Return the sums of a block; persons are not used."""
+    sums = np.zeros(shape, np.int64)
+    add_rows(sums, *rows_of(block))
+    return sums
+
+
+def _block_places(function: Callable[[Block], tuple[np.ndarray, np.ndarray]], block: Block, persons: Any) -> Any:
+    """Return the distinct words of a block's groups and places, and their counts."""
+    codes, places = function(block)
+    return np.unique(codes.astype(np.uint64) << HALF | places.astype(np.uint64), return_counts=True)
+
+
+def _block_keys(
+    name: str, read: KeyReader, block: Block, persons: Any
+) -> tuple[Sequence[Any], np.ndarray, np.ndarray, np.ndarray]:
+    """Return keys, the distinct pairs of a person, 0 for all if a row is one, and a key, and the rows of each pair."""
+    keys, codes = read(block[name])
+    present = codes >= 0
+    owners = np.zeros(len(codes), np.uint64) if persons is None else persons.astype(np.uint64)
+    pairs, counts = np.unique(owners[present] << HALF | codes[present].astype(np.uint64), return_counts=True)
+    return keys, pairs >> HALF, pairs & LOW_HALF, counts

@@ -30,7 +30,6 @@ from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational, shortest
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.session import reports
-from dpkernels.session.cells import numbers
 from dpkernels.session.reports import Entry
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
@@ -87,8 +86,9 @@ class Session:
         """Bound the rows of each person, and open the budget.
 
         Args:
-            data: a pandas or polars DataFrame, a pyarrow Table, a dict of arrays, or the path of a CSV or Parquet file,
-                or of a folder of such files. It must not change while the session is in use.
+            data: a pandas or polars DataFrame, a pyarrow Table or RecordBatchReader, a dict of arrays, the path of a
+                CSV or Parquet file or of a folder of such files, a list of these with the same columns, or a
+                ``ray.data.Dataset``. It must not change while the session is in use.
             person: the column that says whom a row is about. Rows in which it is missing count for nobody and are left
                 out. By default a row is a person.
             rows_per_person: the most rows of a person that count; required with ``person``. Which ones do, if there are
@@ -277,10 +277,14 @@ class Session:
         *,
         is_plan: bool = False,
     ) -> list[Result]:
-        """Check, charge, and then compute and release."""
+        """Check, warn, charge, and then compute and release."""
         self._check_all(statistics, epsilons, deltas)
         titles = ", ".join(each.title for each in statistics)
         with self._lock:
+            self._check_budgets(cost, titles)
+            self._table.check_unchanged()
+            for statistic in statistics:
+                self._warn_of_extremes(statistic)
             charge = self._charge(cost, titles)
             self._spent = EpsilonDelta(self._spent.epsilon + cost.epsilon, self._spent.delta + cost.delta)
             results = []
@@ -292,16 +296,18 @@ class Session:
                 result = statistic.release(run, epsilon, delta)
                 self._entries.append(Entry(statistic, plan, cost, tuple(run.parts), result, charge))
                 results.append(result)
-                self._warn_of_extremes(statistic)
             return results
 
-    def _charge(self, cost: EpsilonDelta, label: str) -> str:
-        """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
+    def _check_budgets(self, cost: EpsilonDelta, label: str) -> None:
         for budget, left in self._budgets():
             if min(minus(left, cost)) < 0:
                 most = self.left
                 fits = f"at most epsilon {format_amount(most.epsilon)}, delta {format_amount(most.delta)} fits"
                 raise BudgetExceeded(budget, minus(budget, left), cost, f"{label}: {fits}; ")
+
+    def _charge(self, cost: EpsilonDelta, label: str) -> str:
+        """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
+        self._check_budgets(cost, label)
         charge = ""
         if self._ledger is not None:
             charge = self._ledger.charge(*cost, label=label).entries[-1].hash
@@ -311,18 +317,8 @@ class Session:
 
     def _warn_of_extremes(self, statistic: Statistic) -> None:
         """Warn where stated bounds are the extremes of the data, which they were then probably read from."""
-        if self._table.files is not None:
-            return
         for column, ends in statistic.stated_bounds.items():
-            if (column, ends) in self._warned:
-                continue
-            self._warned.add((column, ends))
-            lowest, highest = math.inf, -math.inf
-            for block, _ in self._table.blocks(column):
-                values = numbers(block[column])
-                values = values[~np.isnan(values)]
-                lowest, highest = values.min(initial=lowest), values.max(initial=highest)
-            if ends == (lowest, highest):
+            if (column, ends) not in self._warned and ends == self._table.extremes(column):
                 warnings.warn(
                     f"the bounds of {column!r} are exactly the smallest and the largest value of the data. Bounds that "
                     "are read from the data are not private: state what is known without it, or give "
@@ -330,6 +326,7 @@ class Session:
                     DataWarning,
                     stacklevel=4,
                 )
+            self._warned.add((column, ends))
 
     # Statistics
 
@@ -483,19 +480,23 @@ def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float
 
 def _warn_of_another(data: Any) -> None:
     """Warn if there is another session of the same object, or of the same file, without a ledger."""
-    if isinstance(data, str | os.PathLike):
-        name: Any = str(Path(data).resolve())
-    else:
-        held = next(iter(data.values())) if isinstance(data, Mapping) else data
-        name = id(held)
-        try:
-            weakref.finalize(held, _open.discard, name)
-        except TypeError:  # of lists, whose place in memory may be used again
-            return
-    if name in _open:
+    names = [_name_of(each) for each in (data if isinstance(data, list | tuple) else [data])]
+    if not _open.isdisjoint(names):
         warnings.warn(
             "another session has the same data, and neither has a ledger: their budgets add up. Give one ledger to all "
             "sessions about the same people",
             stacklevel=3,
         )
-    _open.add(name)
+    _open.update(name for name in names if name is not None)
+
+
+def _name_of(data: Any) -> Any:
+    """Return what names an object as long as it exists, or a file; None for lists, whose place may be used again."""
+    if isinstance(data, str | os.PathLike):
+        return str(Path(data).resolve())
+    held = next(iter(data.values())) if isinstance(data, Mapping) else data
+    try:
+        weakref.finalize(held, _open.discard, id(held))
+    except TypeError:
+        return None
+    return id(held)

@@ -20,12 +20,12 @@ import numpy as np
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import rational
+from dpkernels.session.blocks import Block
 from dpkernels.session.cells import Keys, numbers
 from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler
 from dpkernels.session.sums import Lattice, NoisySums, Ratio, partition, rounded_down, sampler_of
-from dpkernels.session.tables import ROWS, Block
 
 FOUND, PRIVATE = "found", "private"
 _PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
@@ -46,7 +46,7 @@ class Groups:
 
     def codes(self, block: Block) -> np.ndarray:
         """Return the number of each row's group, -1 for none."""
-        codes = np.zeros(len(block[ROWS]), np.int64)
+        codes = np.zeros(block.rows, np.int64)
         for each in self.keys:
             own = each.codes(block[each.name])
             codes = np.where((codes >= 0) & (own >= 0), codes * len(each) + own, -1)
@@ -596,7 +596,7 @@ class Quantiles(_OfColumn):
         (lower, upper), shares = self._ends, self._shares
         lattice, counted, _ = self.noise(run.rows, groups.count, epsilon)
         chosen = _less(epsilon, counted) if self.interval_share else epsilon
-        members = run.sorted_places(self.names, groups.count, lambda block: self._places(block, groups.codes(block)))
+        members = run.places(self.names, groups.count, lambda block: self._places(block, groups.codes(block)))
         points = [quantile_points(each, shares, self._points, chosen, run) for each in members]
         run.note_choice(chosen, f"{self.title}: points")
         values = self._values(np.array(points, float).reshape(-1))
@@ -607,7 +607,7 @@ class Quantiles(_OfColumn):
             known = np.full(len(values), lower), np.full(len(values), upper)
             return Result(self.title, index, values, lambda _: known, (lower, upper), run.table.kind)
         edges = [zoom_edges(point, self._points) for point in points]
-        counts = [np.diff(np.searchsorted(each, ends, side="right")) for each, ends in zip(members, edges, strict=True)]
+        counts = [np.diff(each.up_to(ends)) for each, ends in zip(members, edges, strict=True)]
         noisy = run.noisy(np.concatenate(counts)[:, None], lattice, counted, f"{self.title}: counts near the points")
 
         @cache
@@ -702,7 +702,7 @@ def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[floa
         present = values[~np.isnan(values)]
         return np.zeros(len(present), np.int64), exponent_numbers(present)
 
-    (members,) = run.sorted_places((column,), 1, places)
+    (members,) = run.places((column,), 1, places)
     low, high = quantile_points(members, [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
     lower, upper = exponent_value(low - 1), exponent_value(max(high, low, 1))
     run.note_choice(epsilon, f"{statistic.title}: bounds {lower:g} to {upper:g}")

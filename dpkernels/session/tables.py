@@ -1,4 +1,4 @@
-"""The data of a session: columns of any kind of table, read in blocks, with a bound on the rows of each person.
+"""The table of a session: its columns, and which rows of each person count.
 
 Nothing here depends on one person's rows in a way that another person's rows would show. Types and names of columns
 and the number of rows a table can have are public. Which rows of a person count is decided by a keyed hash of
@@ -7,24 +7,22 @@ the person and of the rows' own content, so it depends neither on other persons 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from dpkernels.release import containers
-from dpkernels.session.cells import as_array, joined_hashes, person_codes
-from dpkernels.session.delimited import DelimitedLines
+from dpkernels.session.blocks import Block, Source, changed, opened
+from dpkernels.session.cells import joined_hashes, numbers, person_words
 
-BLOCK = 1 << 20  # rows that are read at once; sums of a block are exact in float64
-MOST_ROWS = 1 << 29  # so that 64-bit integers hold every sum
-_ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+_SHARE = 1 << 20  # rows that are sorted at once, about
+_MOST_SHARES_LOG2 = 6
 
-Block = dict[Any, np.ndarray]
-ROWS = object()  # the name of a column of a block that no table has
+Hashes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class UnknownColumnError(ValueError):
@@ -40,134 +38,105 @@ class Table:
     """Columns that are read in blocks, and which of their rows count.
 
     Attributes:
-        kind: of the data, in which results are returned: "pandas", "polars", "pyarrow" or "dict".
-        columns: the names.
-        files: a pyarrow dataset or ``DelimitedLines``, or None if ``data`` holds the columns.
+        source: the data.
         persons: the number of each row's person, or None if a row is a person; -1 counts for nobody.
         counted: whether a row counts, or None if all do.
     """
 
-    kind: str
-    columns: tuple[str, ...]
-    data: Any
-    files: Any = None
+    source: Source
     persons: np.ndarray | None = field(default=None, repr=False)
     counted: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if len(set(self.columns)) < len(self.columns):
-            raise ValueError("data: two columns have the same name; rename one of them")
-        if self.files is None and self._length > MOST_ROWS:
-            raise ValueError(f"data: has more than {MOST_ROWS} rows")
-
-    @property
-    def _length(self) -> int:
-        return len(next(iter(self.data.values()))) if self.kind == "dict" else len(self.data)
+        self._fingerprint = self.source.fingerprint()
 
     @classmethod
     def of(cls, data: Any) -> Table:
-        """Return the table of a pandas or polars frame, a pyarrow table, a dict of arrays, or a path.
+        """Return the table of data of any kind; the errors are those of ``opened``."""
+        return cls(opened(data))
 
-        Raises:
-            TypeError: data of another kind.
-            ValueError: columns of different lengths, or too many rows.
-        """
-        if isinstance(data, str | os.PathLike):
-            return cls._of_files(Path(data))
-        if isinstance(data, Mapping):
-            columns = {name: as_array(column) for name, column in data.items()}
-            if len({len(column) for column in columns.values()}) != 1:
-                raise ValueError("data: the columns have different lengths, or there are none")
-            return cls("dict", tuple(columns), columns)
-        kind = containers.kind(data)
-        if kind not in ("pandas", "polars", "pyarrow") or not containers.is_table(data):
-            raise TypeError(
-                f"data: {type(data).__name__} is not a pandas or polars DataFrame, a pyarrow Table, a dict of arrays, "
-                "or the path of a CSV or Parquet file"
-            )
-        return cls(kind, tuple(containers.columns_of(data)), data)
-
-    @classmethod
-    def _of_files(cls, path: Path) -> Table:
-        import pyarrow.dataset as datasets
-
-        endings = {file.suffix for file in path.iterdir()} if path.is_dir() else {path.suffix}
-        formats = {_ENDINGS[ending] for ending in endings if ending in _ENDINGS}
-        if len(formats) != 1:
-            raise ValueError(f"data: {path} must be a .csv, .tsv or .parquet file, or a folder of one kind of these")
-        if formats == {"parquet"}:
-            files = datasets.dataset(path, format="parquet")
-            types = [{column.name: column.type for column in file.physical_schema} for file in files.get_fragments()]
-            if any(each != types[0] for each in types):  # A cell decided whether it can have the type of another file.
-                raise ValueError(f"data: the files of {path} have columns of different names or types")
-            return cls("pyarrow", tuple(files.schema.names), None, files)
-        if {".csv", ".tsv"} <= endings:
-            raise ValueError(f"data: {path} has .csv and .tsv files; name a folder of one kind of them")
-        paths = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _ENDINGS)
-        lines = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
-        return cls("pyarrow", tuple(lines.names), None, lines)
+    @property
+    def kind(self) -> str:
+        return self.source.kind
 
     def check_columns(self, *names: str) -> None:
         """Raise an UnknownColumnError for a name that is not a column's."""
         for name in names:
-            if name not in self.columns:
-                raise UnknownColumnError(name, self.columns)
+            if name not in self.source.columns:
+                raise UnknownColumnError(name, self.source.columns)
 
-    def _all_blocks(self, names: Sequence[str]) -> Iterator[Block]:
-        if self.files is not None:
-            rows = 0
-            for batch in self.files.to_batches(columns=list(names), batch_size=BLOCK):
-                if (rows := rows + batch.num_rows) > MOST_ROWS:
-                    raise ValueError(f"data: has more than {MOST_ROWS} rows")
-                for start in range(0, batch.num_rows, BLOCK):
-                    piece = batch.slice(start, BLOCK)
-                    yield {name: as_array(piece.column(name)) for name in names} | {ROWS: np.empty(piece.num_rows)}
-            return
-        for start in range(0, self._length, BLOCK):
-            piece = slice(start, min(start + BLOCK, self._length))
-            by_place = {name: getattr(self.data[name], "iloc", self.data[name]) for name in names}  # of pandas
-            columns = {name: as_array(by_place[name][piece]) for name in names}
-            yield columns | {ROWS: np.empty(piece.stop - piece.start)}
+    def check_unchanged(self) -> None:
+        """Raise a RuntimeError or an OSError for data that has changed, or is gone, as far as that is seen at once."""
+        if self.source.fingerprint() != self._fingerprint:
+            raise changed()
 
-    def blocks(self, *names: str) -> Iterator[tuple[Block, np.ndarray | None]]:
-        """Yield the columns of up to 2^20 rows that count, and the persons of these rows, None where a row is one.
+    def map(self, names: Sequence[str], function: Callable[..., Any]) -> Iterator[Any]:
+        """Yield function(block, persons=persons) of the rows that count, block after block.
 
-        The column ``ROWS`` is as long as the others and holds nothing.
+        Persons are None if a row is a person. If the data is on other machines, the function is sent there.
         """
-        start = 0
-        for block in self._all_blocks(names):
-            stop = start + len(block[ROWS])
-            self._check_length(stop)
-            if self.counted is None or self.persons is None:
-                yield block, None
-            else:
-                keep = self.counted[start:stop]
-                yield {name: array[keep] for name, array in block.items()}, self.persons[start:stop][keep]
-            start = stop
-        self._check_length(start, whole=True)
+        if self.persons is None or self.counted is None:
+            return self.source.map(names, partial(function, persons=None))
+        return self.source.map(names, partial(_of_counted, function), self.counted, self.persons)
 
-    def _check_length(self, rows: int, *, whole: bool = False) -> None:
-        known = rows if self.counted is None else len(self.counted)
-        if rows > known or (whole and rows < known):
-            raise RuntimeError("data: has changed since the session was opened; open another one with the same ledger")
+    def extremes(self, column: str) -> tuple[float, float] | None:
+        """Return the smallest and the largest number of a column, or None if it takes long to find them."""
+        if not self.source.is_small:
+            return None
+        ends = list(self.source.map([column], partial(_extremes, column)))
+        return min((low for low, _ in ends), default=math.inf), max((high for _, high in ends), default=-math.inf)
 
     def bound_rows(self, person: str, rows: int, secret: bytes) -> None:
         """Let at most so many rows of each person count, chosen by a keyed hash; rows without a person never count."""
         self.check_columns(person)
-        codes: dict[Any, int] = {}
-        blocks = [
-            (person_codes(block[person], codes), joined_hashes((block[name] for name in self.columns), secret))
-            for block in self._all_blocks(self.columns)
+        names = self.source.columns
+        hashes = list(self.source.map(names, partial(_hashes, person=person, names=names, secret=secret)))
+        self.persons, self.counted = bounded_rows(hashes, rows)
+
+
+def _of_counted(function: Callable[..., Any], block: Block, counted: np.ndarray, persons: np.ndarray) -> Any:
+    return function(block.filtered(counted), persons=persons[counted])
+
+
+def _extremes(column: str, block: Block) -> tuple[float, float]:
+    values = numbers(block[column])
+    values = values[~np.isnan(values)]
+    return float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))
+
+
+def _hashes(block: Block, person: str, names: Sequence[str], secret: bytes) -> Hashes:
+    """Return of each row two words of its person, and a hash of its content."""
+    return *person_words(block[person], secret), joined_hashes((block[name] for name in names), secret)
+
+
+def bounded_rows(hashes: Sequence[Hashes], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of each row's person, -1 for nobody, and whether the row is one of its first ``most`` by hash.
+
+    Rows are sorted a share of all persons after the other, which needs less memory.
+    """
+    starts = list(accumulate((len(low) for _, low, _ in hashes), initial=0))
+    persons, counted = np.full(starts[-1], -1, np.int32), np.zeros(starts[-1], bool)
+    log2, known = min((starts[-1] // _SHARE).bit_length(), _MOST_SHARES_LOG2), 0
+    unused = np.uint64(_MOST_SHARES_LOG2 - log2)
+    for share in range(1 << log2):
+        own = [
+            np.flatnonzero((low >> np.uint64(64 - _MOST_SHARES_LOG2) >> unused == share) & (high != 0))
+            for high, low, _ in hashes
         ]
-        del codes  # Of many rows, and of many persons, each of these objects is large.
-        self.persons = np.concatenate([np.zeros(0, np.int32), *(persons for persons, _ in blocks)])
-        hashes = np.concatenate([np.zeros(0, np.uint64), *(words for _, words in blocks)])
-        del blocks
-        order = np.lexsort((hashes, self.persons))
-        del hashes
-        self.counted = np.zeros(len(order), bool)
-        self.counted[order] = are_first(self.persons[order], rows)
-        self.counted &= self.persons >= 0
+        own_places = (start + rows for start, rows in zip(starts, own, strict=False))
+        places = np.concatenate([np.zeros(0, np.int64), *own_places])
+        high, low, words = (
+            np.concatenate([np.zeros(0, np.uint64), *(each[k][rows] for each, rows in zip(hashes, own, strict=True))])
+            for k in range(3)
+        )
+        order = np.lexsort((words, low, high))
+        high, low = high[order], low[order]
+        is_another = np.ones(len(order), bool)
+        is_another[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        numbers_ = known + np.cumsum(is_another) - 1
+        known += int(np.count_nonzero(is_another))
+        persons[places[order]], counted[places[order]] = numbers_, are_first(numbers_, most)
+    return persons, counted
 
 
 def are_first(owners: np.ndarray, most: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
 from dpkernels.random import host
 from dpkernels.session import Count, Histogram, Mean, Quantiles, Sum, Top, Variance
+from dpkernels.session.blocks import InMemory
 from dpkernels.session.run import Run
 from dpkernels.session.sums import Lattice, sampler_of
 from dpkernels.session.tables import Table
@@ -45,11 +46,15 @@ def tables(rows):
     made = [Table.of({name: np.array(column, object) for name, column in each.items()}) for each in columns]
     for table in made:
         table.bound_rows("id", rows, bytes(32))
-        # What counts never changes; the table of what counts is smaller.
-        kept = table.counted
-        table.data = {name: column[kept] for name, column in table.data.items()}
-        table.persons, table.counted = table.persons[kept], kept[kept]
-    return made
+    # What counts never changes; the table of what counts is smaller.
+    return [
+        Table(
+            InMemory("dict", {name: column[table.counted] for name, column in table.source.data.items()}),
+            table.persons[table.counted],
+            table.counted[table.counted],
+        )
+        for table in made
+    ]
 
 
 def released(statistic, table, rows, count, seed):

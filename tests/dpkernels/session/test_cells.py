@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from dpkernels.session import Session, cells
+from dpkernels.session import Session, cells, tables
 from dpkernels.session.tables import Table
 
 SECRET = bytes(range(32))
@@ -47,8 +48,8 @@ def test_no_cell_changes_how_another_is_read():
         array = cells.as_array(column)
         numbers = [repr(number + 0.0) for number in cells.numbers(array).tolist()]
         names = [str(cells.key_of(cell)) for cell in array.tolist()]
-        is_somebody = cells.person_codes(array, {}) >= 0
-        return list(zip(numbers, names, keys.codes(array), cells.hashes(array, SECRET), is_somebody, strict=True))
+        persons = list(zip(*(words.tolist() for words in cells.person_words(array, SECRET)), strict=True))
+        return list(zip(numbers, names, keys.codes(array), cells.hashes(array, SECRET), persons, strict=True))
 
     alone = [read([cell])[0] for cell in ODD]
     for i, first in enumerate(ODD):
@@ -164,7 +165,7 @@ def test_a_missing_cell_does_not_change_how_others_are_read(name):
                 [cells.key_of(cell) for cell in array.tolist()[: len(column)]],
                 cells.hashes(array, SECRET)[: len(column)].tolist(),
                 keys.codes(array)[: len(column)].tolist(),
-                len(set(cells.person_codes(array, {})[: len(column)].tolist())),
+                [words[: len(column)].tolist() for words in cells.person_words(array, SECRET)],
             )
             for array in arrays
         )
@@ -186,7 +187,7 @@ def test_missing_cells_have_no_key():
 def test_lines_of_a_file_that_are_no_rows_are_left_out(tmp_path):
     path = tmp_path / "odd.csv"
     path.write_bytes(b"id,age\n1,30\n2\n3,40,5\n4,\xff\xfe\n5,x\n6,50\n")
-    ((block, _),) = Table.of(path).blocks("id", "age")
+    (block,) = Table.of(path).source.blocks(["id", "age"])
     assert block["id"].tolist() == ["1", "4", "5", "6"]
     assert np.array_equal(cells.numbers(block["age"]), [30, np.nan, np.nan, 50], equal_nan=True)
 
@@ -196,7 +197,7 @@ def test_rows_of_a_file_without_a_person_are_left_out(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("id,age\n,1\n,2\n5,6\n")
     table = Session(path, epsilon=1, person="id", rows_per_person=1)._table
-    assert [block["age"].tolist() for block, _ in table.blocks("age")] == [["6"]]
+    assert list(table.map(["age"], lambda block, persons: block["age"].tolist())) == [["6"]]
 
 
 def test_a_long_cell_of_a_file_is_no_error(tmp_path):
@@ -209,7 +210,7 @@ def _cells(folder, lines):
     """What is read of lines, by the id in their first cell."""
     (folder / "p.csv").write_bytes(b"\n".join([b"id,x", *lines, b""]))
     read = {}
-    for block, _ in Table.of(folder / "p.csv").blocks("id", "x"):
+    for block in Table.of(folder / "p.csv").source.blocks(["id", "x"]):
         read |= dict(zip(block["id"].tolist(), block["x"].tolist(), strict=True))
     return read
 
@@ -231,3 +232,64 @@ def test_no_line_of_a_file_changes_how_others_are_read(tmp_path, monkeypatch):
         assert _cells(tmp_path, lines[:gone] + lines[gone + 1 :]) == all_cells
     sound = _cells(tmp_path, [b"1,a", b'2,"c,d"', b'3,"e""f"\r', b'4,g"h', b'5,"o', b"6," + b"y" * 63])
     assert sound == {"1": "a", "2": "c,d", "3": 'e"f', "4": 'g"h'}
+
+
+def test_persons_are_the_same_if_their_numbers_or_texts_are():
+    """Numbers of every type, each by itself and in a column of its own; two words are zeros for missing cells alone."""
+    same = [
+        [
+            1,
+            1.0,
+            True,
+            np.bool_(True),
+            np.int8(1),
+            np.float32(1),
+            decimal.Decimal("1.00"),
+            Fraction(1),
+            1 + 0j,
+            "1",
+            b"1",
+            np.str_("1"),
+        ],
+        [0, 0.0, -0.0, False],
+        [2**60 + 1, decimal.Decimal(2**60 + 1), np.uint64(2**60 + 1)],
+        [2.0**60, 2**60],
+        [2**64 - 1, np.uint64(2**64 - 1)],
+        [-5, -5.0, np.int64(-5), "-5"],
+        [0.5, np.float32(0.5), Fraction(1, 2)],
+        [2.0**64, 2**64],
+        [np.inf],
+        [2**64 + 1, str(2**64 + 1)],
+        ["1.0"],
+        ["01", b"01", np.str_("01")],
+        ["a"],
+        [None, np.nan, pd.NA, pd.NaT, decimal.Decimal("sNaN")],
+    ]
+    words = []
+    for group in same:  # fmt: skip
+        alone = [cells.person_words(cells.as_array([cell]), SECRET) for cell in group]
+        plain = [cells.person_words(np.array([c]), SECRET) for c in group if isinstance(c, int | float | np.number)
+                 and np.array([c]).dtype.kind in "biuf"]  # fmt: skip
+        found = {(int(high[0]), int(low[0])) for high, low in alone + plain}
+        assert len(found) == 1, group
+        words += found
+    assert len(set(words)) == len(same)
+    assert words.index((0, 0)) == len(same) - 1
+
+
+def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatch):
+    """As by a plain loop over persons."""
+    rng = np.random.default_rng(3)
+    ids, rows = rng.integers(0, 40, 500), rng.integers(0, 2**63, 500).astype(np.uint64)
+    high, low = cells.person_words(np.where(ids == 0, np.nan, ids), SECRET)
+    parts = [tuple(array[start : start + 90] for array in (high, low, rows)) for start in range(0, 500, 90)]
+    for size in (1 << 20, 100, 1):
+        monkeypatch.setattr(tables, "_SHARE", size)
+        persons, counted = tables.bounded_rows(parts, 3)
+        assert (persons[ids == 0] == -1).all()
+        assert len(set(persons[ids > 0])) == len(set(ids[ids > 0]))
+        for person in range(1, 40):
+            own = np.flatnonzero(ids == person)
+            assert len(set(persons[own])) <= 1
+            assert set(own[counted[own]]) == set(own[np.argsort(rows[own])[:3]])
+        assert not counted[ids == 0].any()

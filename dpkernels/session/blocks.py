@@ -1,0 +1,324 @@
+"""Data of every kind, read in blocks of columns: tables in memory, lists of these, files, and datasets of Ray.
+
+A cell is read by ``cells.as_array`` whatever the data, and the rows and their order are those of the data. What may be
+wrong about data beside its cells, its names, types and size, is an error when it is opened. Whether it has changed
+since is seen from its ``fingerprint``, without reading it.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpkernels.release import containers
+from dpkernels.release.ray_data import unpickle
+from dpkernels.session.cells import as_array
+from dpkernels.session.delimited import DelimitedLines
+
+BLOCK = 1 << 18  # rows that are read at once; sums of up to 2^20 are exact in float64
+MOST_ROWS = 1 << 29  # so that 64-bit integers hold every sum
+SMALL_FILES = 1 << 28  # bytes of files that are read once more for a warning
+_ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+_KINDS = (
+    "a pandas or polars DataFrame, a pyarrow Table or RecordBatchReader, a dict of arrays, the path of CSV or Parquet "
+    "files, a list of these, or a ray.data.Dataset"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some columns of consecutive rows."""
+
+    columns: Mapping[Any, np.ndarray]
+    rows: int
+
+    def __getitem__(self, name: Any) -> np.ndarray:
+        return self.columns[name]
+
+    def filtered(self, keep: np.ndarray) -> Block:
+        """Return the rows for which ``keep`` is true."""
+        columns = {name: array[keep] for name, array in self.columns.items()}
+        return Block(columns, int(np.count_nonzero(keep)))
+
+
+class Source(abc.ABC):
+    """Data that can be read any number of times.
+
+    Attributes:
+        kind: of tables of results: "pandas", "polars", "pyarrow" or "dict".
+        columns: the names.
+        most_rows: an upper bound on the number of rows.
+        is_small: whether reading a column takes little time.
+    """
+
+    kind: str
+    columns: tuple[Any, ...]
+    most_rows: int
+    is_small: bool
+
+    @abc.abstractmethod
+    def fingerprint(self) -> Any:
+        """Return what changes when the data does, as far as that is seen without reading it."""
+
+    def blocks(self, names: Sequence[Any]) -> Iterator[Block]:
+        """Yield some columns of up to 2^18 rows after the other."""
+        raise NotImplementedError
+
+    def map(self, names: Sequence[Any], function: Callable[..., Any], *by_row: np.ndarray) -> Iterator[Any]:
+        """Yield function(block, entries of its rows in each array of ``by_row``), block after block."""
+        start = 0
+        for block in self.blocks(names):
+            stop = start + block.rows
+            _check_rows(stop, by_row)
+            yield function(block, *(array[start:stop] for array in by_row))
+            start = stop
+        _check_rows(start, by_row, whole=True)
+
+
+def _check_rows(rows: int, by_row: Sequence[np.ndarray], *, whole: bool = False) -> None:
+    if rows > MOST_ROWS:
+        raise ValueError(f"data: has more than {MOST_ROWS} rows")
+    if any(rows > len(array) or (whole and rows < len(array)) for array in by_row):
+        raise changed()
+
+
+def changed() -> RuntimeError:
+    """Return the error about data that is no longer what it was."""
+    return RuntimeError("data: has changed since the session was opened; open another one with the same ledger")
+
+
+def opened(data: Any) -> Source:
+    """Return the source of data of any kind.
+
+    Raises:
+        TypeError: data of another kind.
+        ValueError: columns of different lengths, names or types, or too many rows.
+    """
+    source = _opened(data)
+    if len(set(source.columns)) < len(source.columns):
+        raise ValueError("data: two columns have the same name; rename one of them")
+    if source.most_rows > MOST_ROWS:
+        raise ValueError(f"data: has more than {MOST_ROWS} rows")
+    return source
+
+
+def _opened(data: Any) -> Source:
+    if isinstance(data, str | os.PathLike):
+        return Files(Path(data))
+    if isinstance(data, Mapping):
+        columns = {name: as_array(column) for name, column in data.items()}
+        if len({len(column) for column in columns.values()}) != 1:
+            raise ValueError("data: the columns have different lengths, or there are none")
+        return InMemory("dict", columns)
+    if isinstance(data, list | tuple):
+        return Joined([opened(part) for part in data])
+    if containers.is_ray_dataset(data):
+        return RayBlocks(data)
+    kind = containers.kind(data)
+    if kind == "pyarrow":
+        import pyarrow as pa
+
+        if isinstance(data, pa.RecordBatchReader):
+            data = data.read_all()  # It can be read once.
+        elif isinstance(data, pa.RecordBatch):
+            data = pa.Table.from_batches([data])
+    if kind not in ("pandas", "polars", "pyarrow") or not containers.is_table(data):
+        raise TypeError(f"data: {type(data).__name__} is not {_KINDS}")
+    return InMemory(kind, data)
+
+
+@dataclass
+class InMemory(Source):
+    """A pandas or polars frame, a pyarrow table, or a dict of arrays."""
+
+    kind: str
+    data: Any
+    is_small = True
+
+    def __post_init__(self) -> None:
+        self.columns, self.most_rows = self.fingerprint()
+
+    def fingerprint(self) -> tuple[tuple[Any, ...], int]:
+        if self.kind == "dict":
+            return tuple(self.data), len(next(iter(self.data.values())))
+        return tuple(containers.columns_of(self.data)), len(self.data)
+
+    def blocks(self, names: Sequence[Any]) -> Iterator[Block]:
+        by_place = {name: getattr(self.data[name], "iloc", self.data[name]) for name in names}  # of pandas
+        for start in range(0, self.most_rows, BLOCK):
+            stop = min(start + BLOCK, self.most_rows)
+            yield Block({name: as_array(column[start:stop]) for name, column in by_place.items()}, stop - start)
+
+
+class Files(Source):
+    """CSV files or Parquet files, or a folder of one kind of these."""
+
+    kind = "pyarrow"
+
+    def __init__(self, path: Path) -> None:
+        paths = sorted(file for file in path.iterdir() if file.suffix in _ENDINGS) if path.is_dir() else [path]
+        self._paths, endings = paths, {file.suffix for file in paths}
+        formats = {_ENDINGS.get(ending) for ending in endings}
+        if len(formats) != 1 or None in formats:
+            raise ValueError(f"data: {path} must be a .csv, .tsv or .parquet file, or a folder of one kind of these")
+        if formats == {"parquet"}:
+            self._reader, self.columns, self.most_rows = _parquet(path)
+        elif len(endings) > 1:
+            raise ValueError(f"data: {path} has .csv and .tsv files; name a folder of one kind of them")
+        else:
+            self._reader = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
+            self.columns, self.most_rows = tuple(self._reader.names), self._reader.most_rows(MOST_ROWS)
+        self.is_small = sum(size for size, _ in self.fingerprint()) <= SMALL_FILES
+
+    def fingerprint(self) -> list[tuple[int, int]]:
+        return [(state.st_size, state.st_mtime_ns) for state in map(os.stat, self._paths)]
+
+    def blocks(self, names: Sequence[Any]) -> Iterator[Block]:
+        for batch in self._reader.to_batches(columns=list(names), batch_size=BLOCK):
+            yield from _arrow_blocks(batch, names)
+
+
+def _parquet(path: Path) -> tuple[Any, tuple[str, ...], int]:
+    """Return the dataset of Parquet files, its columns and its number of rows."""
+    import pyarrow.dataset as datasets
+
+    files = datasets.dataset(path, format="parquet")
+    types = [{column.name: column.type for column in file.physical_schema} for file in files.get_fragments()]
+    if any(each != types[0] for each in types):  # A cell decided whether it can have the type of another file.
+        raise ValueError(f"data: the files of {path} have columns of different names or types")
+    return _FewBatches(files), tuple(files.schema.names), files.count_rows()
+
+
+@dataclass(frozen=True)
+class _FewBatches:
+    """A dataset of pyarrow of which few batches are held at once."""
+
+    dataset: Any
+
+    def to_batches(self, **options: Any) -> Iterator[Any]:
+        return iter(self.dataset.to_batches(batch_readahead=2, fragment_readahead=1, **options))
+
+
+def _arrow_blocks(table: Any, names: Sequence[Any]) -> Iterator[Block]:
+    """Yield the blocks of a pyarrow table or batch."""
+    for start in range(0, table.num_rows, BLOCK):
+        piece = table.slice(start, BLOCK)
+        yield Block({name: as_array(piece.column(name)) for name in names}, piece.num_rows)
+
+
+class Joined(Source):
+    """Data one after the other, which have the same columns; each is read by the types of its own."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        if not parts:
+            raise ValueError("data: the list has no tables")
+        if any(set(part.columns) != set(parts[0].columns) for part in parts):
+            raise ValueError("data: the tables of the list have different columns")
+        self._parts, self.kind, self.columns = parts, parts[0].kind, parts[0].columns
+        self.most_rows, self.is_small = sum(part.most_rows for part in parts), all(part.is_small for part in parts)
+
+    def fingerprint(self) -> Any:
+        return [part.fingerprint() for part in self._parts]
+
+    def blocks(self, names: Sequence[Any]) -> Iterator[Block]:
+        for part in self._parts:
+            yield from part.blocks(names)
+
+
+class RayBlocks(Source):
+    """A ``ray.data.Dataset``, of which each block is read where it is, and what is computed of it comes here.
+
+    The dataset is computed once, into Ray's object store. If Ray loses a block and computes it again, it must be the
+    same, which keyed hashes of its columns show: rows that count are known by their place.
+    """
+
+    kind, is_small = "pyarrow", False
+
+    def __init__(self, dataset: Any) -> None:
+        import ray
+
+        describe = ray.remote(_describe)
+        blocks = dataset.to_arrow_refs()
+        descriptions = self._got([describe.remote(block) for block in blocks])
+        self._blocks = [(block, rows) for block, (rows, _) in zip(blocks, descriptions, strict=True) if rows]
+        columns = [names for rows, names in descriptions if rows] or [dataset.columns() or ()]
+        if not columns[0] or any(set(names) != set(columns[0]) for names in columns):
+            raise ValueError("data: the blocks of the dataset have different columns, or there are none")
+        self.columns, self.most_rows = tuple(columns[0]), sum(rows for _, rows in self._blocks)
+        self._hashes: list[dict[Any, bytes]] = [{} for _ in self._blocks]
+        self._secret = os.urandom(32)
+
+    def fingerprint(self) -> bool:
+        import ray
+
+        if not ray.is_initialized():
+            raise RuntimeError("data: Ray has been shut down; open another session with the same ledger")
+        return True
+
+    def map(self, names: Sequence[Any], function: Callable[..., Any], *by_row: np.ndarray) -> Iterator[Any]:
+        import ray
+        import ray.cloudpickle as pickle
+
+        task, described = ray.remote(_map_block), ray.put(pickle.dumps((function, tuple(names), self._secret)))
+        most, running, start = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1), deque[Any](), 0
+        _check_rows(self.most_rows, by_row, whole=True)
+        try:
+            for (block, rows), hashes in zip(self._blocks, self._hashes, strict=True):
+                parts = [array[start : start + rows] for array in by_row]
+                running.append((task.remote(block, described, hashes, *parts), hashes))
+                start += rows
+                while len(running) >= most:
+                    yield from self._results(*running.popleft())
+            while running:
+                yield from self._results(*running.popleft())
+        finally:
+            for result, _ in running:
+                ray.cancel(result)
+
+    def _results(self, result: Any, known: dict[Any, bytes]) -> Any:
+        hashes, results = self._got(result)
+        if results is None:
+            raise changed()
+        known |= hashes
+        return results
+
+    @staticmethod
+    def _got(references: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(references)
+        except ray.exceptions.RayError as error:
+            raise RuntimeError(f"data: Ray could not read a block: {type(error).__name__}") from None
+
+
+def _describe(block: Any) -> tuple[int, list[str]]:
+    return block.num_rows, block.column_names
+
+
+def _map_block(block: Any, described: bytes, known: Mapping[Any, bytes], *by_row: np.ndarray) -> Any:
+    """Return the hashes of a block's columns, and the results of its pieces, None if a column has another hash."""
+    function, names, secret = unpickle(described)
+    hashes = {name: _hash(block.select([name]), secret) for name in names}
+    if any(known.get(name, own) != own for name, own in hashes.items()):
+        return hashes, None
+    starts = range(0, block.num_rows, BLOCK)
+    parts = ([array[start : start + BLOCK] for array in by_row] for start in starts)
+    return hashes, [function(piece, *own) for piece, own in zip(_arrow_blocks(block, names), parts, strict=True)]
+
+
+def _hash(table: Any, secret: bytes) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table.combine_chunks())
+    return hashlib.blake2b(sink.getvalue(), key=secret, digest_size=32).digest()

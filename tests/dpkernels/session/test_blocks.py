@@ -1,0 +1,320 @@
+"""Data of every kind is read in one way; failures of reading are known before the charge, or are handled after it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+import accountants
+import dpkernels as dpk
+from dpkernels.session import DataWarning, Session, blocks
+from dpkernels.session.blocks import MOST_ROWS, opened
+from dpkernels.session.delimited import DelimitedLines
+from dpkernels.session.distinct import DistinctWords, Places
+
+KEY = dpk.key_from_bytes(bytes(range(32)))
+RNG = np.random.default_rng(5)
+N = 1200
+PEOPLE = {
+    "id": RNG.integers(0, 300, N),
+    "age": RNG.integers(0, 91, N).astype(float),
+    "plan": RNG.choice(["A", "B", "C"], N),
+}
+TABLE = pa.table(PEOPLE)
+CUTS = (0, 500, 501, N)
+
+pytestmark = pytest.mark.filterwarnings("ignore:another session:UserWarning")
+
+
+def of(data, **options):
+    return Session(data, **{"epsilon": 50.0, "delta": 1e-3, "key": KEY} | options)
+
+
+def released(data, **options):
+    """One value of everything that reads rows: sums, places, stated and found keys."""
+    s = of(data, **options)
+    return [
+        s.mean("age", 0, 95, by={"plan": ["A", "B"]}, epsilon=1.0).value.tolist(),
+        s.quantiles("age", 0, 95, (0.2, 0.5), epsilon=1.0).value.tolist(),
+        s.top("plan", 2, ["A", "B", "C"], epsilon=1.0).table(),
+        s.count(by={"plan": "found"}, epsilon=1.0, delta=1e-5).index,
+        s.mean("age", bounds="private", epsilon=1.0).value,
+    ]
+
+
+def check_same(make, **options):
+    for own in (options, {"person": "id", "rows_per_person": 2, **options}):
+        first, second = released(PEOPLE, **own), released(make(), **own)
+        for one, other in zip(first, second, strict=True):
+            assert str(one) == str(other) or {k: list(v) for k, v in one.items()} == {
+                k: v.to_pylist() if hasattr(v, "to_pylist") else list(v)
+                for k, v in (other.items() if hasattr(other, "items") else zip(other.column_names, other, strict=True))
+            }
+
+
+def parts():
+    return [TABLE.slice(a, b - a) for a, b in pairwise(CUTS)]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    for number, part in enumerate(parts()):
+        pyarrow.csv.write_csv(part, folder / f"{number}.csv")
+        pyarrow.parquet.write_table(part, folder / f"{number}.parquet", row_group_size=100)
+    return folder
+
+
+LISTS = {
+    "tables": lambda folder: parts(),
+    "batches": lambda folder: [part.to_batches()[0] for part in parts()],
+    "frames": lambda folder: [part.to_pandas() for part in parts()],
+    "mixed": lambda folder: [parts()[0].to_pandas(), pl.from_arrow(parts()[1]), dict(zip(
+        TABLE.column_names, (column.to_numpy() for column in parts()[2].columns), strict=True))],
+    "reader": lambda folder: pa.RecordBatchReader.from_batches(TABLE.schema, TABLE.to_batches(100)),
+    "readers": lambda folder: [part.to_reader() for part in parts()],
+    "paths": lambda folder: [folder / "0.csv", str(folder / "1.parquet"), parts()[2]],
+    "other order": lambda folder: [parts()[0], pa.concat_tables(parts()[1:]).select(["plan", "id", "age"])],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_and_readers_have_the_results_of_one_table(name, paths):
+    check_same(lambda: LISTS[name](paths))
+
+
+@pytest.mark.parametrize("size", [7, 1 << 18])
+def test_the_size_of_blocks_changes_nothing(size, monkeypatch, paths):
+    for data in (PEOPLE, pd.DataFrame(PEOPLE), paths / "0.csv"):
+        monkeypatch.setattr(blocks, "BLOCK", size)
+        names = ["age", "id"]
+        read = list(opened(data).blocks(names))
+        assert sum(block.rows for block in read) == (500 if isinstance(data, Path) else N)
+        assert max(block.rows for block in read) <= max(size, 1)
+        joined = np.concatenate([block["age"] for block in read]).astype(float)
+        assert np.array_equal(joined, PEOPLE["age"][: len(joined)])
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ([], "no tables"),
+        ([PEOPLE, {"id": [1]}], "different columns"),
+        ([PEOPLE, 3], "int is not"),
+        (iter([PEOPLE]), "is not"),
+        (pl.LazyFrame(PEOPLE), "is not"),
+    ],
+    ids=str,
+)
+def test_lists_that_are_no_table_are_refused(data, match):
+    with pytest.raises((TypeError, ValueError), match=match):
+        opened(data)
+
+
+def test_too_many_rows_are_refused_when_the_data_is_opened(monkeypatch, paths):
+    monkeypatch.setattr(blocks, "MOST_ROWS", 499)
+    for data in (PEOPLE, TABLE, [parts()[0].slice(0, 300)] * 2, paths / "0.csv", paths / "0.parquet"):
+        with pytest.raises(ValueError, match="more than 499 rows"):
+            opened(data)
+    assert opened(parts()[0].slice(0, 499)).most_rows == 499
+
+
+def test_lines_are_counted_where_the_size_of_a_file_does_not_bound_them(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("a,b\n" + "10,200\n" * 50)
+    lines = DelimitedLines([path], ",")
+    assert 50 < lines.most_rows(MOST_ROWS) <= 200
+    assert 50 <= lines.most_rows(100) <= 52
+    assert 50 <= lines.most_rows(10) <= 52
+
+
+# Failures
+
+
+def test_warnings_are_said_before_the_charge():
+    """So a warning that is an error leaves nothing charged."""
+    ends = float(PEOPLE["age"].min()), float(PEOPLE["age"].max())
+    s = of(PEOPLE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        with pytest.raises(DataWarning):
+            s.mean("age", *ends, epsilon=1.0)
+    assert s.spent.epsilon == 0
+
+
+def test_bounds_that_were_read_from_a_file_are_caught(paths, monkeypatch):
+    age = PEOPLE["age"][:500]
+    for name in ("0.csv", "0.parquet"):
+        with pytest.warns(DataWarning, match="exactly the smallest"):
+            of(paths / name).mean("age", float(age.min()), float(age.max()), epsilon=1.0)
+        monkeypatch.setattr(blocks, "SMALL_FILES", 100)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DataWarning)
+            of(paths / name).mean("age", float(age.min()), float(age.max()), epsilon=1.0)
+        monkeypatch.undo()
+
+
+def changes(path):
+    def longer():
+        path.write_text("id,age\n1,2\n3,4\n5,6\n")
+
+    def others():
+        path.write_text("id,age\n1,2\n3,9\n")
+
+    return {"longer": longer, "other cells": others, "gone": path.unlink}
+
+
+@pytest.mark.parametrize("name", ["longer", "other cells", "gone"])
+@pytest.mark.parametrize("person", [None, "id"])
+def test_a_file_that_has_changed_is_refused_before_the_charge(name, person, tmp_path):
+    path, ledger = tmp_path / "p.csv", accountants.Ledger.create(tmp_path / "l", epsilon=9.0)
+    path.write_text("id,age\n1,2\n3,4\n")
+    os.utime(path, ns=(0, 0))
+    s = of(path, person=person, rows_per_person=1 if person else None, ledger=ledger, delta=0)
+    s.count(epsilon=1.0)
+    changes(path)[name]()
+    with pytest.raises((RuntimeError, OSError), match=r"changed|No such file"):
+        s.count(epsilon=1.0)
+    assert s.spent.epsilon == ledger.statement().spent.epsilon == 1
+
+
+def test_a_frame_that_has_changed_is_refused_before_the_charge():
+    frame = pd.DataFrame(PEOPLE)
+    s = of(frame)
+    frame["weight"] = 1.0
+    with pytest.raises(RuntimeError, match="changed"):
+        s.count(epsilon=1.0)
+    assert s.spent.epsilon == 0
+
+
+def test_a_failure_of_reading_after_the_charge_stays_charged(paths, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("a disk")
+
+    s = of(paths / "0.parquet")
+    monkeypatch.setattr(blocks.Files, "blocks", fail)
+    with pytest.raises(OSError, match="a disk"):
+        s.count(epsilon=1.0)
+    assert s.spent.epsilon == 1
+    monkeypatch.undo()
+    assert abs(s.count(epsilon=20.0).value - 500) < 3
+
+
+def test_a_release_that_is_refused_reads_nothing(paths, monkeypatch):
+    s = of(paths / "0.parquet", epsilon=5.0)
+    monkeypatch.setattr(blocks.Files, "blocks", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(accountants.BudgetExceeded):
+        s.mean("age", 0, 90, epsilon=6.0)
+
+
+def test_sessions_of_one_table_of_a_list_say_so():
+    table = parts()[0]
+    Session([table, parts()[1]], epsilon=1.0)
+    with pytest.warns(UserWarning, match="one ledger"):
+        Session(table, epsilon=1.0)
+
+
+# Ray
+
+
+def test_a_block_of_ray_that_was_computed_again_with_other_values_is_refused():
+    """A task reads only what has the hashes of the first time; names that were not read before have none."""
+    ray_pickle = pytest.importorskip("ray.cloudpickle")
+    described = ray_pickle.dumps((lambda block, own: (block["age"].sum(), own.sum()), ("age",), bytes(32)))
+    one, other = TABLE, TABLE.set_column(1, "age", pa.array(np.append(PEOPLE["age"][1:], 0.0)))
+    hashes, results = blocks._map_block(one, described, {}, np.ones(N))
+    assert results == [(PEOPLE["age"].sum(), N)]
+    again = pa.concat_tables([one.slice(0, 7), one.slice(7)])
+    assert blocks._map_block(again, described, hashes, np.ones(N))[0] == hashes
+    assert blocks._map_block(other, described, hashes, np.ones(N))[1] is None
+    assert blocks._map_block(other, described, {"id": b""}, np.ones(N))[1] is not None
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
+                 logging_level="ERROR")  # fmt: skip
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield ray
+        ray.shutdown()
+
+
+@pytest.mark.thorough
+def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch, tmp_path):
+    """Partial sums, places and pairs are joined; a session's secret and noise are not sent to tasks."""
+    sent = []
+    own = cluster.put
+    monkeypatch.setattr(cluster, "put", lambda value: own(sent.append(value) or value))
+    check_same(lambda: cluster.data.from_arrow(parts()))
+    check_same(lambda: cluster.data.from_arrow(TABLE).repartition(7))
+    assert sent
+    secret = of(PEOPLE)._secret
+    assert not any(secret in value for value in sent if isinstance(value, bytes))
+
+    for data in (cluster.data.from_arrow([parts()[0], parts()[1].drop(["age"])]), cluster.data.from_items([])):
+        with pytest.raises(ValueError, match="different columns"):
+            opened(data)
+
+    data = cluster.data.from_arrow(parts())
+    s = of(data, person="id", rows_per_person=1)
+    with pytest.warns(UserWarning, match="one ledger"):
+        of(data)
+    for hashes in s._table.source._hashes:
+        hashes["age"] = bytes(32)  # As if a block had been computed again, with other values.
+    with pytest.raises(RuntimeError, match="changed"):
+        s.mean("age", 0, 95, epsilon=1.0)
+    assert s.spent.epsilon == 1
+
+    def broken(block, persons):
+        raise ValueError("a cell")
+
+    with pytest.raises(RuntimeError, match="Ray could not read a block: RayTaskError") as error:
+        list(s._table.map(["plan"], broken))
+    assert "a cell" not in str(error.value)
+    cluster.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        s.count(epsilon=1.0)
+    assert s.spent.epsilon == 1
+
+
+# Distinct places
+
+
+@pytest.mark.parametrize("span", [3, 1000, 2**60])
+def test_distinct_words_are_counted(span, monkeypatch):
+    monkeypatch.setattr("dpkernels.session.distinct._FEWEST", 300)
+    monkeypatch.setattr("dpkernels.session.distinct._AT_ONCE", 64)
+    rng, words, everything = np.random.default_rng(span % 1000), DistinctWords(), []
+    assert [len(each) for each in words.sorted()] == [0, 0]
+    for _ in range(30):
+        block = rng.integers(0, span, rng.integers(0, 200)).astype(np.uint64)
+        words.add(*np.unique(block, return_counts=True))
+        everything.append(block)
+    distinct, counts = np.unique(np.concatenate(everything), return_counts=True)
+    for _ in range(2):
+        assert np.array_equal(words.sorted()[0], distinct)
+        assert np.array_equal(words.sorted()[1], counts)
+
+
+def test_places_are_those_of_sorted_rows():
+    rows = np.sort(np.random.default_rng(1).integers(0, 30, 200))
+    places = Places(*np.unique(rows, return_counts=True))
+    assert len(places) == 200
+    assert np.array_equal(places.up_to(np.arange(-1, 31)), np.searchsorted(rows, np.arange(-1, 31), side="right"))
+    below, above = places.split(12)
+    assert (len(below), len(above)) == ((rows <= 12).sum(), (rows > 12).sum())
