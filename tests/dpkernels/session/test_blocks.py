@@ -247,33 +247,75 @@ def cluster(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
-                 logging_level="ERROR")  # fmt: skip
+        ray.init(
+            num_cpus=1, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR", _system_config={"agent_register_timeout_ms": 600_000},
+        )  # fmt: skip
         ray.data.DataContext.get_current().enable_progress_bars = False
         yield ray
         ray.shutdown()
 
 
-@pytest.mark.thorough
-def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch, tmp_path):
+class Blocks:
+    """A dataset whose blocks are tables of this process, and tasks that run at once: Ray without its machines."""
+
+    def __init__(self, tables):
+        self.tables = tables
+
+    def to_arrow_refs(self):
+        return self.tables
+
+    def columns(self):
+        return [] if not self.tables else self.tables[0].column_names
+
+
+@pytest.fixture
+def tasks_of_this_process(monkeypatch):
+    ray = pytest.importorskip("ray")
+
+    class Task:
+        def __init__(self, function):
+            self.function = function
+
+        def remote(self, *arguments):
+            return lambda: self.function(*arguments)
+
+    def get(task):
+        if isinstance(task, list):
+            return [get(each) for each in task]
+        try:
+            return task()
+        except ValueError as error:
+            raise ray.exceptions.RayTaskError("task", str(error), error) from error
+
+    is_running = [True]
+    for name, function in {
+        "remote": Task, "get": get, "put": lambda value: value, "cancel": lambda task: None,
+        "is_initialized": lambda: is_running[0], "cluster_resources": lambda: {"CPU": 2.0},
+        "shutdown": lambda: is_running.clear() or is_running.append(False),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(ray, name, function)
+    monkeypatch.setattr("dpkernels.release.containers.is_ray_dataset", lambda x: isinstance(x, Blocks))
+    return ray
+
+
+def check_datasets(ray, monkeypatch, dataset):
     """Partial sums, places and pairs are joined; a session's secret and noise are not sent to tasks."""
     sent = []
-    own = cluster.put
-    monkeypatch.setattr(cluster, "put", lambda value: own(sent.append(value) or value))
-    check_same(lambda: cluster.data.from_arrow(parts()))
-    check_same(lambda: cluster.data.from_arrow(TABLE).repartition(7))
+    own = ray.put
+    monkeypatch.setattr(ray, "put", lambda value: own(sent.append(value) or value))
+    check_same(lambda: dataset(parts()))
+    check_same(lambda: dataset([TABLE.slice(start, 300) for start in range(0, N, 300)] + [TABLE.slice(0, 0)]))
     assert sent
     secret = of(PEOPLE)._secret
     assert not any(secret in value for value in sent if isinstance(value, bytes))
 
-    for data in (cluster.data.from_arrow([parts()[0], parts()[1].drop(["age"])]), cluster.data.from_items([])):
+    for data in (dataset([parts()[0], parts()[1].drop(["age"])]), dataset([])):
         with pytest.raises(ValueError, match="different columns"):
             opened(data)
 
-    data = cluster.data.from_arrow(parts())
+    data = dataset(parts())
     s = of(data, person="id", rows_per_person=1)
-    with pytest.warns(UserWarning, match="one ledger"):
-        of(data)
     for hashes in s._table.source._hashes:
         hashes["age"] = bytes(32)  # As if a block had been computed again, with other values.
     with pytest.raises(RuntimeError, match="changed"):
@@ -286,10 +328,19 @@ def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch, tmp
     with pytest.raises(RuntimeError, match="Ray could not read a block: RayTaskError") as error:
         list(s._table.map(["plan"], broken))
     assert "a cell" not in str(error.value)
-    cluster.shutdown()
+    ray.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         s.count(epsilon=1.0)
     assert s.spent.epsilon == 1
+
+
+def test_blocks_of_ray_have_the_results_of_their_table(tasks_of_this_process, monkeypatch):
+    check_datasets(tasks_of_this_process, monkeypatch, Blocks)
+
+
+@pytest.mark.thorough
+def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch):
+    check_datasets(cluster, monkeypatch, lambda tables: cluster.data.from_arrow(tables or [pa.table({})]))
 
 
 # Distinct places
