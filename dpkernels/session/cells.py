@@ -269,15 +269,19 @@ def _person(cell: Any, secret: bytes) -> tuple[int, int]:
     return int.from_bytes(digest[:8]) | 1 << 63, int.from_bytes(digest[8:])
 
 
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, Number)
+
+
 def _exact_number(cell: Any) -> int | float | None:
     """Return the integer of 64 bits, or the float, that a cell is equal to or the text of, or None."""
     try:
         if isinstance(cell, str):
             cell = int(cell) if len(cell) <= 20 and str(int(cell)) == cell else None
         cell = cell.item() if isinstance(cell, np.generic) else cell  # NumPy compares integers with floats as floats.
-        if not isinstance(cell, Number):
+        if not _is_number(cell):
             return None
-        real: Any = cell.real  # type: ignore[attr-defined]
+        real = cell.real
         number = float(real)
         if number == cell and not (number.is_integer() and -(2.0**63) <= number < 2.0**64):
             return number
