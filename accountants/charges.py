@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from accountants.mechanism_guarantee import guarantee
 from dpkernels import checks
-from dpkernels.budgets.filters import EpsilonDelta
+from dpkernels.budgets.filters import EpsilonDelta, composed_claims
 from dpkernels.decimals import rational
-from dpkernels.exact.certificate import Certificate
-from dpkernels.exact.noise import NoiseCertificate
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.exact.batches import BatchCertificate
+from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.noise import NoiseCertificate, gaussian_distance, root_up
 from dpkernels.exact.registry import exact_sampler
+from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven
 
 MOST_REPORTS = 1 << 40
 # The bound is raised by this share and to this number of digits: other machines, whose sums round differently, and a
 # reader of the printed decimal find it at least as large as their own bound.
-_ALLOWANCE, _DIGITS = Fraction(1_000_001, 1_000_000), 7
+ALLOWANCE, _DIGITS = Fraction(1_000_001, 1_000_000), 7
+# Of a batch, whose composition is computed; of more, the claims are added.
+_MOST_TABLES = 1 << 8
+_NEAR_GAUSSIAN = 2.0**-40  # The distance of a table of 64 bits is below 2^-46.
 
 
 @proven("filters#proof")
@@ -33,7 +42,8 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
     change by up to the sensitivity, in either direction.
 
     Args:
-        mechanism: a mechanism with a claim, its exact sampler, or its certificate.
+        mechanism: a mechanism with a claim, its exact sampler, or its certificate; or those of a batch, every entry of
+            which makes the reports.
         count: the number of reports, 1 to 2^40.
 
     Example:
@@ -41,7 +51,7 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
         >>> print(repeated_charge(dpk.laplace(epsilon=0.1, sensitivity=1.0), 100))
         epsilon 10, delta 0
     """
-    total, bound = _claims(mechanism, count), repeated_bound(mechanism, count).epsilon * _ALLOWANCE
+    total, bound = _claims(mechanism, count), repeated_bound(mechanism, count).epsilon * ALLOWANCE
     raised = Fraction(Context(_DIGITS, ROUND_CEILING).divide(bound.numerator, bound.denominator))
     return EpsilonDelta(min(total.epsilon, raised), total.delta)
 
@@ -49,6 +59,8 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
 def repeated_bound(mechanism: Any, count: int) -> EpsilonDelta:
     """Return the same without the allowance: any epsilon of at least this is one of all the reports."""
     total, certificate = _claims(mechanism, count), _certificate(mechanism)
+    if isinstance(certificate, BatchCertificate):
+        return EpsilonDelta(batch_bound(certificate, total.delta, count), total.delta)
     if count > 1 and total.delta < 1 and _is_symmetric_noise(certificate):
         with suppress(ValueError, OverflowError):  # not every table and count has a finite bracket
             upper = guarantee(certificate).repeat(count).bracket(delta=_float_at_most(total.delta))[1]
@@ -56,9 +68,81 @@ def repeated_bound(mechanism: Any, count: int) -> EpsilonDelta:
     return total
 
 
+@proven("filters#proof")
+def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) -> Fraction:
+    """Return an epsilon such that ``count`` reports of every entry, all about the same people, are (epsilon, delta)-DP.
+
+    It is the sum of the claims, where the sum of their deltas is at most ``delta``. Where that is less, it is the upper
+    end of the accountant's bracket of all tables together: every entry's neighbours are as many cells apart as those of
+    its table. This needs symmetric noise on numbers with a delta, and at most 256 tables.
+
+    Raises:
+        ValueError: neither of the two is known.
+    """
+    claims = _claims(certificate, count)
+    bounds = [claims.epsilon] if claims.delta <= delta else []
+    tables: Any = certificate.tables
+    if 0 < delta < 1 and len(tables) <= _MOST_TABLES and all(map(_is_composable, tables)):
+        numbers = (np.bincount(certificate.table_of) * count).tolist()
+        with suppress(ValueError, OverflowError):  # as in repeated_bound
+            near_gaussian = _gaussian_bound(tables, numbers, delta)
+            bounds.append(_composed_bound(tables, numbers, delta) if near_gaussian is None else near_gaussian)
+    if not bounds:
+        raise ValueError(f"delta: {float(delta):g}; the composition of these {len(tables)} tables is not known")
+    return min(bounds)
+
+
+def _composed_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fraction) -> Fraction:
+    """Return the upper end of the bracket of so many reports of each table."""
+    reports = [guarantee(table).repeat(number) for table, number in zip(tables, numbers, strict=True)]
+    return Fraction(reports[0].compose(*reports[1:]).bracket(delta=_float_at_most(delta))[1])
+
+
+@proven("filters#proof")
+def _gaussian_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fraction) -> Fraction | None:
+    """Return an epsilon of so many reports of tables that are next to Gaussian noise; None if one is not.
+
+    With tau the distance of a table to the masses of a Gaussian, and s/sigma its neighbours' distance, the reports have
+    the delta of Gaussian noise at the root of the sum of n (s/sigma)^2, plus the sum of n tau (1 + e^epsilon).
+    """
+    square = distance = Fraction(0)
+    for certificate, number in zip(tables, numbers, strict=True):
+        table = certificate.table
+        variance = table.variance / table.bin_width**2 - Fraction(1, 12)  # Of the Gaussian, without its rounding.
+        if variance <= 0:
+            return None
+        sigma = root_up(Fraction(math.floor(variance * (1 << 80)), 1 << 80))
+        try:
+            tau = gaussian_distance(table, sigma)
+        except CertificateError:
+            return None
+        if tau > _NEAR_GAUSSIAN:
+            return None
+        square += number * (certificate.shift / sigma) ** 2
+        distance += number * tau
+    mu = math.nextafter(math.nextafter(math.sqrt(square), math.inf), math.inf)
+    noise = guarantee(Additive(Gaussian(1.0), mu))
+    most = 1.001 * noise.epsilon(_float_at_most(delta))
+    rest = delta - distance * (1 + Fraction(math.exp(most) * (1 + 1e-12)))
+    if rest <= 0:
+        return None
+    epsilon = noise.epsilon(_float_at_most(rest))
+    return Fraction(epsilon) if epsilon <= most else None
+
+
+def _is_composable(certificate: Any) -> bool:
+    """Return whether one pair, the table and it shifted, dominates every entry of a table."""
+    if not (_is_symmetric_noise(certificate) and certificate.shift >= 1 and certificate.table.is_unimodal):
+        return False
+    return certificate.table.tail is None and certificate.table.remainder is None
+
+
 def _claims(mechanism: Any, count: int) -> EpsilonDelta:
     """Return the sum of the claims of all reports."""
     count, certificate = checks.integer_in("count", count, 1, MOST_REPORTS), _certificate(mechanism)
+    if isinstance(certificate, BatchCertificate):
+        total = composed_claims(certificate.epsilon, certificate.delta)
+        return EpsilonDelta(count * total.epsilon, count * total.delta)
     delta = rational(getattr(certificate, "delta", 0))
     return EpsilonDelta(count * rational(certificate.epsilon), count * delta)
 

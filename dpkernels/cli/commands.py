@@ -265,6 +265,11 @@ the data. A value that is none of them is an error, or with --other becomes that
 file and hexadecimal digits in a text file. With columns of both kinds give --mechanism for each, such as categorical
 and balanced.
 
+Rows that are queries, with parameters of their own, need --sensitivity-column and so on. Columns of parameters are
+copied, and all noise scales can be computed from them, so they must be PUBLIC: a sensitivity, an interval or an epsilon
+that was computed from private data leaks it. --together EPS[,DELTA] divides one budget among all rows, so that the sum
+of their variances, each times the weight of --weight-column, is small, and charges it once.
+
 Privacy loss adds up over releases about the same people. A --ledger is for one group of people. It adds the total over
 the perturbed columns of every release, and refuses a release that exceeds the budget before a value is perturbed. Of a
 local mechanism each row is a person, and one row is charged. Without --ledger that of $DPKERNELS_LEDGER is charged.
@@ -285,6 +290,7 @@ More examples:
       --column income --lower 0 --upper 1e6 --epsilon 0.5
   dpkernels perturb counts.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5 --rows same-people \\
       --ledger people.ledger --budget 5,1e-9
+  dpkernels perturb queries.csv out.csv --column answer --sensitivity-column most --together 1,1e-6
   dpkernels perturb - - --format csv --sidecar out.json --column age --lower 0 --upper 120 --epsilon 1 \\
       < in.csv > out.csv
   dpkernels perturb s3://bucket/in s3://bucket/out --engine ray --address auto --column age --lower 0 --upper 120 \\
@@ -331,6 +337,7 @@ def _refuse_head(context: click.Context, option: click.Parameter, count: str | N
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
 @click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)
+@opts.query_options
 @opts.row_options
 @opts.engine_options
 @_run_option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
@@ -361,6 +368,8 @@ def perturb(
     runs, save_config = {name: options.pop(name) for name in opts.ENGINE}, options.pop("save_config")
     parameters = {name: options.pop(name) for name in list(options) if name in opts.OPTIONS}  # as the user ordered them
     of_mechanisms = {name: values for name, values in parameters.items() if values}
+    names = {name: options.pop(f"{name}_column") for name in opts.QUERY_COLUMNS}
+    options["query_columns"] = {name: values for name, values in names.items() if values}
     if not options["ledger"] and (usual := _charged_ledger(None)):
         options["ledger"] = (usual,)
     request = plan.Request(source, target, of_mechanisms, **options)

@@ -112,6 +112,8 @@ class Selection:
         bounds: tuple[float, float] | None,
     ) -> Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
+        if "queries" in form:
+            raise click.UsageError(f"REPORTS: the rows of {where} are queries, each with a mechanism of its own")
         column_form = column_of(form, names, where, column)
         check_groups(form, names, where, by)
         try:

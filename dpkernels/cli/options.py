@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,24 @@ row_options = together(
     _row_option("--missing-markers", type=TextList(), default=(), metavar="A,B,..", help=_MARKERS),
     _row_option("--multiline", is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),
     _row_option("--sidecar", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=_SIDECAR),
+)
+
+# The parameters that a column may have, and what a column of each holds.
+QUERY_COLUMNS = {
+    "sensitivity": "Public column with the sensitivity of every row.",
+    "lower": "Public column with the smallest valid value of every row.",
+    "upper": "Public column with the largest valid value of every row.",
+    "epsilon": "Public column with the budget of every row.",
+    "weight": "Public column with the weight of every row's variance, for --together.",
+}
+_TOGETHER = "Divide one budget among all rows, which are about the same people."
+_query_option = rare_options("Rows that are queries, with PUBLIC parameters of their own")
+query_options = together(
+    *(
+        _query_option(f"--{name}-column", metavar="NAME", multiple=True, help=text)
+        for name, text in QUERY_COLUMNS.items()
+    ),
+    _query_option("--together", type=NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_TOGETHER),
 )
 
 _ENGINE = "What runs the parts: threads of this process (default), or tasks of a Ray cluster."

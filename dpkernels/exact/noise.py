@@ -303,6 +303,10 @@ class AdditiveCertificate(Certificate):
 
     realised_epsilon = property(attrgetter("epsilon"))  # The budget, which goes with ``realised_delta``.
 
+    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+        """Return the places of the table for entries of a batch, which follow from their claims."""
+        raise TypeError(f"certificate: {type(self).__name__} is of no batch's entries")
+
     @property
     def lowest(self) -> Fraction | None:
         """Return the least noise, or None if there is none."""
@@ -381,6 +385,15 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         else:
             shift, apart = int(self.shift), -(-points // M)
         return is_other | is_far | (apart != shift)
+
+    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+        """Return the places of the table for the sensitivities of entries."""
+        D = claims["sensitivity"]
+        if self.bins_log2 is None:
+            table = self.table
+            return NoisePlace.of(np.full(len(D), table.grid_log2), np.full(len(D), table.points_per_bin))
+        exponents, _, M = grids(D, self.bins_log2)
+        return NoisePlace.of(exponents, M)
 
     @property
     def covers(self) -> str:
@@ -736,12 +749,7 @@ class ExactNoise(ExactSampler):
 
     def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
         """Return the places of the table for the sensitivities of entries."""
-        D, bins_log2 = claims["sensitivity"], self.certificate.bins_log2
-        if bins_log2 is None:
-            table = self.table
-            return NoisePlace.of(np.full(len(D), table.grid_log2), np.full(len(D), table.points_per_bin))
-        exponents, _, M = grids(D, bins_log2)
-        return NoisePlace.of(exponents, M)
+        return self.certificate.entry_places(claims)
 
     def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
         return 1 / float(self.entry_places(claims).finer.max())

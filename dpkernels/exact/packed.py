@@ -23,6 +23,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dpkernels.bounded_json import brief, integer
 from dpkernels.exact.certificate import MOST_WEIGHTS
 
@@ -92,6 +94,34 @@ def unpack(form: Any) -> list[int]:
     if shift or len(values) != stored:
         raise ValueError(f"integers: {len(values)} whole ones, not {stored}")
     return values + values[: count // 2][::-1] if form["mirrored"] else values
+
+
+_ARRAYS = {"int": np.dtype("<i8"), "float": np.dtype("<f8")}
+_MOST_ENTRIES = 1 << 24  # Of an array.
+
+
+def pack_array(array: np.ndarray) -> dict[str, Any]:
+    """Return a vector of int64 or float64 as a short JSON form: zlib of its numbers' first bytes, second bytes, ..."""
+    kind = "float" if array.dtype.kind == "f" else "int"
+    planes = np.ascontiguousarray(array, _ARRAYS[kind]).view(np.uint8).reshape(-1, 8).T
+    data = base64.b64encode(zlib.compress(np.ascontiguousarray(planes).tobytes(), 6)).decode()
+    return {"count": len(array), "type": kind, "data": data}
+
+
+def unpack_array(form: Any) -> np.ndarray:
+    """Return the vector of a form of ``pack_array``; ValueError if it is not one, or a number is not finite."""
+    if type(form) is not dict or form.keys() != {"count", "type", "data"} or form["type"] not in _ARRAYS:
+        raise ValueError(f"array: {brief(form)} must have count, type and data")
+    if not 0 <= (count := integer("count", form["count"])) <= _MOST_ENTRIES:
+        raise ValueError(f"array: count must be from 0 to {_MOST_ENTRIES}")
+    text = _bytes(form["data"], 8 * count)
+    if len(text) != 8 * count:
+        raise ValueError(f"array: has {len(text)} bytes, not {8 * count}")
+    planes = np.frombuffer(text, np.uint8).reshape(8, count)
+    array = np.ascontiguousarray(planes.T).view(_ARRAYS[form["type"]]).reshape(count)
+    if not np.isfinite(array).all():
+        raise ValueError("array: a number is not finite")
+    return array
 
 
 def _bytes(data: Any, most: int) -> bytes:

@@ -74,6 +74,11 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
         return is_other | is_far | (-(-points // np.maximum(M, 1)) * self.rate > epsilon)
 
+    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+        """Return the cells of entries, which follow from their budgets and sensitivities."""
+        exponents, _, M = shared_grids(claims["epsilon"], claims["sensitivity"], self.rate)
+        return NoisePlace.of(exponents, M)
+
     @property
     def covers(self) -> str:
         return (
@@ -120,16 +125,6 @@ def certify_shared(table: NoiseTable, rate: float) -> SharedNoiseCertificate:
     return SharedNoiseCertificate(float(rate), table)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedNoise(ExactNoise):
-    """A sampler of entries with cells of their own."""
-
-    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
-        """Return the cells of entries, which follow from their budgets and sensitivities."""
-        exponents, _, M = shared_grids(claims["epsilon"], claims["sensitivity"], self.certificate.rate)
-        return NoisePlace.of(exponents, M)
-
-
 @lru_cache(maxsize=1 - _FINEST_RATE_LOG2)
 def _certificate(rate_log2: int) -> SharedNoiseCertificate:
     """Return the certified table of a rate; its own cells have the width 1."""
@@ -165,4 +160,4 @@ def shared_tables(flat: Any) -> tuple[tuple[ExactNoise, ...], np.ndarray, dict[s
             return None
     firsts = [int((table_of == number).argmax()) for number in range(len(rates))]
     samplers = zip(firsts, certificates, strict=True)
-    return tuple(SharedNoise(flat[first], certificate) for first, certificate in samplers), table_of, claims
+    return tuple(ExactNoise(flat[first], certificate) for first, certificate in samplers), table_of, claims

@@ -20,10 +20,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.numerics import RealArray
 from dpkernels.random import chacha, host
 from dpkernels.random.chacha import BITS_STREAM
+from dpkernels.release.batch_engine import BatchRelease
 from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
 from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.release.process import check_process, own_settings
@@ -116,9 +118,16 @@ def check_words(device: Any) -> None:
         raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL, so it is not used for releases")
 
 
-def exact_engine(sampler: ExactSampler, key: bytes, devices: Any = None) -> HostRelease | DeviceRelease:
-    """Return the engine for values in host memory: the CPU, or the JAX devices that are asked for."""
+def exact_engine(
+    sampler: ExactSampler | ExactBatch, key: bytes, devices: Any = None
+) -> HostRelease | BatchRelease | DeviceRelease:
+    """Return the engine for values in host memory: the CPU, or the JAX devices that are asked for.
+
+    Batches are released by the CPU.
+    """
     check_process()
+    if isinstance(sampler, ExactBatch):
+        return BatchRelease(sampler, key)
     return HostRelease(sampler, key) if devices is None else DeviceRelease(sampler, key, tuple(devices))
 
 

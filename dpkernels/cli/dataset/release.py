@@ -416,6 +416,7 @@ def _done(entry: Mapping[str, Any]) -> Done:
 
 def plan(request: Request, engine: Any) -> DatasetPlan:
     """Check everything of a release of many files that can be checked before a value is read."""
+    request.check_no_queries()
     source, target = str(request.source), str(request.target)
     dash = "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
     for wrong, problem in (

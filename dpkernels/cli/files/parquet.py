@@ -126,7 +126,7 @@ class ParquetFile(Source):
         return self._rows
 
     def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
-        self._replaced, self.fraction = {str(name) for name in columns}, 0.0
+        self.fraction = 0.0
         # An estimate from stored widths, which bounds the memory that a table of long texts takes.
         width = max(1, sum(size for _, size in self.groups) // max(1, self._rows))
         rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
@@ -152,6 +152,7 @@ class ParquetFile(Source):
 
     def replaced(self, piece: GroupPart, reports: dict[str | None, Any]) -> GroupPart:
         table = piece.table
+        self._replaced = set(map(str, reports))
         for name, report in reports.items():
             number, missing = self.names.index(str(name)), report.missing
             if isinstance(report, CategoryReports):

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from io import BufferedIOBase
 from itertools import count, islice
@@ -28,12 +28,14 @@ from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import single
+from dpkernels.cli.release import queries as of_rows
 from dpkernels.cli.release.categories import perturbed as perturbed_categories
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, label, to_json
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
+from dpkernels.exact.batches import ExactBatch
 from dpkernels.progress import bar
 from dpkernels.random import host
 from dpkernels.random.keys import column_secret
@@ -103,7 +105,7 @@ def release_file(
     key, file = output or (None, None)
     held, read, rows, size = list[Any](), 0, 0, 0
     uses = {column.name: _use(spec, source, column, key, first - row, devices) for column in spec.columns}
-    pieces = source.pieces(list(uses))
+    pieces = source.pieces([*uses, *(spec.queries.names if spec.queries else ())])
     with (
         nullcontext() if file is None else source.sink(path_of(file)) as write,
         # A request to stop need not wait for a stream's next bytes.
@@ -113,6 +115,8 @@ def release_file(
         while True:
             with independent_of_reports():
                 if (following_piece := next(columns, None)) is None:
+                    if spec.queries:
+                        spec.queries.check_whole(source, read)
                     break
             piece, reports, is_whole = following_piece
             read, rows = read + len(piece), rows + (len(piece) if is_whole is None else int(is_whole.sum()))
@@ -156,6 +160,8 @@ def _use(
     if is_categorical(column.sampler.certificate):
         missing = spec.row_options.missing
         return lambda piece, start: perturbed_categories(source, column, piece, start, column_key, offset, missing)
+    if column_key is None and isinstance(column.sampler, ExactBatch):
+        return lambda values, bounds, row: bounds.check_entries(values, np.arange(row, row + len(values)), row)
     if column_key is None:
         return lambda values, bounds, row: bounds.check(values, first=row)
     engine = exact_engine(column.sampler, column_key, devices)
@@ -171,6 +177,8 @@ def _columns(
         for column in spec.columns
     ]
     for piece in pieces:
+        if spec.queries:
+            spec.queries.check(source, piece, row)
         numbers = {
             column.name: _used(spec, source, column, column_bounds, piece, row, uses[column.name])
             for column, column_bounds in zip(spec.columns, bounds, strict=True)
@@ -299,6 +307,8 @@ class Request:
     delimiter: str | None  # None for that of the format
     multiline: bool
     missing_markers: tuple[str, ...] = ()  # texts of cells without a value, besides the usual ones
+    query_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of columns, by parameter
+    together: Sequence[tuple[Decimal, ...]] = ()  # the budget of all rows
     label: str | None = None  # of the charge
     full_certificate: bool = False  # whether the sidecar has the integers of tables as numbers
     resume: bool = False  # whether to continue a killed run to the same output
@@ -319,22 +329,52 @@ class Request:
         options = RowOptions(self.missing, self.decimals, self.shuffle_rows, shuffleable)
         if options.missing == "drop" and not source.droppable:
             raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
-        perturbed, mechanisms = self._names(source), self.mechanism or [self._default]
-        check_count("mechanism", len(mechanisms), len(perturbed))
-        spread = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
-        settings = zip(spread, options_by_column(spread, self.options), map(label, perturbed), strict=True)
-        samplers = [build_exact_sampler(*setting) for setting in settings]
-        columns = tuple(Column(name, *sampler) for name, sampler in zip(perturbed, samplers, strict=True))
+        perturbed, queries = self._names(source), self._queries()
+        options = options if queries is None else replace(options, shuffleable=False)
+        parameters = None if queries is None else self._of_rows(queries, source, perturbed, options)
+        columns = self._columns(perturbed) if parameters is None else self._query_column(perturbed[0], parameters)
         if not source.names and is_categorical(columns[0].sampler.certificate):
             raise click.UsageError(f"--mechanism: {columns[0].mechanism} is for columns; {source.path} is one array")
         also = [text for name, text in source.also_copied.items() if name not in perturbed]
         also = [] if options.missing == "drop" or options.shuffle else also
         copied = *(name for name in source.names if name not in perturbed), *also
         names, values = tuple(source.names), source.values_per_row
-        rows = self._rows(columns)
-        return ReleaseSpec(
-            columns, self.clip, layout, options, names, values, copied, rows, full_certificate=self.full_certificate
-        )
+        rows = self._rows(columns, parameters)
+        specified = columns, self.clip, layout, options, names, values, copied, rows
+        return ReleaseSpec(*specified, full_certificate=self.full_certificate, queries=parameters)
+
+    def _columns(self, perturbed: Sequence[str | None]) -> tuple[Column, ...]:
+        """Return the columns with the mechanisms that are named, or the default one."""
+        mechanisms = self.mechanism or [self._default]
+        check_count("mechanism", len(mechanisms), len(perturbed))
+        spread = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
+        settings = zip(spread, options_by_column(spread, self.options), map(label, perturbed), strict=True)
+        samplers = [build_exact_sampler(*setting) for setting in settings]
+        return tuple(Column(name, *sampler) for name, sampler in zip(perturbed, samplers, strict=True))
+
+    def _queries(self) -> of_rows.QueryRequest | None:
+        return of_rows.QueryRequest.of(self.query_columns, self.together)
+
+    def check_no_queries(self) -> None:
+        """Refuse parameters of rows, which are for one file."""
+        if self._queries() is not None:
+            option = "--together" if self.together else of_rows.column_option(next(iter(self.query_columns)))
+            raise click.UsageError(f"{option}: is for one file; a dataset has one mechanism for all its rows")
+
+    def _of_rows(
+        self, queries: of_rows.QueryRequest, source: Source, perturbed: Sequence[str | None], options: RowOptions
+    ) -> of_rows.Queries:
+        """Return the public parameters of every row."""
+        if source.path == STANDARD_INPUT:
+            raise click.UsageError("IN: standard input cannot be read twice, and the rows' parameters are read first")
+        queries.check(source, perturbed, options)
+        with independent_of_reports():
+            return queries.read(source)
+
+    def _query_column(self, name: str | None, parameters: of_rows.Queries) -> tuple[Column, ...]:
+        """Return the one column, of which every row has a mechanism."""
+        settings = single({"mechanism": self.mechanism, **self.options})
+        return (Column(name, *of_rows.build(settings.pop("mechanism", None), settings, parameters)),)
 
     @property
     def _default(self) -> str:
@@ -348,12 +388,17 @@ class Request:
             )
         return "categorical"
 
-    def _rows(self, columns: Sequence[Column]) -> str | None:
+    def _rows(self, columns: Sequence[Column], parameters: of_rows.Queries | None) -> str | None:
         """Return whom the rows are about; with a ledger, rows of statistics must say so."""
         rows = single({"rows": self.rows}).get("rows")
+        if parameters is not None and parameters.together is not None:
+            if rows not in (None, SAME_PEOPLE):
+                raise click.UsageError(f"--rows {rows}: the rows of --together are all about the same people")
+            return SAME_PEOPLE
         if rows is not None and not self.ledger:
             raise click.UsageError("--rows: says what is charged to a ledger; it needs --ledger FILE")
-        statistics = [column for column in columns if is_statistic(column.sampler.certificate)]
+        tables = [getattr(column.sampler.certificate, "tables", [column.sampler.certificate])[0] for column in columns]
+        statistics = [column for column, table in zip(columns, tables, strict=True) if is_statistic(table)]
         if statistics and self.ledger and rows is None:
             raise click.UsageError(
                 f"--rows: missing; the ledger must know whom the rows of {statistics[0].mechanism} are about: "

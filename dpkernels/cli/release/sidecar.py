@@ -27,17 +27,18 @@ from dpkernels.cli.text import display_name
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import format_number
 from dpkernels.estimation.released import confidence_interval
+from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate
-from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise import NoiseCertificate
-from dpkernels.exact.packed import full_certificates, short_certificates
+from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.noise import AdditiveCertificate, NoiseCertificate
+from dpkernels.exact.packed import full_certificates, pack_array, short_certificates, unpack_array
 from dpkernels.exact.registry import MixtureCertificate
-from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.release.charges import SAME_PEOPLE
 
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge
+    from dpkernels.cli.release.queries import Queries
 
 FORMAT = 4
 _READ = (3, FORMAT)  # In format 3, certificates held their integers themselves.
@@ -64,6 +65,8 @@ class StatedGuarantee:
 
 def guarantee(certificate: Any) -> StatedGuarantee:
     """Return the guarantee of a certificate of single reports; ValueError for one of vectors."""
+    if isinstance(certificate, BatchCertificate):
+        return _of_rows(certificate)
     if isinstance(certificate, NoiseCertificate):
         epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
         realised = certificate.realised_epsilon, delta, float_at_least(certificate.realised_delta)
@@ -86,12 +89,27 @@ def guarantee(certificate: Any) -> StatedGuarantee:
     return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, claims)
 
 
+def _of_rows(certificate: BatchCertificate) -> StatedGuarantee:
+    """Return the largest guarantee of a row, of rows with a mechanism each."""
+    tables = certificate.tables
+    epsilon, delta = (float(claims.max()) for claims in (certificate.epsilon, certificate.delta))
+    is_noise = isinstance(tables[0], AdditiveCertificate)
+    # The budget of noise goes with the realised delta; of endless tables that rows share, it is a cell's.
+    realised = epsilon if is_noise else max(float(table.realised_epsilon) for table in tables)  # type: ignore[attr-defined]
+    realised_delta = max(float_at_least(getattr(table, "realised_delta", Fraction(0))) for table in tables)
+    near = "values at most the row's own sensitivity apart" if is_noise else "any two values in the row's own interval"
+    limits = "; additive noise takes values up to 2^34 sensitivities from 0" if is_noise else ""
+    return StatedGuarantee(epsilon, realised, delta, realised_delta, near, {}, limits)
+
+
 def of_a_row(columns: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
     """Return the guarantee of a row by basic composition over its values."""
     epsilon, delta = map(float_at_least, exact_totals(columns, values_per_row))
     realised_epsilon = _total([column.realised_epsilon for column in columns], values_per_row)
     realised_delta = _total([column.realised_delta for column in columns], values_per_row)
     near = "any two values of a row (local DP, replace one row's values)"
+    if len(columns) == 1 and not columns[0].stated:  # Every row has a mechanism of its own.
+        near = columns[0].neighbouring
     if any("sensitivity" in column.stated for column in columns):
         near = "rows whose perturbed values are neighbouring in every column"
     return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {})
@@ -125,7 +143,7 @@ class Column:
 
     name: str | None
     mechanism: str
-    sampler: ExactSampler
+    sampler: Any  # exact; that of a batch has a mechanism for every row
     options: Mapping[str, Any]
 
     @cached_property
@@ -144,8 +162,28 @@ class Column:
             "neighbouring": self.guarantee.neighbouring,
             **({} if half_widths is None else {"interval": half_widths}),
             **({} if drawing is None else {"drawing": drawing}),
-            "certificate": self.sampler.certificate.to_dict(),
+            "certificate": certificate_form(self.sampler.certificate),
         }
+
+
+def certificate_form(certificate: Any) -> dict[str, Any]:
+    """Return a certificate's JSON form, in which the numbers of a batch's entries are packed."""
+    form = certificate.to_dict()
+    if isinstance(certificate, BatchCertificate):
+        claims = {name: pack_array(values) for name, values in certificate.claims.items()}
+        form |= {"table_of": pack_array(certificate.table_of), "claims": claims}
+    return form
+
+
+def certificate_of(form: dict[str, Any]) -> Any:
+    """Return the verified certificate of ``certificate_form``; a CertificateError says what it does not have."""
+    try:
+        if form.get("kind") == BatchCertificate.kind:
+            claims = {name: unpack_array(packed).tolist() for name, packed in form["claims"].items()}
+            form = {**form, "table_of": unpack_array(form["table_of"]).tolist(), "claims": claims}
+    except (KeyError, ValueError, AttributeError) as error:
+        raise CertificateError(f"payload: is not a certificate: {text_of(error)}") from error
+    return Certificate.from_dict(form)
 
 
 @dataclass(frozen=True)
@@ -196,6 +234,7 @@ class ReleaseSpec:
     copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
     rows: str | None = None  # one of ``ROWS``, as the user says whom they are about; None if the user does not
     full_certificate: bool = False  # whether the sidecar has the integers as numbers
+    queries: Queries | None = None  # the parameters of every row, where rows are queries
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
@@ -217,12 +256,15 @@ class ReleaseSpec:
 
     def price(self, rows: int) -> Price:
         """Return the cost of this many rows about the same people; of one, if rows are about different people."""
+        if self.queries is not None and self.queries.together is not None:
+            return Price(self.queries.together, SAME_PEOPLE, rows)
         if self.rows != SAME_PEOPLE:
             amounts = exact_totals([column.guarantee for column in self.columns], self.values_per_row)
             return Price(amounts, self.rows, 1)
         from accountants.charges import repeated_charge
 
-        charges = [repeated_charge(column.sampler, rows * self.values_per_row) for column in self.columns]
+        reports = 1 if self.queries is not None else rows * self.values_per_row
+        charges = [repeated_charge(column.sampler, reports) for column in self.columns]
         return Price(reduce(plus, charges), self.rows, rows)
 
 
@@ -296,6 +338,7 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
         "layout": spec.layout.to_dict(),
         **spec.row_options.to_dict(),
         "not_kept": release.not_kept,
+        **({} if spec.queries is None else {"queries": spec.queries.to_dict()}),
         "columns": columns,
         **certificates,
         "versions": versions(),
@@ -329,7 +372,7 @@ _FIELDS: dict[str, Rule] = {
     "missing": ("error, keep or drop", lambda value: value in ("error", "keep", "drop")),
     "decimals": ("null or a whole number", lambda value: value is None or _COUNT[1](value)),
     "columns": _OBJECTS,
-    **dict.fromkeys(("layout", "output", "versions", "ledger?"), _OBJECT),
+    **dict.fromkeys(("layout", "output", "versions", "ledger?", "queries?"), _OBJECT),
 }
 _COLUMN: dict[str, Rule] = {
     "column": ("a string, or null for an array", lambda value: value is None or type(value) is str),

@@ -13,7 +13,16 @@ from dpkernels.budgets.filters import format_amount
 from dpkernels.cli.categories import describe
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
-from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, interval, noise_of, parameters, title
+from dpkernels.cli.release.sidecar import (
+    CONFIDENCE,
+    Column,
+    Release,
+    ReleaseSpec,
+    interval,
+    noise_of,
+    parameters,
+    title,
+)
 from dpkernels.cli.terminal import warn, warnings
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
@@ -58,7 +67,7 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     lines += advice(release)
     if spec.copied:
         lines.append(f"copied as they are, NOT protected: {listed(spec.copied)}")
-    lines += spec.row_options.notices()
+    lines += notices(spec)
     if release.not_kept:
         lines.append(f"not kept of the file: {'; '.join(release.not_kept)}")
     rows = f"{format_number(release.rows, 15)} rows"
@@ -103,10 +112,16 @@ def summary_dict(release: Release, places: Places) -> dict[str, Any]:
         "copied": list(spec.copied),
         **spec.row_options.to_dict(),
         "not_kept": list(release.not_kept),
-        "notices": advice(release) + spec.row_options.notices(),
+        "notices": advice(release) + notices(spec),
+        **({} if spec.queries is None else {"queries": spec.queries.to_dict()}),
         "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
         "warnings": warnings(),
     }
+
+
+def notices(spec: ReleaseSpec) -> list[str]:
+    """Return sentences on what the output reveals about rows."""
+    return ([] if spec.queries is None else [spec.queries.notice()]) + spec.row_options.notices()
 
 
 def advice(release: Release) -> list[str]:
@@ -114,7 +129,9 @@ def advice(release: Release) -> list[str]:
     lines, values = [], release.rows * release.spec.values_per_row
     for column in release.spec.columns:
         name = title(column.name)
-        if (half_widths := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
+        if release.spec.queries is not None:
+            lines += [f"{name}: {text}" for text in release.spec.queries.advice(column.sampler)]
+        elif (half_widths := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
             inside = f"[released - {_rounded_up(half_widths['below'])}, released + {_rounded_up(half_widths['above'])}]"
             lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
             # With a ledger, the user has said whom the rows are about, and the charge is printed.

@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from dpkernels.bounded_json import brief, integer
-from dpkernels.budgets.filters import format_amount, plus
+from dpkernels.budgets.filters import composed_claims, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.categories import is_categorical, reports_of
@@ -31,10 +31,12 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.output import digest
+from dpkernels.cli.release.queries import ROUNDINGS, RowGrids, StatedQueries, is_same_batch, stated_queries
 from dpkernels.cli.release.sidecar import (
     MOST_DECIMALS,
     RowOptions,
     StatedGuarantee,
+    certificate_of,
     exact_totals,
     guarantee,
     interval,
@@ -48,18 +50,17 @@ from dpkernels.cli.release.sidecar import (
 from dpkernels.cli.terminal import public
 from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
+from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import NoiseCertificate
-from dpkernels.exact.registry import Certificate, MixtureCertificate
+from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
 
-# Reports are rounded to floats a few times: this many units in the last place of the largest.
-_ROUNDINGS = 4
 _LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
 _MOST_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
-_VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout"}
+_VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout", "queries"}
 # On other machines the solver of the default parameters may stop at others; two mechanisms differ by more.
 _is_same = partial(math.isclose, rel_tol=1e-6)
 
@@ -88,7 +89,7 @@ def _rounding_in_steps(certificate: Any, dtype: np.dtype, slack: float) -> float
     if isinstance(certificate, NoiseCertificate):
         return slack / float(certificate.table.bin_width)
     lowest, highest, step = _grid(certificate)
-    return (_ROUNDINGS * float(np.finfo(dtype).eps) * max(abs(lowest), abs(highest)) + slack) / step
+    return (ROUNDINGS * float(np.finfo(dtype).eps) * max(abs(lowest), abs(highest)) + slack) / step
 
 
 def _grid(certificate: Any) -> tuple[float, float, float]:
@@ -104,9 +105,12 @@ class VerifiedColumn:
     certificate: Any
     guarantee: StatedGuarantee
     rebuilt: bool  # whether the mechanism, made again from its name and options, has this table
+    queries: StatedQueries | None = None  # what the sidecar states about rows with parameters of their own
 
     def __str__(self) -> str:
         delta = f", delta {shortest(self.guarantee.delta)}" if self.guarantee.delta else ""
+        if self.queries is not None:
+            delta += f"{self.queries}"
         name = display_name(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
         claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbouring: {self.guarantee.neighbouring}"
         return f"ok: {title(self.form['column'])}, {name}, {claim}"
@@ -193,21 +197,33 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
     row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
     start, coarse = 0, set[str]()
-    for piece in source.pieces([column.form["column"] for column in columns]):
+    names = [column.form["column"] for column in columns]
+    names += [name for column in columns if column.queries for name in column.queries.columns.values()]
+    grids = {id(column): RowGrids.of(column.certificate) for column in columns if column.queries}
+    for piece in source.pieces(list(dict.fromkeys(names))):
         for column in columns:
             name = column.form["column"]
+            if column.queries is not None:
+                column.queries.check(source, piece, start)
             if is_categorical(column.certificate):
                 _check_categories(form, column, source, piece, start)
                 continue
             numbers = source.numbers(piece, name, start)
-            good = can_report(column.certificate, numbers.values, slack)
+            if column.queries is None:
+                good = can_report(column.certificate, numbers.values, slack)
+            else:
+                good = np.any([g.can_report(numbers.values, start, slack) for g in grids[id(column)]], axis=0)
             good &= row_options.rounded(numbers.values) == numbers.values
             if numbers.missing is not None:
                 good = np.where(numbers.missing, form["missing"] == "keep", good)
             if not good.all():
                 where = source.place(piece, start + int(good.argmin()), start)
                 raise CertificateError(f"column {title(name)}: {where} is no report of its table")
-            if _rounding_in_steps(column.certificate, numbers.values.dtype, slack) >= 0.5:
+            if (
+                _rounding_in_steps(column.certificate, numbers.values.dtype, slack) >= 0.5
+                if column.queries is None
+                else any(g.are_coarse(numbers.values.dtype, slack) for g in grids[id(column)])
+            ):
                 coarse.add(title(name))
         start += len(piece)
     return start // source.values_per_row, coarse
@@ -291,7 +307,8 @@ def verify(path: Path) -> tuple[list[str], str]:
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
     try:
-        certificate = Certificate.from_dict(form["certificate"])
+        certificate: Any = certificate_of(form["certificate"])
+        queries = stated_queries(release, certificate)
         claims = guarantee(certificate)
         for word, claim in claims.stated.items():  # beside the certificate, in both parts of a mixture
             own_names = (word, f"first.{word}", f"second.{word}")
@@ -301,11 +318,13 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         _check_same("neighbouring", form["neighbouring"], claims.neighbouring)
         if "interval" in form:
             _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
-        differs = _difference(form, certificate)
+        # How a budget was divided is declared; that the tables of all rows have it together is verified.
+        is_divided = queries is not None and queries.together is not None
+        differs = "" if is_divided else _difference(form, certificate, queries)
         # Another version may make another table of numbers.
         if differs and (release["versions"] == versions() or is_categorical(certificate)):
             raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
-        return VerifiedColumn(form, certificate, claims, not differs)
+        return VerifiedColumn(form, certificate, claims, not (differs or is_divided), queries)
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
 
@@ -316,10 +335,10 @@ def _rebuilt(form: dict[str, Any]) -> Any:
     return build_exact_sampler(form["mechanism"], options)[1]
 
 
-def _difference(form: dict[str, Any], certificate: Certificate) -> str:
+def _difference(form: dict[str, Any], certificate: Any, queries: StatedQueries | None) -> str:
     """Return how the mechanism, made again from its name and options, differs; empty if it does not."""
     try:
-        sampler = _rebuilt(form)
+        sampler = _rebuilt(form) if queries is None else queries.rebuilt(form)
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {text_of(error)}"
     recorded, remade = form["parameters"], parameters(sampler.mechanism)
@@ -329,6 +348,8 @@ def _difference(form: dict[str, Any], certificate: Certificate) -> str:
         return " has another table"
     if is_categorical(certificate):
         return "" if sampler.certificate == certificate else " has other integers"
+    if isinstance(certificate, BatchCertificate):
+        return "" if is_same_batch(sampler.certificate, certificate) else " has other tables"
     for fact in ("worst_variance", "lowest", "highest"):  # Noise without an end has no lowest and no highest value.
         remade, recorded = getattr(sampler.certificate, fact), getattr(certificate, fact)
         if (remade is None) != (recorded is None) or (remade is not None and not _is_same(remade, recorded)):
@@ -352,9 +373,17 @@ def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
 def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     """Refuse a charge that is not that of the rows which the sidecar says were charged together."""
     charge, values = form["ledger"], form["values_per_row"]
+    queries = columns[0].queries
+    if queries is not None and queries.together is not None:
+        _check_same("ledger: rows", charge["rows"], SAME_PEOPLE)
+        _check_same("ledger: charged_rows", charge["charged_rows"], form["rows"])
+        for word, amount in zip(("epsilon", "delta"), queries.together, strict=True):
+            _check_same(f"ledger: {word}", charge[word], format_amount(amount))
+        return
     claims = exact_totals([column.guarantee for column in columns], values)
     rows = charge.get("rows")
-    if rows not in ROWS and (rows is not None or any(is_statistic(column.certificate) for column in columns)):
+    tables = [getattr(column.certificate, "tables", [column.certificate])[0] for column in columns]
+    if rows not in ROWS and (rows is not None or any(map(is_statistic, tables))):
         raise CertificateError(
             f"ledger: rows: {brief(rows)} must say whom rows of statistics are about: {listed(ROWS)}"
         )
@@ -367,7 +396,11 @@ def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     count = integer("ledger: charged_rows", charge["charged_rows"])
     if count < form["rows"] or (count > form["rows"] and form["missing"] != "drop"):
         raise CertificateError(f"ledger: charged_rows: the file says {count}, and that it has {form['rows']} rows")
-    bounds = reduce(plus, (repeated_bound(column.certificate, count * values) for column in columns))
+    if queries is not None:
+        claims, values = composed_claims(columns[0].certificate.epsilon, columns[0].certificate.delta), 1
+        bounds, count = repeated_bound(columns[0].certificate, 1), 1
+    else:
+        bounds = reduce(plus, (repeated_bound(column.certificate, count * values) for column in columns))
     _check_same("ledger: delta", charge["delta"], format_amount(count * claims.delta))
     epsilon = charge["epsilon"] if type(charge["epsilon"]) is str else ""
     try:

@@ -1,0 +1,492 @@
+"""Files whose rows are queries: every row has a mechanism of its own, whose parameters are in public columns.
+
+Columns of parameters are copied into the output, and the sidecar has every row's claim, so they must not depend on
+private data: a sensitivity or an epsilon that was computed from the data leaks. ``accountants.tune.allocate`` divides
+one budget for the whole file, which is released only if the composition of its integer tables is within the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import click
+import numpy as np
+
+from dpkernels.bounded_json import brief
+from dpkernels.budgets.filters import EpsilonDelta, format_amount, parse_budget
+from dpkernels.budgets.ledger import parse_amount
+from dpkernels.cli.errors import RowError, text_of
+from dpkernels.cli.files.formats import Source
+from dpkernels.cli.mechanisms import CHOICES, DEFAULT, named, select_mechanism
+from dpkernels.cli.options import QUERY_COLUMNS, flag, single, usage_errors
+from dpkernels.cli.release.sidecar import label
+from dpkernels.cli.terminal import private
+from dpkernels.decimals import shortest
+from dpkernels.exact.batches import BatchCertificate, ExactBatch
+from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.noise import AdditiveCertificate
+from dpkernels.exact.registry import MixtureCertificate, exact_sampler
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.proven import proven
+
+# The parameters that a column may have; a weight is of a row's variance in the sum that ``--together`` makes small.
+PARAMETERS = tuple(QUERY_COLUMNS)
+MOST_ROWS = 1 << 21  # They are held in memory, and the sidecar has three numbers of each.
+_LEVELS = 8  # Of ratios of sensitivity to scale, for which there is a table each.
+_MARGIN, _ATTEMPTS = 2.0**-14, 8  # For the rounding of noise to integers, which delta pays.
+_LARGEST_WHOLE = 2.0**53  # Floats hold every whole number up to this.
+_PUBLIC = "columns of parameters must be public"
+
+
+def column_option(parameter: str) -> str:
+    """Return the option that names the column of a parameter."""
+    return f"{flag(parameter)}-column"
+
+
+@dataclass(frozen=True)
+class QueryRequest:
+    """The options of a file whose rows are queries: the names of columns by parameter, and the budget of all rows."""
+
+    columns: Mapping[str, str]
+    together: EpsilonDelta | None = None
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Sequence[str]], together: Sequence[tuple[Decimal, ...]]) -> QueryRequest | None:
+        """Return what the options ask for; None if they ask for nothing."""
+        names = single({f"{parameter}-column": values for parameter, values in columns.items()})
+        budget = single({"together": together}).get("together")
+        if not names and budget is None:
+            return None
+        if budget is not None and len(budget) > 2:
+            raise click.UsageError(f"--together: {len(budget)} numbers; it is EPS or EPS,DELTA")
+        with usage_errors("--together: "):
+            amounts = None if budget is None else parse_budget(*budget)
+        request = cls({name.removesuffix("-column"): column for name, column in names.items()}, amounts)
+        if amounts is None and "weight" in request.columns:
+            raise click.UsageError("--weight-column: has the weights of a division; it needs --together EPS[,DELTA]")
+        if amounts is not None and "epsilon" in request.columns:
+            raise click.UsageError("--epsilon-column: --together divides one budget; leave one of them out")
+        return request
+
+    def check(self, source: Source, perturbed: Sequence[str | None], row_options: Any) -> None:
+        """Refuse columns that are not there or are private, and treatments of rows that move or drop queries."""
+        if not source.names:
+            raise click.UsageError(f"--together: is for files with columns; {source.path} is one array")
+        if len(perturbed) > 1:
+            raise click.UsageError(f"--column: {len(perturbed)} columns; a file whose rows are queries has one")
+        for parameter, name in self.columns.items():
+            option = column_option(parameter)
+            if (count := list(source.names).count(name)) != 1:
+                problem = f"{count} columns of this name" if count else "no such column"
+                raise click.UsageError(f"{option}: {name!r}; {source.path} has {problem}")
+            if name in perturbed:
+                raise click.UsageError(f"{option}: {name!r} is perturbed; {_PUBLIC}")
+        if row_options.missing != "error":
+            raise click.UsageError(
+                f"--missing {row_options.missing}: every row is a query with parameters; leave out rows without a value"
+            )
+        if row_options.shuffle:
+            raise click.UsageError("--shuffle-rows: every row is a query of its own, whose place is public")
+
+    def read(self, source: Source) -> Queries:
+        """Read the parameters of every row; a RowError names the first that is missing or out of range."""
+        names, values, rows = list(dict.fromkeys(self.columns.values())), dict[str, list[np.ndarray]](), 0
+        with closing(source.pieces(names)) as pieces:
+            for piece in pieces if names else ():
+                for name in names:
+                    values.setdefault(name, []).append(_numbers(source, piece, name, rows))
+                self._check_ranges(source, piece, {p: values[name][-1] for p, name in self.columns.items()}, rows)
+                rows += len(piece)
+                if rows > MOST_ROWS:
+                    raise ValueError(f"{source.path}: has more than {MOST_ROWS} rows, the most that are queries")
+        rows = rows if names else source.count()
+        if not rows:
+            raise ValueError(f"{source.path}: is empty; there is no row to perturb")
+        if rows > MOST_ROWS:
+            raise ValueError(f"{source.path}: has {rows} rows; at most {MOST_ROWS} are queries")
+        columns = {name: np.concatenate(parts) for name, parts in values.items()}
+        for column in columns.values():
+            column.setflags(write=False)
+        return Queries(self.columns, {p: columns[name] for p, name in self.columns.items()}, self.together, rows)
+
+    def _check_ranges(self, source: Source, piece: Any, values: Mapping[str, np.ndarray], start: int) -> None:
+        for parameter in ("sensitivity", "epsilon", "weight"):
+            if parameter in values and (bad := values[parameter] <= 0).any():
+                self._refuse(source, piece, start, parameter, bad, values, "is not positive")
+        if {"lower", "upper"} <= values.keys() and (bad := values["lower"] >= values["upper"]).any():
+            self._refuse(source, piece, start, "upper", bad, values, "is not above the lower end of the row")
+
+    def _refuse(
+        self, source: Source, piece: Any, start: int, parameter: str, bad: Any, values: Any, problem: str
+    ) -> None:
+        row = int(bad.argmax())
+        cell = private(shortest(values[parameter][row]), "a value")
+        text = f"is {cell}, which {problem}; it is the row's {parameter}"
+        raise RowError(start + row, source.place(piece, start + row, start), problem, text, self.columns[parameter])
+
+
+def _numbers(source: Source, piece: Any, name: str, start: int) -> np.ndarray:
+    """Return a column of parameters of a piece; a RowError names the first that is no finite float."""
+    try:
+        numbers = source.numbers(piece, name, start)
+    except RowError as error:
+        raise error.in_column(name) from error
+    except ValueError as error:
+        raise ValueError(label(name) + text_of(error)) from error
+    values = numbers.values
+    masks = {
+        "missing": numbers.missing,
+        "not finite": ~np.isfinite(values),
+        "rounded": np.abs(values.astype(np.float64)) > _LARGEST_WHOLE if values.dtype.kind in "iu" else numbers.rounded,
+    }
+    problems = {
+        "missing": "is missing (empty, null, nan); every row needs its parameters",
+        "not finite": "is not finite",
+        "rounded": "is a whole number that float64 rounds",
+    }
+    for kind, bad in masks.items():
+        if bad is not None and bad.any():
+            row = start + int(bad.argmax())
+            raise RowError(row, source.place(piece, row, start), kind, problems[kind], name)
+    return values.astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """The public parameters of every row of a file, as they were read before anything was charged."""
+
+    columns: Mapping[str, str]  # their names by parameter
+    values: Mapping[str, np.ndarray]
+    together: EpsilonDelta | None  # the budget of all rows, or None if every row claims its own
+    rows: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the columns."""
+        return tuple(dict.fromkeys(self.columns.values()))
+
+    def check(self, source: Source, piece: Any, start: int) -> None:
+        """Refuse a piece whose parameters are not those that the release was certified for."""
+        stop = start + len(piece)
+        if stop > self.rows:
+            raise ValueError(f"{source.path}: had {self.rows} rows when its parameters were read, and has more now")
+        for parameter, name in self.columns.items():
+            if not np.array_equal(_numbers(source, piece, name, start), self.values[parameter][start:stop]):
+                raise ValueError(f"{source.path}: column {name!r} has changed since its parameters were read")
+
+    def check_whole(self, source: Source, rows: int) -> None:
+        """Refuse a file that lost rows since its parameters were read."""
+        if rows != self.rows:
+            raise ValueError(f"{source.path}: had {self.rows} rows when its parameters were read, and has {rows} now")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form; the parameters are in the output, and as claims in the certificate."""
+        budget = self.together
+        amounts = None if budget is None else {name: format_amount(getattr(budget, name)) for name in budget._fields}
+        return {"columns": dict(self.columns), "together": amounts}
+
+    def advice(self, sampler: ExactBatch) -> list[str]:
+        """Return sentences on the guarantee of all rows, and on their noise."""
+        certificate, lines = sampler.certificate, list[str]()
+        if self.together is not None:
+            lines.append(f"all {self.rows} rows together, about the same people: {self.together}")
+        tables = len(certificate.tables)
+        lines.append(f"{self.rows} rows have mechanisms of their own, of {tables} table{'s' * (tables > 1)}")
+        deviations = standard_deviations(certificate)
+        if deviations is not None:
+            low, middle, high = (f"{number:.4g}" for number in np.quantile(deviations, [0, 0.5, 1]))
+            lines.append(f"standard deviations of the noise are {low} to {high}, the median {middle}")
+        return lines
+
+    def notice(self) -> str:
+        """Return the sentence that says which columns are public."""
+        names = ", ".join(repr(name) for name in self.names)
+        parameters = f"the parameters of the rows (columns {names}) are PUBLIC, and so are all rows' noise scales"
+        return f"{parameters}: a parameter that was computed from private data leaks it"
+
+
+def build(
+    mechanism: str | None, options: Mapping[str, Any], queries: Queries
+) -> tuple[str, ExactBatch, dict[str, Any]]:
+    """Return the name of the rows' mechanism, their exact sampler, and the options that all rows share.
+
+    Without a name the mechanism is ``DEFAULT``, or for a budget of all rows the better one of Laplace and Gaussian
+    noise.
+    """
+    for parameter in queries.columns:
+        if parameter in options:
+            raise click.UsageError(f"{flag(parameter)}: is in {column_option(parameter)}, too; give one of them")
+    with _errors_of_rows():
+        if queries.together is not None:
+            return _allocated(mechanism, options, queries, queries.together)
+        name, arguments = _chosen(mechanism or DEFAULT, options, queries)
+        made: Any = named(name).make({**arguments, **queries.values}, release=True)
+        if isinstance(made, Categorical) or getattr(made, "batch_shape", ()) != (queries.rows,):
+            raise click.UsageError(f"--mechanism: {name} has one set of parameters for all rows")
+        return name, exact_sampler(made), arguments
+
+
+def _chosen(name: str, options: Mapping[str, Any], queries: Queries) -> tuple[str, dict[str, Any]]:
+    """Return the mechanism that a choice selects, which depends on the budget alone, and the options of all rows."""
+    if name not in CHOICES:
+        return name, dict(options)
+    if "sensitivity" in queries.columns or "sensitivity" in options:
+        raise click.UsageError("--mechanism: missing; rows with a sensitivity need the name of their noise")
+    if "epsilon" in queries.columns:
+        raise click.UsageError(f"--mechanism: {name} chooses by one budget; with --epsilon-column name a mechanism")
+    named(name).make({**options, **{end: queries.values[end][0] for end in queries.columns}}, release=True)
+    interval = {end: options[end] for end in ("lower", "upper") if end in options}
+    selected, arguments = select_mechanism(name, {**options, "lower": -1.0, "upper": 1.0})
+    return selected, {key: value for key, value in arguments.items() if key not in ("lower", "upper")} | interval
+
+
+@contextmanager
+def _errors_of_rows() -> Iterator[None]:
+    """Let errors of parameters be failures that show a value on a terminal alone."""
+    try:
+        yield
+    except (click.UsageError, CertificateError):
+        raise
+    except (ValueError, TypeError) as error:
+        text = private(text_of(error), "a row's parameters are out of range, or its mechanism takes no columns")
+        raise ValueError(f"parameters: {text}") from error
+
+
+@proven("filters#proof")
+def _allocated(
+    mechanism: str | None, options: Mapping[str, Any], queries: Queries, budget: EpsilonDelta
+) -> tuple[str, ExactBatch, dict[str, Any]]:
+    """Return additive noise whose tables together have the budget, of least weighted variance."""
+    from accountants import tune
+    from accountants.charges import ALLOWANCE, batch_bound
+
+    for name in ("epsilon", "delta"):
+        if name in options:
+            raise click.UsageError(f"{flag(name)}: --together states the budget of all rows; leave it out")
+    if "sensitivity" not in queries.columns and "sensitivity" not in options:
+        raise click.UsageError("--sensitivity-column: missing; --together needs every row's sensitivity")
+    shared = {name: value for name, value in options.items() if name != "sensitivity"}
+    stated: Any = queries.values.get("sensitivity", options.get("sensitivity"))
+    sensitivity = np.broadcast_to(np.asarray(stated, np.float64), queries.rows)
+    weights = queries.values.get("weight")
+    name = mechanism or _better_noise(sensitivity, weights, shared, budget)
+    batch = Additive(_noise(name, shared, budget), np.array(sensitivity))
+    epsilon, delta = float(budget.epsilon), float(budget.delta)
+    if delta:
+        epsilon *= 1 - _MARGIN
+    levels = _LEVELS if queries.rows > _LEVELS else None
+    allowance = ALLOWANCE if delta else Fraction(1)
+    for _ in range(_ATTEMPTS):
+        allocation = tune.allocate(batch, epsilon=epsilon, delta=delta, weights=weights, levels=levels)
+        sampler = exact_sampler(allocation.mechanism)
+        bound = batch_bound(sampler.certificate, budget.delta) * allowance
+        if bound <= budget.epsilon:
+            return name, sampler, dict(options)
+        epsilon *= float(budget.epsilon / bound) * (1 - 1e-6)
+    raise CertificateError(f"--together: the tables of all rows together have epsilon {float(bound):.9g}")
+
+
+def _better_noise(sensitivity: np.ndarray, weights: Any, options: Mapping[str, Any], budget: EpsilonDelta) -> str:
+    """Return Laplace or Gaussian noise, by their weighted variances in closed form."""
+    if options:
+        raise click.UsageError(f"--mechanism: missing; {flag(next(iter(options)))} is an option of one")
+    if not budget.delta:
+        return "laplace"
+    from accountants import calibrate
+
+    w = np.ones(len(sensitivity)) if weights is None else weights
+    noise: Any = calibrate.gaussian(epsilon=float(budget.epsilon), delta=float(budget.delta)).noise
+    sigma = float(noise.sigma)
+    gaussian = sigma**2 * (np.sqrt(w) * sensitivity).sum() ** 2
+    laplace = 2 * (np.cbrt(w * sensitivity**2).sum()) ** 3 / float(budget.epsilon) ** 2
+    return "laplace" if laplace <= gaussian else "gaussian"
+
+
+def _noise(name: str, options: Mapping[str, Any], budget: EpsilonDelta) -> Any:
+    """Return the noise of a mechanism with the whole budget and sensitivity 1, of which the shape counts."""
+    constructor = named(name)
+    if "sensitivity" not in constructor.options or constructor.is_central:
+        raise click.UsageError(f"--together: divides a budget among rows with additive noise; {name} is none")
+    claim = {"epsilon": float(budget.epsilon), "sensitivity": 1.0}
+    if "delta" in constructor.options and budget.delta:
+        claim["delta"] = float(budget.delta)
+    elif "delta" in constructor.required(release=True):
+        raise click.UsageError(f"--together: {name} needs a delta; give EPS,DELTA")
+    made: Any = constructor.make({**options, **claim}, release=True)
+    if not isinstance(made, Additive):
+        raise click.UsageError(f"--together: divides a budget among rows with additive noise; {name} is none")
+    return made.noise
+
+
+def standard_deviations(certificate: BatchCertificate) -> np.ndarray | None:
+    """Return the standard deviation of every row's noise; None of mechanisms that are not additive."""
+    if not all(isinstance(table, AdditiveCertificate) for table in certificate.tables):
+        return None
+    tables: list[Any] = [each.table for each in certificate.tables if isinstance(each, AdditiveCertificate)]
+    in_cells = [float(table.variance / table.bin_width**2) ** 0.5 for table in tables]
+    return np.array(in_cells)[certificate.table_of] * RowGrids.of(certificate)[0].step
+
+
+# What a verifier checks
+
+
+@dataclass(frozen=True)
+class RowGrids:
+    """The numbers that the reports of every row are on: lowest + step k, from k = 0 to ``steps``."""
+
+    lowest: np.ndarray  # 0 for noise, whose reports are all multiples of the step
+    step: np.ndarray
+    steps: np.ndarray  # inf for noise
+    largest: np.ndarray  # the largest size of a report, which is rounded a few times; 0 for noise
+
+    @classmethod
+    def of(cls, certificate: BatchCertificate) -> list[RowGrids]:
+        """Return the grids of all rows: one, or two where tables are mixtures."""
+        parts = ("first", "second") if any(isinstance(t, MixtureCertificate) for t in certificate.tables) else ("",)
+        return [cls._of_part(certificate, part) for part in parts]
+
+    @classmethod
+    def _of_part(cls, certificate: BatchCertificate, part: str) -> RowGrids:
+        columns = [np.empty(len(certificate.table_of)) for _ in range(4)]
+        order = np.argsort(certificate.table_of, kind="stable")
+        ends = np.flatnonzero(np.diff(certificate.table_of[order])) + 1
+        for table, rows in zip(certificate.tables, np.split(order, ends), strict=True):
+            table = getattr(table, part) if isinstance(table, MixtureCertificate) else table
+            claims = {name: values[rows] for name, values in certificate.claims.items()}
+            if isinstance(table, AdditiveCertificate):
+                numbers: Any = 0.0, table.entry_places(claims).bin_width, np.inf, 0.0
+            elif isinstance(table, WindowCertificate | SquareWaveCertificate | RowCertificate):
+                numbers = _of_interval(table, claims)
+            else:
+                raise CertificateError(f"certificate: {type(table).__name__} is not of single values")
+            for column, each in zip(columns, numbers, strict=True):
+                column[rows] = each
+        return cls(*columns)
+
+    def can_report(self, values: np.ndarray, start: int, slack: float) -> np.ndarray:
+        """Return whether the rows from ``start`` on can report each value, of the type of reports."""
+        lowest, step, steps, largest = (column[start : start + len(values)] for column in self._columns)
+        numbers = values.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # infinities have no place
+            left = np.abs(np.fmod(numbers, step))  # The remainder of floats is exact.
+            is_multiple = np.minimum(left, step - left) <= slack
+            rounding = (ROUNDINGS * float(np.finfo(values.dtype).eps) * largest + slack) / step
+            place, ends = (numbers - lowest) / step, np.maximum(0.5, rounding)
+            is_inside = (place > -ends) & (place < steps + ends) & (np.abs(place - np.rint(place)) <= rounding)
+            return np.where(np.isinf(steps), is_multiple, is_inside)
+
+    def are_coarse(self, dtype: np.dtype, slack: float) -> bool:
+        """Return whether rounding hides the grid of a row, so that any number is one of its reports."""
+        return bool(((ROUNDINGS * float(np.finfo(dtype).eps) * self.largest + slack) / self.step >= 0.5).any())
+
+    @property
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.lowest, self.step, self.steps, self.largest
+
+
+@dataclass(frozen=True, eq=False)
+class StatedQueries:
+    """What a sidecar states about rows with parameters of their own; every claim is of a certified table."""
+
+    columns: Mapping[str, str]
+    together: EpsilonDelta | None
+    certificate: BatchCertificate
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{parameter} from {name!r}" for parameter, name in self.columns.items())
+        text = f" at most, of {len(self.certificate.table_of)} rows with mechanisms of their own ({names})"
+        return text if self.together is None else f"{text}; all rows together: {self.together}"
+
+    def check(self, source: Source, piece: Any, start: int) -> None:
+        """Refuse a piece of the output whose parameters are not the claims of its rows."""
+        for parameter, name in self.columns.items():
+            values = _numbers(source, piece, name, start)
+            if parameter in self.certificate.claims:
+                differs = values != self.certificate.claims[parameter][start : start + len(values)]
+                if differs.any():
+                    place = source.place(piece, start + int(differs.argmax()), start)
+                    raise CertificateError(f"column {name!r}: {place} is not the {parameter} of its certificate")
+
+    def rebuilt(self, form: Mapping[str, Any]) -> ExactBatch:
+        """Return the exact sampler of the rows, made again from the mechanism's name, the options and the claims."""
+        values = {name: self.certificate.claims[name] for name in self.columns}
+        queries = Queries(self.columns, values, None, len(self.certificate.table_of))
+        return build(form["mechanism"], form["options"], queries)[1]
+
+
+def stated_queries(release: Mapping[str, Any], certificate: Any) -> StatedQueries | None:
+    """Return what a sidecar states about its rows, or None; a CertificateError if that cannot be, or is not so."""
+    is_batch, form = isinstance(certificate, BatchCertificate), release.get("queries")
+    if not is_batch and form is None:
+        return None
+    if not is_batch or type(form) is not dict or form.keys() != {"columns", "together"}:
+        raise CertificateError("queries: are missing, or of a certificate that is not of a batch")
+    columns, amounts = form["columns"], form["together"]
+    if type(columns) is not dict or not all(p in PARAMETERS and type(name) is str for p, name in columns.items()):
+        raise CertificateError(f"queries: columns: {brief(columns)} are not names by parameter")
+    stated = release["values_per_row"], release["missing"], release.get("row_order"), len(release["columns"])
+    if certificate.shape != (release["rows"],) or stated != (1, "error", "kept", 1):
+        raise CertificateError(f"queries: {release['rows']} rows have a batch of shape {certificate.shape}")
+    (column,), claims = release["columns"], certificate.claims
+    together = None if amounts is None else _stated_budget(amounts)
+    for name, values in claims.items():
+        options = column["options"] if together is None else column["options"] | column["parameters"]
+        if name not in columns and name in options and not (values == options[name]).all():
+            raise CertificateError(f"{name}: is {options[name]} for all rows; their certificate has other numbers")
+    if missing := columns.keys() - claims.keys() - {"weight"}:
+        raise CertificateError(f"queries: {min(missing)}: is no claim of the rows' certificate")
+    if together is not None:
+        if unknown := column["parameters"].keys() - claims.keys():
+            raise CertificateError(f"parameters: {min(unknown)}: is not one number of all rows")
+        from accountants.charges import batch_bound
+
+        if (bound := batch_bound(certificate, together.delta)) > together.epsilon:
+            raise CertificateError(f"queries: together: all rows have epsilon {float(bound):.9g}, not {together}")
+    return StatedQueries(columns, together, certificate)
+
+
+def _stated_budget(amounts: Any) -> EpsilonDelta:
+    if type(amounts) is not dict or amounts.keys() != set(EpsilonDelta._fields):
+        raise CertificateError(f"queries: together: {brief(amounts)} is no budget")
+    if not all(type(text) is str for text in amounts.values()):
+        raise CertificateError(f"queries: together: {brief(amounts)} are not decimals")
+    return parse_budget(*(parse_amount(amounts[name]) for name in EpsilonDelta._fields))
+
+
+def is_same_batch(made: BatchCertificate, certificate: BatchCertificate) -> bool:
+    """Return whether two certificates are of the same rows: the same claims, and tables of the same size and ends."""
+    if len(made.tables) != len(certificate.tables) or made.claims.keys() != certificate.claims.keys():
+        return False
+    pairs = [(made.table_of, certificate.table_of), *((made.claims[n], v) for n, v in certificate.claims.items())]
+    return all(np.array_equal(*pair) for pair in pairs) and all(
+        _is_same(getattr(one, fact), getattr(other, fact))
+        for one, other in zip(made.tables, certificate.tables, strict=True)
+        for fact in ("worst_variance", "lowest", "highest")
+    )
+
+
+def _is_same(number: Any, other: Any) -> bool:
+    if number is None or other is None:
+        return number is other
+    return math.isclose(number, other, rel_tol=1e-6)
+
+
+ROUNDINGS = 4  # Reports are rounded to floats a few times: this many units in the last place of the largest.
+
+
+def _of_interval(certificate: Any, claims: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """Return the grid of rows with intervals of their own: that of the table, moved from its interval to theirs."""
+    table = certificate.table
+    scale = (claims["upper"] - claims["lower"]) / (table.upper - table.lower)
+    ends = (float(end) - table.lower for end in (certificate.lowest, certificate.highest))
+    lowest, highest = (claims["lower"] + end * scale for end in ends)
+    step = float(table.step) * scale
+    return lowest, step, np.rint((highest - lowest) / step), np.maximum(np.abs(lowest), np.abs(highest))
