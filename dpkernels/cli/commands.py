@@ -116,6 +116,7 @@ Examples:
 """
 
 
+_ATOMS = "Values that many people may have, such as 0."
 _CONFIDENCE = "Probability that each single interval contains its true value. Default: 0.95."
 _ASSUME = (
     "What intervals assume about the values: nothing (default), or a smooth density beside --atoms and the point "
@@ -190,10 +191,10 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 @click.option("--quantiles", type=opts.NumberList(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
 @click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
 @click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
-@click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
-@click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
+@click.option("--lower", type=opts.DateOrNumber(), metavar="X", help="Smallest value there can be (additive noise).")
+@click.option("--upper", type=opts.DateOrNumber(), metavar="X", help="Largest value there can be (additive noise).")
 @click.option("--confidence", type=float, default=0.95, help=_CONFIDENCE)
-@click.option("--atoms", type=opts.NumberList(), metavar="X,X,..", help="Values that many people may have, such as 0.")
+@click.option("--atoms", type=opts.NumberList(number=opts.date_or_number), metavar="X,X,..", help=_ATOMS)
 @click.option("--grid", type=float, metavar="G", help="Values are multiples of G: 1 for whole numbers.")
 @click.option("--assume", type=click.Choice(["nothing", "smooth"]), default="nothing", help=_ASSUME)
 @opts.plot_option("Also draw the histogram and the cdf into this .png, of every group.")
@@ -332,7 +333,7 @@ def _refuse_head(context: click.Context, option: click.Parameter, count: str | N
 @click.argument("target", metavar="OUT", type=opts.TARGET)
 @click.option("--column", "columns", metavar="NAME", multiple=True, help="Column to perturb (not of .npy); repeats.")
 @click.option("--mechanism", metavar="NAME", multiple=True, help=_MECHANISM)
-@opts.mechanism_options
+@opts.column_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
@@ -356,7 +357,7 @@ def _refuse_head(context: click.Context, option: click.Parameter, count: str | N
 def perturb(
     context: click.Context, source: Path | str, target: Path | str, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
+    """Perturb columns of IN (.csv, .tsv, .parquet, or a whole .npy) into OUT.
 
     All other columns, and the order of the rows, are copied as they are and are NOT protected. Choose bounds and
     sensitivities without looking at the data. OUT.json, the sidecar, holds a certificate for every column.

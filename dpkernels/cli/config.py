@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,9 @@ def _value(option: click.Option, value: Any, path: Path) -> Any:
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"--config: {path}: {_key(option)!r} is a list; it is given once")
     values = value if isinstance(value, list) else [value]
-    is_right = all(isinstance(one, bool) if option.is_flag else type(one) in (str, int) for one in values)
+    is_right = all(isinstance(one, bool) if option.is_flag else type(one) in (str, int, date) for one in values)
     if not is_right:
-        needed = "true or false" if option.is_flag else "a string or a number"
+        needed = "true or false" if option.is_flag else "a string, a number or a date"
         raise click.UsageError(f"--config: {path}: {_key(option)!r} must be {needed}")
     texts = [one if option.is_flag else str(one) for one in values]
     return texts if option.multiple else texts[0]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels import checks
+from dpkernels.cli.calendar import date_of, date_text, days_since
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
@@ -100,6 +102,7 @@ class Selection:
     channel: Channel  # of the mechanism
     keep: bool  # whether the release kept missing values
     clip: bool  # whether the release clipped values outside the interval
+    date_origin: date | None = None  # of a column of dates, whose numbers are days since then
 
     @classmethod
     def of(
@@ -109,15 +112,20 @@ class Selection:
         where: Any,
         column: str | None,
         by: str | None,
-        bounds: tuple[float, float] | None,
+        bounds: tuple[date | float, date | float] | None,
     ) -> Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
         if "queries" in form:
             raise click.UsageError(f"REPORTS: the rows of {where} are queries, each with a mechanism of its own")
         column_form = column_of(form, names, where, column)
         check_groups(form, names, where, by)
+        origin = date.fromisoformat(column_form["date_origin"]) if "date_origin" in column_form else None
+        lower, upper = (
+            None if end is None else _days(end, origin, "--lower, --upper") for end in bounds or (None, None)
+        )
+        ends = None if lower is None or upper is None else (lower, upper)
         try:
-            channel = channel_of(form, column=column_form["column"], bounds=bounds)
+            channel = channel_of(form, column=column_form["column"], bounds=ends)
         except CertificateError:
             raise
         except ValueError as error:
@@ -128,7 +136,8 @@ class Selection:
                 )
             raise click.UsageError(f"{label(column_form['column'])}{message}") from error
         epsilon, keep = float(column_form["certificate"]["epsilon"]), form.get("missing") == "keep"
-        return cls(column_form["column"], by, column_form["mechanism"], epsilon, channel, keep, bool(form.get("clip")))
+        clip = bool(form.get("clip"))
+        return cls(column_form["column"], by, column_form["mechanism"], epsilon, channel, keep, clip, origin)
 
     def tally(self, source: Source, row: int = 0) -> Tallied:
         """Count the reports of one source, which begins with that row of its file."""
@@ -137,6 +146,15 @@ class Selection:
     def join(self, tallies: Iterable[Tallied], where: Any) -> Read:
         """Return the counted reports of a release from those of its parts."""
         return Read.of(self, tallies, where)
+
+
+def _days(value: date | float, origin: date | None, option: str) -> float:
+    """Return a number, or the days from the origin of a column to a date."""
+    if not isinstance(value, date):
+        return value
+    if origin is None:
+        raise click.UsageError(f"{option}: {value} is a date; the column holds numbers")
+    return days_since(value, origin)
 
 
 @dataclass(frozen=True)
@@ -286,7 +304,7 @@ class EstimateOptions:
     quantiles: tuple[float, ...] | None  # None for the usual ones, of groups that have enough reports
     histogram: int | None  # the number of bins
     confidence: float  # of every interval
-    atoms: tuple[float, ...] | None  # places of point masses
+    atoms: tuple[date | float, ...] | None  # places of point masses
     grid: float | None  # the distance between possible values; None if values may lie between
     assume: str  # what intervals assume, as of ``dpkernels.estimate``
 
@@ -331,6 +349,7 @@ class Estimates:
             "mechanism": selection.mechanism,
             "epsilon": selection.epsilon,
             "values": [selection.channel.lower, selection.channel.upper],
+            **({} if selection.date_origin is None else {"date_origin": selection.date_origin.isoformat()}),
             "clipped": selection.clip,
             "missing": self.counted.missing,
             "confidence": self.options.confidence,
@@ -340,11 +359,13 @@ class Estimates:
 
     def __str__(self) -> str:
         selection, forms = self.counted.selection, [row.form for row in self.rows]
-        ends = f"[{shortest(selection.channel.lower)}, {shortest(selection.channel.upper)}]"
+        origin, ends = selection.date_origin, [selection.channel.lower, selection.channel.upper]
+        values = f"[{', '.join(shortest(end) if origin is None else date_text(end, origin) for end in ends)}]"
         count = f"{sum(form['reports'] for form in forms):,}"
         summary = f"{count} reports of {display_name(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
         clipped = "; values outside were clipped" if selection.clip else ""
-        lines = [f"{title(selection.column)}: {summary}, values in {ends}{clipped}"]
+        lines = [f"{title(selection.column)}: {summary}, values in {values}{clipped}"]
+        lines += [] if origin is None else [f"Values are days since {origin}, printed as dates."]
         lines += [f"{self.counted.missing:,} rows without a report"] if self.counted.missing else []
         if selection.by is None and forms[0]["distribution"] is not None:
             lines.append(f"Distribution: {forms[0]['distribution']}.")
@@ -357,15 +378,19 @@ class Estimates:
             first = [*group, f"{form['reports']:,}"]
             for name, value in form.items():
                 if isinstance(value, dict):
-                    numbers.append([*first, name.replace("_", " "), *_cells(**value)])
+                    day = None if name == "standard_deviation" else origin
+                    unit = " in days" if origin is not None and day is None else ""
+                    answer = _cells(value["value"], value.get("interval", ()), value.get("why", ""), day)
+                    numbers.append([*first, name.replace("_", " ") + unit, *answer])
                     first = [""] * len(first)
                 elif isinstance(value, list):
                     cells = [[*group_heading, "from", "to", "share", interval, "number", interval]]
                     for bin_ in value:
-                        lower, upper, share, low, high, number, low_count, high_count = bin_.values()
+                        lower, upper, share, low, high, number, low_count, high_count = list(bin_.values())[:8]
                         shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
                         counts = [f"{number:,.0f}", f"{low_count:,.0f} to {high_count:,.0f}"]
-                        cells.append([*group, format_number(lower), format_number(upper), *shares, *counts])
+                        edges = [_edge_text(edge, origin) for edge in (lower, upper)]
+                        cells.append([*group, *edges, *shares, *counts])
                     histograms += ["", *aligned(cells)]
         return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
@@ -374,13 +399,22 @@ class Estimates:
         prefix = "" if selection.by is None else f"{display_name(selection.by)} "
         titles = [prefix and prefix + _group_title(row.form["group"]) for row in self.rows]
         drawn = {name: row.estimate for name, row in zip(titles, self.rows, strict=True) if row.estimate is not None}
-        save_plots(drawn, target, self.options.confidence, bins=self.options.histogram, label=title(selection.column))
+        unit = "" if selection.date_origin is None else f", days since {selection.date_origin}"
+        name = title(selection.column) + unit
+        save_plots(drawn, target, self.options.confidence, bins=self.options.histogram, label=name)
 
 
-def _cells(value: float | None, interval: Sequence[float] = (), why: str = "") -> list[str]:
+def _edge_text(edge: float, origin: date | None) -> str:
+    return format_number(edge) if origin is None else date_text(edge, origin)
+
+
+def _cells(value: float | None, interval: Sequence[float], why: str, origin: date | None) -> list[str]:
     if value is None:
         return ["-", why.partition(",")[0].partition(": ")[0]]
-    return [format_number(value), " to ".join(map(format_number, interval))]
+    if origin is None:
+        return [format_number(value), " to ".join(map(format_number, interval))]
+    low, high = interval
+    return [date_text(value, origin), f"{date_text(math.floor(low), origin)} to {date_text(math.ceil(high), origin)}"]
 
 
 def _group_title(group: str | None) -> str:
@@ -396,7 +430,9 @@ def check_panels(counted: Read) -> None:
 
 def estimates(counted: Read, settings: EstimateOptions) -> Estimates:
     """Estimate from counted reports; it is an error if no group has enough of them for the options."""
-    rows = [_row(group, counts, settings) for group, counts in counted.groups.items()]
+    origin = counted.selection.date_origin
+    atoms = tuple(_days(atom, origin, "--atoms") for atom in settings.atoms or ())
+    rows = [_row(group, counts, settings, atoms, origin) for group, counts in counted.groups.items()]
     if all(row.error is not None for row in rows):
         group_column, message = counted.selection.by, next(text_of(row.error) for row in rows if row.error is not None)
         group = private(_group_title(rows[0].form["group"]), "of the first group")
@@ -405,7 +441,9 @@ def estimates(counted: Read, settings: EstimateOptions) -> Estimates:
     return Estimates(counted, settings, rows)
 
 
-def _row(group: str | None, counts: Counts, settings: EstimateOptions) -> EstimateRow:
+def _row(
+    group: str | None, counts: Counts, settings: EstimateOptions, atoms: Sequence[float], origin: date | None
+) -> EstimateRow:
     """Return every estimate of one group that its reports allow.
 
     The standard deviation and the default quantiles are left out if there are too few reports; no other may fail.
@@ -415,7 +453,7 @@ def _row(group: str | None, counts: Counts, settings: EstimateOptions) -> Estima
         form["mean"] = {"value": None, "why": "no report"}
         return EstimateRow(form, None, ValueError("reports: there is none"))
     with usage_errors("--"):
-        answer = estimate(counts, atoms=settings.atoms or (), grid=settings.grid, assume=settings.assume)
+        answer = estimate(counts, atoms=atoms, grid=settings.grid, assume=settings.assume)
     with suppress(ValueError):  # Otherwise the mean is all that the reports have information on.
         form["distribution"] = answer.model
     quantiles = {f"quantile_{shortest(p)}": partial(answer.quantile, p) for p in settings.quantiles or _QUANTILES}
@@ -431,16 +469,27 @@ def _row(group: str | None, counts: Counts, settings: EstimateOptions) -> Estima
         try:
             result = ask()
             if name == "histogram":
-                form[name] = _bins(result, settings.confidence)
+                form[name] = [_dated(bin_, origin) for bin_ in _bins(result, settings.confidence)]
             else:
                 ends = [float(end) for end in result.interval(settings.confidence)]
                 form[name] = {"value": float(result.value), "interval": ends}
+                if origin is not None and name != "standard_deviation":
+                    days = math.floor(ends[0]), math.ceil(ends[1])
+                    dates = [date_of(day, origin) for day in days]
+                    form[name] |= {"date": date_of(float(result.value), origin), "date_interval": dates}
         except ValueError as error:
             why = public(text_of(error)).partition(": ")[2]  # without the library's argument
             form[name] = {"value": None, "why": why}
             if name not in optional:
                 first = first or error
     return EstimateRow(form, answer, first)
+
+
+def _dated(bin_: dict[str, Any], origin: date | None) -> dict[str, Any]:
+    """Return a bin of a histogram, of a column of dates with the dates of its edges."""
+    if origin is None:
+        return bin_
+    return bin_ | {f"{edge}_date": date_of(bin_[edge], origin) for edge in ("lower", "upper")}
 
 
 def _bins(histogram: Any, confidence: float) -> list[dict[str, float]]:

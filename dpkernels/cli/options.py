@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from decimal import Decimal
 from functools import partial, reduce
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import click
 
+from dpkernels.cli.calendar import parse_date
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.layout import DASH, FORMATS
 from dpkernels.cli.terminal import keep_for_data, redact, show
@@ -47,6 +49,14 @@ SOURCE = _PathArgument(_NO_NAME, is_dataset, exists=True, dir_okay=False, allow_
 TARGET = _PathArgument({"": "an empty name"}, lambda text: "://" in text)
 
 
+def date_or_number(text: str) -> date | float:
+    """Return the number or the date of a text; ValueError for any other."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse_date(text)
+
+
 class NumberList(click.ParamType):
     """Numbers separated by commas, such as 1,0.5; or none, if that is allowed."""
 
@@ -64,6 +74,33 @@ class NumberList(click.ParamType):
             return tuple(self.number(text) for text in value.split(","))
         except (ValueError, ArithmeticError):
             self.fail(f"{value!r} must be numbers separated by commas")
+
+
+class DateOrNumber(click.ParamType):
+    """A number, or a date such as 2020-02-29."""
+
+    name = "number or date"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return date_or_number(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} must be a number, or of dates a date such as 2020-02-29", param, ctx)
+
+
+class DateOrigin(click.ParamType):
+    """A date, for all columns or, as NAME=DATE, for one."""
+
+    name = "date"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        name, equals, text = value.rpartition("=")
+        try:
+            return name if equals else None, parse_date(text)
+        except ValueError:
+            self.fail(f"{value!r} must be a date such as 1900-01-01, or NAME=DATE", param, ctx)
 
 
 class TextList(click.ParamType):
@@ -268,12 +305,14 @@ def options_of(table: Options, option: Callable[..., Decorator] = click.option, 
     )
 
 
-mechanism_options = together(
-    options_of(_USUAL),
-    options_of(_PARAMETERS | _CATEGORIES, rare_options("Mechanism parameters")),
-)
+_RARE_PARAMETERS = options_of(_PARAMETERS | _CATEGORIES, rare_options("Mechanism parameters"))
+mechanism_options = together(options_of(_USUAL), _RARE_PARAMETERS)
+# Of columns, some of which may hold dates.
+_ENDS: Options = {name: (DateOrNumber(), *_USUAL[name][1:]) for name in ("lower", "upper")}
+column_options = together(options_of(_USUAL | _ENDS), _RARE_PARAMETERS)
 
 _SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1 GiB."
+_DATES = "The column, by default all but categories, holds dates: perturb days since DATE. Bounds may be dates."
 _MARKERS = "Further texts of cells without a value, such as N/A or -999."
 _FORMAT = "Format of IN and OUT. Default: from their suffixes."
 _SIDECAR = "Where to write the certificates if OUT is -."
@@ -281,6 +320,7 @@ _ROWS = "Whom rows of statistics are about: charge a ledger for all rows, or for
 _row_option = rare_options("Rows and formats")
 row_options = together(
     _row_option("--rows", type=click.Choice(["same-people", "different-people"]), multiple=True, help=_ROWS),
+    _row_option("--date-origin", type=DateOrigin(), metavar="[NAME=]DATE", multiple=True, help=_DATES),
     _row_option("--round", "decimals", type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
     _row_option("--shuffle-rows", is_flag=True, help=_SHUFFLE),
     _row_option("--format", "kind", type=click.Choice(list(FORMATS)), help=_FORMAT),

@@ -347,9 +347,8 @@ class DelimitedFile(Source):
                 row = bisect(range(len(filled)), False, key=lambda row: _floats(filled[: row + 1]) is None)
                 place, cell = self.place(piece, start + row, start), piece.cells[name][row].as_py()
                 text = private(repr(cell.decode(errors="replace")), "not a number")
-                raise RowError(
-                    start + row, place, "not a number", f"is {text}; every row needs a number, or give --categories"
-                )
+                problem = f"is {text}; every row needs a number, or give --categories or --date-origin"
+                raise RowError(start + row, place, "not a number", problem)
         # Floats may not hold whole numbers from 2^53 on.
         rounded = np.abs(values) >= _WHOLE
         if rounded.any():

@@ -9,9 +9,14 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from dpkernels.cli.files.dates import Dates
 
 # Rows of a piece at most: large enough for speed, small enough for constant memory.
 MOST_ROWS = 1 << 20
@@ -60,6 +65,12 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def labels(self, piece: Any, name: str) -> Any:
         """Return the cells of a column as an Arrow array of any type; ValueError for an array."""
+
+    def dates(self, piece: Any, name: str, origin: date) -> Dates:
+        """Return a column as days since an origin; ValueError if it holds neither dates nor texts."""
+        from dpkernels.cli.files.dates import dates_of
+
+        return dates_of(self.labels(piece, name), origin, self.markers)
 
     @abc.abstractmethod
     def replaced(self, piece: Any, reports: dict[str | None, Any]) -> Any:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,11 @@ from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.release import arrow
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from dpkernels.cli.files.dates import Dates
 
 
 def writer_options(footer: FileMetaData) -> dict[str, Any]:
@@ -141,7 +146,8 @@ class ParquetFile(Source):
     def numbers(self, piece: GroupPart, name: str | None, start: int) -> Numbers:
         column = piece.table.column(name)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise ValueError(f"holds {column.type}; only integers and floats can be perturbed without --categories")
+            remedy = "--date-origin" if pa.types.is_temporal(column.type) else "--categories"
+            raise ValueError(f"holds {column.type}; only integers and floats can be perturbed without {remedy}")
         return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column) if column.null_count else None)
 
     def labels(self, piece: GroupPart, name: str) -> pa.Array:
@@ -149,6 +155,13 @@ class ParquetFile(Source):
         if pa.types.is_nested(column.type):
             raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
         return column.combine_chunks()
+
+    def dates(self, piece: GroupPart, name: str, origin: date) -> Dates:
+        schema = self._footer.schema
+        if "INT96" in {schema.column(i).physical_type for i in range(len(schema)) if schema.column(i).path == name}:
+            # Arrow reads them as nanoseconds, which wrap around: neighbouring days could become distant ones.
+            raise ValueError("holds INT96 timestamps, which wrap around in 2262; write it as a date or in microseconds")
+        return super().dates(piece, name, origin)
 
     def replaced(self, piece: GroupPart, reports: dict[str | None, Any]) -> GroupPart:
         table = piece.table

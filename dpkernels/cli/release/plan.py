@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from datetime import date
 from decimal import Decimal
 from io import BufferedIOBase
 from itertools import count, islice
@@ -18,6 +19,8 @@ from typing import Any
 import click
 import numpy as np
 
+from dpkernels.cli import categories
+from dpkernels.cli.calendar import date_text, days_since
 from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.categories import CategoryReports, is_categorical
 from dpkernels.cli.files.formats import Numbers, Source, ahead
@@ -27,7 +30,7 @@ from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
-from dpkernels.cli.options import single
+from dpkernels.cli.options import flag, single
 from dpkernels.cli.release import queries as of_rows
 from dpkernels.cli.release.categories import perturbed as perturbed_categories
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
@@ -201,7 +204,10 @@ def _used(
     try:
         if bounds is None:
             return use(piece, start)
-        numbers = source.numbers(piece, column.name, start)
+        if column.date_origin is None:
+            numbers = source.numbers(piece, column.name, start)
+        else:
+            numbers = _days(source, piece, str(column.name), start, column.date_origin, bounds.near)
         if bounds.near and numbers.rounded is not None:
             problem = "is a whole number that float64 rounds, which may move neighbours further apart"
             raise _row_error(source, piece, start, numbers.rounded, "whole numbers that float64 rounds", problem)
@@ -220,12 +226,34 @@ def _used(
         row = max(error.row, start + first)
         reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
         kind = "not finite" if not np.isfinite(error.value) else "outside the interval" if error.clips else "too large"
-        text = f"is {private(shortest(error.value), 'a value')}{reason}{limits}{clips}"
+        value, unit = shortest(error.value), ""
+        if column.date_origin is not None:
+            value, unit = date_text(error.value, column.date_origin), f" (days since {column.date_origin})"
+        text = f"is {private(value, 'a value')}{reason}{unit}{limits}{clips}"
         raise RowError(row, source.place(piece, row, start), kind, text, column.name) from error
     except RowError as error:
         raise error.in_column(column.name) from error
     except ValueError as error:
         raise ValueError(label(column.name) + text_of(error)) from error
+
+
+def _days(source: Source, piece: Any, name: str, start: int, origin: date, near: bool) -> Numbers:
+    """Return the days of a column of dates; a RowError names the first cell that is none.
+
+    Where only values within a sensitivity are neighbours (``near``), a time of day is refused: to drop it may move
+    neighbours further apart.
+    """
+    dates = source.dates(piece, name, origin)
+    if dates.wrong.any():
+        row = int(dates.wrong.argmax())
+        cell = source.labels(source.rows(piece, row, row + 1), name)[0].as_py()
+        text = private(repr(cell.decode(errors="replace") if isinstance(cell, bytes) else cell), "not a date")
+        problem = f"is {text}; every row needs a date such as 2020-02-29"
+        raise _row_error(source, piece, start, dates.wrong, "not a date", problem)
+    if near and dates.timed.any():
+        problem = "has a time of day; without it, neighbours may be further apart: write dates alone"
+        raise _row_error(source, piece, start, dates.timed, "with a time of day", problem)
+    return Numbers(dates.days, dates.missing if dates.missing.any() else None)
 
 
 def _row_error(source: Source, piece: Any, start: int, is_bad: np.ndarray, kind: str, text: str) -> RowError:
@@ -312,6 +340,8 @@ class Request:
     label: str | None = None  # of the charge
     full_certificate: bool = False  # whether the sidecar has the integers of tables as numbers
     resume: bool = False  # whether to continue a killed run to the same output
+    # The days from which dates are counted, of columns by name, or of all columns of numbers.
+    date_origin: Sequence[tuple[str | None, date]] = ()
 
     def name(self, what: str) -> str:
         """Return what the ledger calls the charge for a release."""
@@ -348,9 +378,11 @@ class Request:
         mechanisms = self.mechanism or [self._default]
         check_count("mechanism", len(mechanisms), len(perturbed))
         spread = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
-        settings = zip(spread, options_by_column(spread, self.options), map(label, perturbed), strict=True)
-        samplers = [build_exact_sampler(*setting) for setting in settings]
-        return tuple(Column(name, *sampler) for name, sampler in zip(perturbed, samplers, strict=True))
+        origins, titles = self._origins(perturbed, spread), [label(name) for name in perturbed]
+        given = map(in_days, options_by_column(spread, self.options), origins, titles)
+        samplers = [build_exact_sampler(*setting) for setting in zip(spread, given, titles, strict=True)]
+        made = zip(perturbed, samplers, origins, strict=True)
+        return tuple(Column(name, *sampler, date_origin=origin) for name, sampler, origin in made)
 
     def _queries(self) -> of_rows.QueryRequest | None:
         return of_rows.QueryRequest.of(self.query_columns, self.together)
@@ -373,8 +405,29 @@ class Request:
 
     def _query_column(self, name: str | None, parameters: of_rows.Queries) -> tuple[Column, ...]:
         """Return the one column, of which every row has a mechanism."""
-        settings = single({"mechanism": self.mechanism, **self.options})
+        if self.date_origin:
+            raise click.UsageError("--date-origin: is for columns of dates; rows that are queries hold numbers")
+        settings = in_days(single({"mechanism": self.mechanism, **self.options}), None, "")
         return (Column(name, *of_rows.build(settings.pop("mechanism", None), settings, parameters)),)
+
+    def _origins(self, columns: Sequence[str | None], mechanisms: Sequence[str]) -> list[date | None]:
+        """Return the day from which the dates of each column are counted; None for a column of no dates."""
+        by_name = dict(self.date_origin)
+        if len(by_name) < len(self.date_origin):
+            raise click.UsageError("--date-origin: given twice for the same columns")
+        may_have = {
+            name: mechanism not in categories.NAMES
+            for name, mechanism in zip(columns, mechanisms, strict=True)
+            if name is not None
+        }
+        for name in by_name:
+            if name is None and not any(may_have.values()):
+                raise click.UsageError("--date-origin: is for columns of dates; there is none")
+            if name is not None and not may_have.get(name):
+                problem = "holds categories" if name in may_have else "is no perturbed column"
+                raise click.UsageError(f"--date-origin: {name!r} {problem}")
+        usual = by_name.get(None)
+        return [by_name.get(name, usual) if name and may_have[name] else None for name in columns]
 
     @property
     def _default(self) -> str:
@@ -420,6 +473,17 @@ class Request:
             if self.columns.count(name) > 1:
                 raise click.UsageError(f"--column: {name!r} is given twice")
         return self.columns
+
+
+def in_days(options: Mapping[str, Any], origin: date | None, where: str) -> dict[str, Any]:
+    """Return the options of a column, whose dates are days since its origin."""
+    numbers = dict(options)
+    for name, value in options.items():
+        if isinstance(value, date):
+            if origin is None:
+                raise click.UsageError(f"{where}{flag(name)}: {value} is a date; --date-origin is missing")
+            numbers[name] = days_since(value, origin)
+    return numbers
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from fractions import Fraction
 from functools import cached_property, partial, reduce
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import dpkernels
 from dpkernels.bounded_json import brief, parse_json, read_text
 from dpkernels.budgets.filters import EpsilonDelta, plus
+from dpkernels.cli.calendar import is_date_text
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.layout import Layout
@@ -145,6 +147,7 @@ class Column:
     mechanism: str
     sampler: Any  # exact; that of a batch has a mechanism for every row
     options: Mapping[str, Any]
+    date_origin: date | None = None  # of a column of dates, whose values are days since then
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
@@ -162,6 +165,7 @@ class Column:
             "neighbouring": self.guarantee.neighbouring,
             **({} if half_widths is None else {"interval": half_widths}),
             **({} if drawing is None else {"drawing": drawing}),
+            **({} if self.date_origin is None else {"date_origin": self.date_origin.isoformat()}),
             "certificate": certificate_form(self.sampler.certificate),
         }
 
@@ -377,6 +381,7 @@ _FIELDS: dict[str, Rule] = {
 _COLUMN: dict[str, Rule] = {
     "column": ("a string, or null for an array", lambda value: value is None or type(value) is str),
     "mechanism": _TEXT,
+    "date_origin?": ("a date YYYY-MM-DD", is_date_text),
     **dict.fromkeys(("options", "parameters", "interval?", "certificate"), _OBJECT),
     "drawing?": _COUNT,
 }

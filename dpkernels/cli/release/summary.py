@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkernels.budgets.filters import format_amount
+from dpkernels.cli.calendar import date_text
 from dpkernels.cli.categories import describe
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
@@ -50,6 +51,7 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
         numbers = guarantee.epsilon, guarantee.realised_epsilon, guarantee.delta, guarantee.realised_delta
         cells.append([title(column.name), column.mechanism, guarantee.neighbouring, *map(shortest, numbers)])
     lines = aligned(cells)
+    lines += [f"{title(column.name)}: {words}" for column in columns if (words := _dates(column))]
     # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
     lines += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
@@ -74,6 +76,16 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if places is not None:
         return [*lines, f"{rows}: {places[0]}, certificates: {places[1]}"]
     return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
+
+
+def _dates(column: Column) -> str:
+    """Return what the numbers of a column of dates are; empty for other columns."""
+    if (origin := column.date_origin) is None:
+        return ""
+    lower, upper = map(float, column.sampler.mechanism.input_interval)
+    is_bounded = math.isfinite(lower) and math.isfinite(upper)
+    ends = f", of dates from {date_text(lower, origin)} to {date_text(upper, origin)}" if is_bounded else ""
+    return f"reports are days since {origin}{ends}; times of day are left out"
 
 
 def warn_of(release: Release) -> None:
@@ -106,6 +118,7 @@ def summary_dict(release: Release, places: Places) -> dict[str, Any]:
         **spec.guarantee.to_dict(),
         "columns": [
             {"column": column.name, "mechanism": column.mechanism, "parameters": parameters(column.sampler.mechanism)}
+            | ({} if column.date_origin is None else {"date_origin": column.date_origin.isoformat()})
             | column.guarantee.to_dict()
             for column in spec.columns
         ],

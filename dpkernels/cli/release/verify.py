@@ -299,9 +299,11 @@ def verify(path: Path) -> tuple[list[str], str]:
         raise
     except ValueError as error:
         raise CertificateError(f"{path}: {text_of(error)}") from error
+    origins = {title(one["column"]): one["date_origin"] for one in form["columns"] if "date_origin" in one}
+    dates = [f"declared, not verified: {name} counts days since {origin}" for name, origin in origins.items()]
     others = [f"{display_name(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     declared = [f"declared, not verified: {line}" for line in others]
-    lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
+    lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *dates, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
 
 

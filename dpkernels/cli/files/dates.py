@@ -1,0 +1,82 @@
+"""Columns of dates: from cells to days since an origin.
+
+A date is its day, as the file shows it: a time of day is dropped, and a zone changes nothing. A timestamp of a Parquet
+file that has a zone is shown in that zone. Text is ISO 8601, ``YYYY-MM-DD`` with or without a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpkernels.cli.files import buffers
+from dpkernels.cli.files.layout import MISSING_TEXTS
+
+_DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9](:([0-5][0-9]|60)([.,][0-9]+)?)?"
+_ZONE = r" ?(Z|UTC|[+-][0-9]{2}(:?[0-9]{2})?)"
+_TEXT = rf"\A{_DAY}([T ]{_TIME}({_ZONE})?)?\z"
+_MIDNIGHT = rf"\A.{{10}}([T ]00:00(:00([.,]0+)?)?({_ZONE})?)?\z"
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in a second
+_DAY_SECONDS = 86400
+_EPOCH = date(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class Dates:
+    """Cells of a column of dates."""
+
+    days: np.ndarray  # since the origin, as float64; arbitrary where there is no date
+    missing: np.ndarray  # a mask
+    wrong: np.ndarray  # a mask of cells that are neither missing nor a date
+    timed: np.ndarray  # a mask of cells with a time of day other than midnight
+
+
+def dates_of(cells: pa.Array, origin: date, markers: Sequence[str] = ()) -> Dates:
+    """Return the days of cells since an origin; ValueError if their type is none of dates or texts.
+
+    ``markers`` are further texts of cells without a value, besides ``MISSING_TEXTS``.
+    """
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if pa.types.is_timestamp(cells.type) or pa.types.is_date(cells.type):
+        days, missing, wrong, timed = _of_times(cells)
+    elif pa.types.is_binary(cells.type) and not cells.null_count:  # of a text file
+        days, missing, wrong, timed = _of_texts(buffers.as_text(cells), markers)
+    elif pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
+        days, missing, wrong, timed = _of_texts(cells.cast(pa.string()), markers)
+    else:
+        raise ValueError(f"holds {cells.type}; dates are date32, date64, timestamps, or texts such as 2020-02-29")
+    return Dates((days - (origin - _EPOCH).days).astype(np.float64), missing, wrong, timed)
+
+
+def _of_times(cells: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    missing, kind = buffers.truths(pc.is_null(cells)), cells.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        cells = pc.local_timestamp(cells)
+    unit = "ms" if pa.types.is_date64(kind) else None if pa.types.is_date(kind) else kind.unit
+    numbers = buffers.numbers(cells.cast(pa.int32() if unit is None else pa.int64())).astype(np.int64)
+    days, remainder = np.divmod(numbers, 1 if unit is None else _DAY_SECONDS * _UNITS[unit])
+    return days, missing, np.zeros(len(cells), bool), (remainder != 0) & ~missing
+
+
+def _of_texts(cells: pa.Array, markers: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    texts = pc.ascii_trim_whitespace(cells)
+    empty = pc.is_in(texts, value_set=pa.array([*MISSING_TEXTS, *markers], pa.string()))
+    missing = buffers.truths(pc.or_(pc.is_null(texts), empty))
+    has_form = ~missing & buffers.truths(pc.fill_null(pc.match_substring_regex(texts, _TEXT), False))
+    filled = pc.if_else(buffers.array(has_form), texts, "1970-01-01")
+    begins = buffers.offsets(filled)[:-1] - buffers.offsets(filled)[:1]
+    characters = np.frombuffer(buffers.text(filled), np.uint8)[begins[:, None] + np.arange(10)].astype(np.int64)
+    digits = characters - ord("0")
+    year, month, day = digits[:, :4] @ [1000, 100, 10, 1], digits[:, 5:7] @ [10, 1], digits[:, 8:] @ [10, 1]
+    months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    first, after = (number.astype("datetime64[D]").astype(np.int64) for number in (months, months + 1))
+    is_date = has_form & (year > 0) & (first + day <= after)
+    timed = is_date & ~buffers.truths(pc.match_substring_regex(filled, _MIDNIGHT))
+    return first + day - 1, missing, ~missing & ~is_date, timed
