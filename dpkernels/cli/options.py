@@ -315,6 +315,7 @@ _SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1
 _DATES = "The column, by default all but categories, holds dates: perturb days since DATE. Bounds may be dates."
 _MARKERS = "Further texts of cells without a value, such as N/A or -999."
 _FORMAT = "Format of IN and OUT. Default: from their suffixes."
+_OUTPUT_FORMAT = "Format of OUT, where it is another one and has no suffix that says so."
 _SIDECAR = "Where to write the certificates if OUT is -."
 _ROWS = "Whom rows of statistics are about: charge a ledger for all rows, or for one."
 _row_option = rare_options("Rows and formats")
@@ -324,6 +325,7 @@ row_options = together(
     _row_option("--round", "decimals", type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
     _row_option("--shuffle-rows", is_flag=True, help=_SHUFFLE),
     _row_option("--format", "kind", type=click.Choice(list(FORMATS)), help=_FORMAT),
+    _row_option("--output-format", "output_kind", type=click.Choice(list(FORMATS)), help=_OUTPUT_FORMAT),
     _row_option("--delimiter", metavar="C", help="What separates the cells of a csv or tsv."),
     _row_option("--missing-markers", type=TextList(), default=(), metavar="A,B,..", help=_MARKERS),
     _row_option("--multiline", is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),

@@ -27,8 +27,8 @@ from dpkernels.cli.dataset.folder import SIDECAR, Folder, LocalFolder, folder
 from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.arrays import ArrayFile
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.files.layout import DASH, Layout, layout_of
-from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.layout import DASH, Layout
+from dpkernels.cli.files.opening import converted, open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
@@ -132,24 +132,23 @@ class _PlannedFile:
             raise ValueError(f"{pair}: {difference}, {private(' and '.join(map(', '.join, columns)), counts)}")
 
 
-def common_layout(
-    files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool, markers: Sequence[str] = ()
-) -> Layout:
-    """Return the layout of all the files, which is also the output's; click.UsageError if they have several."""
-    layouts = dict[Layout, Place]()
+def common_layouts(files: Sequence[Place], request: Request) -> tuple[Layout, Layout | None]:
+    """Return the layout of all files, and the output's if it is another one; click.UsageError if they have several."""
+    layouts = dict[tuple[Layout, Layout | None], Place]()
     for file in files:
-        name = Path(file.name)
-        layouts.setdefault(layout_of(name, name, kind, delimiter, multiline, markers), file)
+        layouts.setdefault(request.layouts(Path(file.name), Path(file.name)), file)
     if len(layouts) > 1:
         first, other = list(layouts.values())[:2]
         raise click.UsageError(f"IN: {first} and {other} have different formats")
     return next(iter(layouts))
 
 
-def plan_parts(files: Sequence[Place], layout: Layout, columns: Sequence[str | None] = ()) -> tuple[Part, ...]:
+def plan_parts(
+    files: Sequence[Place], layout: Layout, columns: Sequence[str | None] = (), written: Layout | None = None
+) -> tuple[Part, ...]:
     """Return the parts of a dataset, in the order of its rows, in which these columns will be replaced.
 
-    Only delimited files are read, to count their rows.
+    Only delimited files are read, to count their rows. ``written`` is the layout of the new files, if it is another.
     """
     with ThreadPoolExecutor(_OPENED) as pool:
         planned_files = list(pool.map(lambda file: _PlannedFile.of(file, layout, columns), files))
@@ -158,7 +157,8 @@ def plan_parts(files: Sequence[Place], layout: Layout, columns: Sequence[str | N
         planned_file.check_like(planned_files[0])
         row, file, stamp = 0, planned_file.file, planned_file.stamp
         for number, (groups, rows) in enumerate(planned_file.pieces):
-            size, name = 0 if row else planned_file.output_bytes, _name(file.name, layout, number, planned_file.pieces)
+            size = 0 if row else planned_file.output_bytes
+            name = _name(file.name, layout, number, planned_file.pieces, written)
             parts.append(Part(len(parts), name, file, stamp, groups, row, first + row, rows, size))
             row += rows
         first += row
@@ -172,12 +172,11 @@ def plan_parts(files: Sequence[Place], layout: Layout, columns: Sequence[str | N
     return tuple(parts)
 
 
-def _name(name: str, layout: Layout, number: int, pieces: Sequence[Any]) -> str:
-    """Return the name of the new file of a piece of a file; the file's own if there is one piece."""
-    if len(pieces) == 1:
-        return name
-    stem = name.removesuffix(layout.suffix)
-    return f"{stem}.{number:0{len(str(len(pieces) - 1))}}{name[len(stem) :]}"
+def _name(name: str, layout: Layout, number: int, pieces: Sequence[Any], written: Layout | None) -> str:
+    """Return the name of the new file of a piece of a file: the file's own, with a number if there are several."""
+    stem = name[: -len(layout.suffix)] if name.lower().endswith(layout.suffix) else name
+    suffix = name[len(stem) :] if written is None else written.suffix
+    return f"{stem}{suffix}" if len(pieces) == 1 else f"{stem}.{number:0{len(str(len(pieces) - 1))}}{suffix}"
 
 
 @contextmanager
@@ -247,7 +246,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     name = part_name(job, part)
     with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
         with independent_of_reports():
-            source = held.enter_context(part.opened(job.spec.layout))
+            source = converted(held.enter_context(part.opened(job.spec.layout)), job.spec.converted)
         output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
         place: dict[str, Any] = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
@@ -258,13 +257,13 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
 
 def part_name(job: Job, part: Part) -> str:
     """Return the name of a part's new file."""
-    return job.folder.named(part.name, part.number, job.parts, job.spec.layout.suffix)
+    return job.folder.named(part.name, part.number, job.parts, job.spec.written.suffix)
 
 
 def bad_rows_of_part(job: Job, secret: Secret | None, part: Part) -> tuple[int, BadRows]:
     """Return the number of a part, and its values that cannot be perturbed."""
     with part.opened(job.spec.layout) as source:
-        bad = bad_rows(job.spec, source, part.row)
+        bad = bad_rows(job.spec, converted(source, job.spec.converted), part.row)
     return part.number, replace(bad, first=[error.in_file(str(part.file)) for error in bad.first])
 
 
@@ -433,25 +432,25 @@ def plan(request: Request, engine: Any) -> DatasetPlan:
         warn(f"IN: of {source} these are not read ({why}): {listed(dataset.skipped)}")
     like, place = dataset.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent, request.resume)
-    _check_apart(source, dataset, place)
+    layout, written = common_layouts(dataset.files, request)
+    _check_apart(source, dataset, place, layout, written)
     folders = [place_.local for place_ in (place, dataset.folder) if place_ is not None and place_.local is not None]
     ledger_account = request.account([file.local for file in dataset.files if file.local], folders)
-    layout = common_layout(dataset.files, request.kind, request.delimiter, request.multiline, request.missing_markers)
-    parts = plan_parts(dataset.files, layout, request.columns or [None])
+    parts = plan_parts(dataset.files, layout, request.columns or [None], written)
     with parts[0].opened(layout) as first:
-        spec = request.spec(first, layout, shuffleable=False)
+        spec = request.spec(converted(first, written), layout, written, shuffleable=False)
     name = request.name(f"perturb {display_name(parts[0].file.name)} and on to {display_name(target)}")
     return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
 
 
-def _check_apart(source: str, dataset: FoundFiles, target: Place) -> None:
+def _check_apart(source: str, dataset: FoundFiles, target: Place, layout: Layout, written: Layout | None) -> None:
     """Refuse an output that is the input, or that the same command would read the next time."""
     if any(_is_within(file, target) for file in dataset.files):
         raise click.UsageError(f"OUT: {target} is the folder of the input")
     if dataset.folder is not None and _is_within(target, dataset.folder):
         raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
-    numbered = f"part-0{''.join(PurePosixPath(dataset.files[0].name).suffixes[-2:])}"
-    new = {numbered, *(file.name for file in dataset.files)}
+    names = [f"part-0{''.join(PurePosixPath(dataset.files[0].name).suffixes[-2:])}"]
+    new = {_name(name, layout, 0, [0], written) for name in names + [file.name for file in dataset.files]}
     if dataset.folder is None and any(would_match(source, target, name) for name in new):
         raise click.UsageError(f"OUT: {target} would have files that match {source}, so the next run would read them")
 

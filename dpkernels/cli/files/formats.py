@@ -46,6 +46,7 @@ class Source(abc.ABC):
     values_per_row: int = 1  # of each column
     markers: Sequence[str] = ()  # texts of cells without a value, besides the usual ones
     droppable: bool = True  # whether rows can be left out
+    single_precision: Sequence[str] = ()  # columns whose reports are float32, and become text
     # What is copied besides columns, in words by the column, where all rows stay in their order.
     also_copied: Mapping[str, str] = MappingProxyType({})
     fraction: float = 0.0  # of the file that has been read

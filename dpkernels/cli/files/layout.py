@@ -64,26 +64,51 @@ def layout_of(
     delimiter: str | None,
     multiline: bool,
     markers: Sequence[str] = (),
+    output_kind: str | None = None,
 ) -> Layout:
-    """Return the layout by the names of IN and OUT, ``--format``, ``--delimiter`` and so on."""
-    if kind is None:
-        kind = known_format(source if source != DASH else target)
-        if target != DASH and known_format(target) != kind:
-            raise click.UsageError(f"OUT: {target} must have the suffix of IN, .{kind}")
+    """Return the layout of IN by the names of IN and OUT, ``--format``, ``--delimiter`` and so on.
+
+    It is also the output's, unless that has another format; see ``written_layout``.
+    """
+    is_given, kind = kind is not None, kind or known_format(source if source != DASH else target)
+    output_kind = output_kind or (kind if is_given or target == DASH else known_format(target))
     if kind not in _DELIMITERS:
-        options = {"--delimiter": delimiter is not None, "--multiline": multiline, "--missing-markers": bool(markers)}
-        for option, is_given in options.items():
-            if is_given:
+        is_for_text = delimiter is not None and output_kind not in _DELIMITERS
+        options = {"--delimiter": is_for_text, "--multiline": multiline, "--missing-markers": bool(markers)}
+        for option, is_wrong in options.items():
+            if is_wrong:
                 raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
         if source == DASH:
             raise click.UsageError(f"IN: {kind} is read from a file, not from standard input, which has no size")
         return Layout(kind)
-    delimiter = _DELIMITERS[kind] if delimiter is None else delimiter.replace("\\t", "\t")
-    if not _is_delimiter(delimiter):
-        raise click.UsageError(
-            f"--delimiter: {delimiter!r} must be one ASCII character that no number or quote contains"
-        )
-    return Layout(kind, delimiter, multiline, _is_packed(source), _is_packed(target), tuple(markers))
+    mark = _delimiter(kind, delimiter)
+    return Layout(kind, mark, multiline, _is_packed(source), _is_packed(target), tuple(markers))
+
+
+def written_layout(
+    layout: Layout, target: Path, kind: str | None, output_kind: str | None, delimiter: str | None
+) -> Layout | None:
+    """Return the layout of an output of another format than the input, whose ``layout`` it is; None for the same one.
+
+    By default it follows from the suffix of OUT; ``--format`` is for both, and standard output is like the input.
+    """
+    new_kind = output_kind or (layout.kind if kind is not None or target == DASH else known_format(target))
+    if new_kind == layout.kind:
+        return None
+    if "npy" in (new_kind, layout.kind):
+        raise click.UsageError(f"OUT: {target} must have the format of IN, {layout.kind}; .npy has no columns")
+    if new_kind == "parquet":
+        return Layout(new_kind)
+    packed = _is_packed(target)
+    mark = _delimiter(new_kind, None if layout.kind in _DELIMITERS else delimiter)
+    return Layout(new_kind, mark, multiline=True, unpack=packed, pack=packed)
+
+
+def _delimiter(kind: str, given: str | None) -> str:
+    mark = _DELIMITERS[kind] if given is None else given.replace("\\t", "\t")
+    if not _is_delimiter(mark):
+        raise click.UsageError(f"--delimiter: {mark!r} must be one ASCII character that no number or quote contains")
+    return mark
 
 
 def _is_delimiter(text: object) -> bool:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpkernels.cli.files.arrays import ArrayFile
+from dpkernels.cli.files.converted import ConvertedFile
 from dpkernels.cli.files.delimited import DelimitedFile
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.parquet import ParquetFile
+
+
+def converted(source: Source, written: Layout | None) -> Source:
+    """Return a file whose output has another layout; the file itself for None."""
+    return source if written is None else ConvertedFile(source, written)
 
 
 def open_source(path: Path, layout: Layout) -> Source:

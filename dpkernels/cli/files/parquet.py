@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,15 +222,8 @@ class ParquetFile(Source):
 
     @contextmanager
     def sink(self, path: Path) -> Iterator[Callable[[GroupPart], object]]:
-        with pa.OSFile(str(path), "wb") as file:
-            sink = _ParquetSink(file, self._footer)
-            try:
-                yield sink.write
-                if sink.writer is not None:
-                    sink.writer.close()
-            finally:
-                if sink.writer is not None:
-                    sink.writer.is_open = False  # else the destructor of one that failed writes to a closed file
+        with ParquetSink.opened(path, partial(writer_options, self._footer)) as write:
+            yield write
 
     @contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
@@ -244,23 +238,42 @@ class ParquetFile(Source):
                 raise kind(f"{self.path}: is not a readable Parquet file: {text_of(error)}") from error
 
 
-class _ParquetSink:
-    """Gathers a row group, and writes it like another file when it is complete, or too large to be held."""
+class ParquetSink:
+    """Gathers a row group, and writes it when it is complete, or too large to be held.
 
-    def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
-        self._file, self._like = file, like
-        self.writer: Any = None
+    ``options`` returns those of ``pyarrow.parquet.ParquetWriter``, for a file that has rows.
+    """
+
+    def __init__(self, file: pa.NativeFile, options: Callable[[], dict[str, Any]]) -> None:
+        self._file, self._options = file, options
+        self._writer: Any = None
         self._held: list[pa.Table] = []
 
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, options: Callable[[], dict[str, Any]]) -> Iterator[Callable[[GroupPart], object]]:
+        """Yield a function that appends rows to a new file, which is complete at the end."""
+        with pa.OSFile(str(path), "wb") as file:
+            sink = cls(file, options)
+            try:
+                yield sink.write
+                if sink._held:
+                    sink.write(GroupPart(sink._held[0].slice(0, 0), last=True))
+                if sink._writer is not None:
+                    sink._writer.close()
+            finally:
+                if sink._writer is not None:
+                    sink._writer.is_open = False  # else the destructor of one that failed writes to a closed file
+
     def write(self, piece: GroupPart) -> None:
-        if self.writer is None:
+        if self._writer is None:
             self._schema = arrow.released_schema(piece.table.schema)
-            self.writer = pq.ParquetWriter(self._file, self._schema, **writer_options(self._like))
+            self._writer = pq.ParquetWriter(self._file, self._schema, **self._options())
         self._held.append(arrow.relabelled(piece.table, self._schema))
         if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
             group, self._held = pa.concat_tables(self._held), []
             if len(group):
-                self.writer.write_table(group, row_group_size=len(group))
+                self._writer.write_table(group, row_group_size=len(group))
             # Otherwise the allocator keeps the memory of the pages, 60 MiB.
             pa.default_memory_pool().release_unused()
 

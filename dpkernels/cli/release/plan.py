@@ -24,8 +24,8 @@ from dpkernels.cli.calendar import date_text, days_since
 from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.categories import CategoryReports, is_categorical
 from dpkernels.cli.files.formats import Numbers, Source, ahead
-from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
-from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of, written_layout
+from dpkernels.cli.files.opening import converted, open_source
 from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
@@ -342,6 +342,7 @@ class Request:
     resume: bool = False  # whether to continue a killed run to the same output
     # The days from which dates are counted, of columns by name, or of all columns of numbers.
     date_origin: Sequence[tuple[str | None, date]] = ()
+    output_kind: str | None = None  # the format of OUT; None for the one that its suffix or ``kind`` says
 
     def name(self, what: str) -> str:
         """Return what the ledger calls the charge for a release."""
@@ -354,7 +355,15 @@ class Request:
     def account(self, files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
         return LedgerAccount.of(single({"ledger": self.ledger, "budget": self.budget}), files, folders)
 
-    def spec(self, source: Source, layout: Layout, shuffleable: bool = True) -> ReleaseSpec:
+    def layouts(self, source: Path, target: Path) -> tuple[Layout, Layout | None]:
+        """Return the layout of a file, and that of its output if it is another one; None if it is the same."""
+        of_text, kind, output_kind = (self.multiline, self.missing_markers), self.kind, self.output_kind
+        layout = layout_of(source, target, kind, self.delimiter, *of_text, output_kind)
+        return layout, written_layout(layout, target, kind, output_kind, self.delimiter)
+
+    def spec(
+        self, source: Source, layout: Layout, converted: Layout | None = None, shuffleable: bool = True
+    ) -> ReleaseSpec:
         """Return the release of a file, or of several like it, with certified mechanisms."""
         options = RowOptions(self.missing, self.decimals, self.shuffle_rows, shuffleable)
         if options.missing == "drop" and not source.droppable:
@@ -362,7 +371,10 @@ class Request:
         perturbed, queries = self._names(source), self._queries()
         options = options if queries is None else replace(options, shuffleable=False)
         parameters = None if queries is None else self._of_rows(queries, source, perturbed, options)
-        columns = self._columns(perturbed) if parameters is None else self._query_column(perturbed[0], parameters)
+        if parameters is None:
+            columns = self._columns(source, perturbed)
+        else:
+            columns = self._query_column(source, perturbed[0], parameters)
         if not source.names and is_categorical(columns[0].sampler.certificate):
             raise click.UsageError(f"--mechanism: {columns[0].mechanism} is for columns; {source.path} is one array")
         also = [text for name, text in source.also_copied.items() if name not in perturbed]
@@ -371,9 +383,10 @@ class Request:
         names, values = tuple(source.names), source.values_per_row
         rows = self._rows(columns, parameters)
         specified = columns, self.clip, layout, options, names, values, copied, rows
-        return ReleaseSpec(*specified, full_certificate=self.full_certificate, queries=parameters)
+        more = {"full_certificate": self.full_certificate, "converted": converted, "queries": parameters}
+        return ReleaseSpec(*specified, **more)
 
-    def _columns(self, perturbed: Sequence[str | None]) -> tuple[Column, ...]:
+    def _columns(self, source: Source, perturbed: Sequence[str | None]) -> tuple[Column, ...]:
         """Return the columns with the mechanisms that are named, or the default one."""
         mechanisms = self.mechanism or [self._default]
         check_count("mechanism", len(mechanisms), len(perturbed))
@@ -382,7 +395,10 @@ class Request:
         given = map(in_days, options_by_column(spread, self.options), origins, titles)
         samplers = [build_exact_sampler(*setting) for setting in zip(spread, given, titles, strict=True)]
         made = zip(perturbed, samplers, origins, strict=True)
-        return tuple(Column(name, *sampler, date_origin=origin) for name, sampler, origin in made)
+        return tuple(
+            Column(name, *sampler, date_origin=origin, is_single=name in source.single_precision)
+            for name, sampler, origin in made
+        )
 
     def _queries(self) -> of_rows.QueryRequest | None:
         return of_rows.QueryRequest.of(self.query_columns, self.together)
@@ -403,12 +419,13 @@ class Request:
         with independent_of_reports():
             return queries.read(source)
 
-    def _query_column(self, name: str | None, parameters: of_rows.Queries) -> tuple[Column, ...]:
+    def _query_column(self, source: Source, name: str | None, parameters: of_rows.Queries) -> tuple[Column, ...]:
         """Return the one column, of which every row has a mechanism."""
         if self.date_origin:
             raise click.UsageError("--date-origin: is for columns of dates; rows that are queries hold numbers")
         settings = in_days(single({"mechanism": self.mechanism, **self.options}), None, "")
-        return (Column(name, *of_rows.build(settings.pop("mechanism", None), settings, parameters)),)
+        sampler = of_rows.build(settings.pop("mechanism", None), settings, parameters)
+        return (Column(name, *sampler, is_single=name in source.single_precision),)
 
     def _origins(self, columns: Sequence[str | None], mechanisms: Sequence[str]) -> list[date | None]:
         """Return the day from which the dates of each column are counted; None for a column of no dates."""
@@ -621,7 +638,7 @@ class FilePlan(Plan):
 def plan(request: Request) -> FilePlan:
     """Check everything of a release of one file that can be checked before a value is read."""
     path, target = Path(request.source), Path(request.target)
-    layout = layout_of(path, target, request.kind, request.delimiter, request.multiline, request.missing_markers)
+    layout, written = request.layouts(path, target)
     if path != DASH and (state := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {state}; it must be a file, or - for standard input")
     if request.resume:
@@ -646,7 +663,7 @@ def plan(request: Request) -> FilePlan:
     ledger_account = request.account((path, target, sidecar))
     if request.shuffle_rows and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
-    source = open_source(path, layout)
-    spec = request.spec(source, layout)
+    source = converted(open_source(path, layout), written)
+    spec = request.spec(source, layout, written)
     name = request.name(f"perturb {display_name(path.name)} to {display_name(target.name)}")
     return FilePlan(spec, ledger_account, name, sidecar, source, target, request.force)

@@ -148,6 +148,7 @@ class Column:
     sampler: Any  # exact; that of a batch has a mechanism for every row
     options: Mapping[str, Any]
     date_origin: date | None = None  # of a column of dates, whose values are days since then
+    is_single: bool = False  # whether its reports are float32 that are written as text
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
@@ -166,7 +167,12 @@ class Column:
             **({} if half_widths is None else {"interval": half_widths}),
             **({} if drawing is None else {"drawing": drawing}),
             **({} if self.date_origin is None else {"date_origin": self.date_origin.isoformat()}),
+<<<<<<< HEAD
             "certificate": certificate_form(self.sampler.certificate),
+=======
+            **({"report_type": "float32"} if self.is_single else {}),
+            "certificate": self.sampler.certificate.to_dict(),
+>>>>>>> cbdaa897 (The command writes another format than it reads, with the same reports)
         }
 
 
@@ -231,14 +237,23 @@ class ReleaseSpec:
 
     columns: tuple[Column, ...]  # the perturbed columns with their mechanisms
     clip: bool  # clip values outside the interval
-    layout: Layout  # of the files
+    layout: Layout  # of the input's files
     row_options: RowOptions  # the treatment of rows besides noise
     names: tuple[str, ...]  # all columns of each file, perturbed or not, in their order; empty for an array
     values_per_row: int  # the number of values that a row holds in each perturbed column
     copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
     rows: str | None = None  # one of ``ROWS``, as the user says whom they are about; None if the user does not
     full_certificate: bool = False  # whether the sidecar has the integers as numbers
+<<<<<<< HEAD
     queries: Queries | None = None  # the parameters of every row, where rows are queries
+=======
+    converted: Layout | None = None  # of the output's files, if they have another format than the input's
+
+    @property
+    def written(self) -> Layout:
+        """Return the layout of the output's files."""
+        return self.converted or self.layout
+>>>>>>> cbdaa897 (The command writes another format than it reads, with the same reports)
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:
@@ -251,6 +266,7 @@ class ReleaseSpec:
             "columns": [column.to_dict(self.row_options.decimals) for column in self.columns],
             "clip": self.clip,
             "layout": self.layout.to_dict(),
+            "written": self.written.to_dict(),
             **self.row_options.to_dict(),
             "names": self.names,
             "values_per_row": self.values_per_row,
@@ -339,7 +355,7 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
         "values_per_row": spec.values_per_row,
         "clip": spec.clip,
         "output": {**({"parts": files} if written[0].name else files[0]), "columns": list(spec.names)},
-        "layout": spec.layout.to_dict(),
+        "layout": spec.written.to_dict(),
         **spec.row_options.to_dict(),
         "not_kept": release.not_kept,
         **({} if spec.queries is None else {"queries": spec.queries.to_dict()}),
@@ -381,6 +397,7 @@ _FIELDS: dict[str, Rule] = {
 _COLUMN: dict[str, Rule] = {
     "column": ("a string, or null for an array", lambda value: value is None or type(value) is str),
     "mechanism": _TEXT,
+    "report_type?": ("float32", lambda value: value == "float32"),
     "date_origin?": ("a date YYYY-MM-DD", is_date_text),
     **dict.fromkeys(("options", "parameters", "interval?", "certificate"), _OBJECT),
     "drawing?": _COUNT,

@@ -373,7 +373,7 @@ def test_a_dataset_whose_parts_were_visible_in_a_store_keeps_the_charge(
 
 def test_a_part_that_cannot_be_written_keeps_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(Path("in"), files=2, rows=10)
-    monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
+    monkeypatch.setattr("dpkernels.cli.files.parquet.ParquetSink.write", full)
     done = run("perturb", "in", "out", *COLUMN_AGE, *BUDGET)
     assert_refused(done, 1, "parquet to ", "No space left on device", STAYS)
     assert_nothing_but("in", "people.ledger")

@@ -349,7 +349,7 @@ WRONG_USAGE: dict[str, tuple[list[str], str]] = {
     "no arguments": ([], "IN"),
     "missing input": (["no.csv", "out.csv", *COLUMN, *AGE], "no.csv"),
     "no suffix": (["in", "out", *COLUMN, *AGE], "suffix ''"),
-    "other suffix": (["in.csv", "out.parquet", *COLUMN, *AGE], "out.parquet"),
+    "other suffix": (["in.csv", "out.npy", *COLUMN, *AGE], "out.npy"),
     "unknown suffix": (["in.txt", "out.txt", *COLUMN, *AGE], ".txt"),
     "no folder": (["in.csv", "no/out.csv", *COLUMN, *AGE], "folder no "),
     "onto itself": (["in.csv", "in.csv", "--force", *COLUMN, *AGE], "is the input"),

@@ -310,7 +310,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a delimiter of Parquet": (["in.parquet", "out.parquet", "--delimiter", ";"], "parquet"),
     "lines of Parquet": (["in.parquet", "out.parquet", "--multiline"], "parquet"),
     "packed Parquet": (["in.parquet.gz", "out.parquet.gz"], "may be .gz"),
-    "csv to tsv": (["in.csv", "out.tsv"], "out.tsv"),
+    "csv to npy": (["in.csv", "out.npy"], "out.npy"),
     "a stream without a format": (["-", "-", "--sidecar", "a.json"], "--format"),
     "a stream without a sidecar": (["in.csv", "-"], "--sidecar: missing"),
     "a sidecar of another name": (["in.csv", "-", "--sidecar", "in.csv"], "must end in .json"),

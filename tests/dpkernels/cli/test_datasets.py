@@ -33,7 +33,7 @@ from dpkernels.cli.dataset import release as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.release import Job, Secret, TaskError, perturb_part, run_task
-from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.layout import Layout, layout_of
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.sidecar import Column, ReleaseSpec, RowOptions
@@ -539,7 +539,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         text = "age\n" + "".join(f"{x!r}\n" for x in ages.tolist())
         path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
     source = Place(str(path), path.as_uri())
-    form = plans.common_layout([source], None, None, False)
+    form = layout_of(path, path, None, None, False)
     (part,), seen = plans.plan_parts([source], form), list[list[str]]()
 
     def noted(*given: Any, **named: Any) -> Any:
@@ -973,7 +973,7 @@ def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
+    monkeypatch.setattr("dpkernels.cli.files.parquet.ParquetSink.write", full)
     done = run("perturb", "in", "out", *AGE)
     assert_refused(done, 5, "in/0000.parquet to 0000.parquet: No space left on device")
 

@@ -1,0 +1,214 @@
+"""A file that is released in another format: copied cells become text or Arrow columns, reports stay the same numbers.
+
+Copied cells of a text file are text in a Parquet file, exactly as they are between their quotes: types that are found
+from values would depend on them. Copied columns of a Parquet file become the text that Arrow prints, with an empty cell
+for null. A text file that is written quotes the cells that need it, and those that are empty and not null.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpkernels.cli.errors import RowError
+from dpkernels.cli.files import buffers
+from dpkernels.cli.files.categories import CategoryReports
+from dpkernels.cli.files.dates import Dates
+from dpkernels.cli.files.delimited import LONGEST
+from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
+from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.parquet import GroupPart, ParquetFile, ParquetSink
+
+_REPORT_BYTES = 18  # of the text of a report, on average
+_MOST_REPORT_BYTES = 1 << 13  # of a row's reports, sets of categories aside
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of the input, and its copied columns as they are written."""
+
+    piece: Any
+    copied: dict[str, pa.Array]
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+
+class ConvertedFile(Source):
+    """A file of columns whose output has another layout than the file itself."""
+
+    def __init__(self, source: Source, written: Layout) -> None:
+        self._source, self._written, self._is_text = source, written, written.kind != "parquet"
+        self.path, self.names, self.markers = source.path, source.names, source.markers
+        if len(set(self.names)) < len(self.names):
+            raise click.UsageError("OUT: another format needs different names for the columns; two are the same")
+        if isinstance(source, ParquetFile):
+            for field in source.schema:
+                if not _has_text(field.type):
+                    raise click.UsageError(f"OUT: column {field.name!r} holds {field.type}, which has no text")
+            floats = (pa.float16(), pa.float32())
+            self.single_precision = [field.name for field in source.schema if field.type in floats]
+
+    @property
+    def fraction(self) -> float:  # type: ignore[override]
+        """Return how much of the input has been read."""
+        return self._source.fraction
+
+    def count(self) -> int:
+        return self._source.count()
+
+    def pieces(self, columns: Sequence[str | None]) -> Generator[_Piece, None, None]:
+        start = 0
+        with closing(self._source.pieces(self.names)) as pieces:
+            for piece in pieces:
+                copied = {name: self._copied(piece, name, start) for name in self.names if name not in columns}
+                if self._is_text and copied:
+                    self._check_length(piece, copied, start)
+                yield _Piece(piece, copied)
+                start += len(piece)
+
+    def _copied(self, piece: Any, name: str, start: int) -> pa.Array:
+        """Return a column as it is written."""
+        if isinstance(self._source, ParquetFile):
+            cells = _texts(piece.table.column(name).combine_chunks())
+        else:
+            cells = self._source.labels(piece, name)
+            try:
+                cells = cells.cast(pa.string())
+            except pa.ArrowInvalid:
+                is_bad = np.array([not _is_utf8(cell) for cell in cells.to_pylist()])
+                raise self._error(piece, start, is_bad, "not UTF-8", "is not UTF-8", name) from None
+        if not self._is_text:
+            return cells
+        has_nul = buffers.truths(pc.fill_null(pc.match_substring(cells, "\0"), False))
+        if has_nul.any():
+            raise self._error(piece, start, has_nul, "with a NUL", "has a NUL character", name)
+        return _quoted(cells, self._written.delimiter)
+
+    def _check_length(self, piece: Any, copied: dict[str, pa.Array], start: int) -> None:
+        sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
+        too_long = sizes > LONGEST - _MOST_REPORT_BYTES
+        if too_long.any():
+            raise self._error(piece, start, too_long, "too long", f"has about {LONGEST} bytes or more of text")
+
+    def _error(
+        self, piece: Any, start: int, is_bad: np.ndarray, kind: str, text: str, name: str | None = None
+    ) -> RowError:
+        row = start + int(is_bad.argmax())
+        return RowError(row, self._source.place(piece, row, start), kind, f"{text}, which OUT cannot hold", name)
+
+    def numbers(self, piece: _Piece, name: str | None, start: int) -> Numbers:
+        return self._source.numbers(piece.piece, name, start)
+
+    def labels(self, piece: _Piece, name: str) -> Any:
+        return self._source.labels(piece.piece, name)
+
+    def dates(self, piece: _Piece, name: str, origin: date) -> Dates:
+        return self._source.dates(piece.piece, name, origin)
+
+    def rows(self, piece: _Piece, begin: int, end: int) -> _Piece:
+        return _Piece(self._source.rows(piece.piece, begin, end), {})
+
+    def place(self, piece: _Piece, row: int, start: int) -> str:
+        return self._source.place(piece.piece, row, start)
+
+    def replaced(self, piece: _Piece, reports: dict[str | None, Any]) -> Any:
+        """Return the rows as a table, or as an array of lines without their ends."""
+        columns = [
+            piece.copied[name] if name not in reports else self._report_column(reports[name]) for name in self.names
+        ]
+        if not self._is_text:
+            return pa.Table.from_arrays(columns, list(self.names))
+        return pc.binary_join_element_wise(*columns, self._written.delimiter.encode())
+
+    def _report_column(self, reports: Any) -> pa.Array:
+        if isinstance(reports, CategoryReports):
+            column = reports.texts(self._written.delimiter) if self._is_text else reports.column()
+        elif self._is_text:  # Every digit of float32 numbers, so that the text is the same number in float64.
+            column = buffers.array(reports.values.astype(np.float64)).cast(pa.string()).cast(pa.binary())
+        else:
+            column = buffers.array(reports.values, reports.missing)
+        if self._is_text and reports.missing is not None:
+            column = pc.if_else(buffers.array(reports.missing), pa.scalar(b"", pa.binary()), column)
+        return column
+
+    def select(self, replaced: Any, rows: np.ndarray) -> Any:
+        return replaced.filter(buffers.array(rows))
+
+    def reordered(self, pieces: Sequence[Any], order: np.ndarray) -> Iterator[Any]:
+        rows = pa.chunked_array(pieces, pa.binary()) if self._is_text else pa.concat_tables(pieces)
+        for first in range(0, len(order), MOST_ROWS):
+            some = rows.take(buffers.array(order[first : first + MOST_ROWS]))
+            yield some.combine_chunks()
+
+    def size(self, replaced: Any) -> int:
+        return replaced.nbytes
+
+    def output_bytes(self, columns: Sequence[str | None]) -> int:
+        if not isinstance(self._source, ParquetFile):
+            return self._source.output_bytes(columns)
+        held = sum(size for _, size in self._source.groups)
+        return 0 if self._written.pack else held + _REPORT_BYTES * len(columns) * self._source.count()
+
+    def not_kept(self, output: Path) -> list[str]:
+        if isinstance(self._source, ParquetFile):
+            return ["types, row groups, compression and metadata of a Parquet file"]
+        return ["quotes and line ends"]
+
+    @contextmanager
+    def sink(self, path: Path) -> Iterator[Callable[[Any], object]]:
+        if not self._is_text:
+            with ParquetSink.opened(path, dict) as write:
+                yield lambda table: write(GroupPart(table, last=False))
+            return
+        header = _quoted(pa.array(list(self.names)), self._written.delimiter).to_pylist()
+        with (
+            path.open("wb") as file,
+            # The header of gzip contains neither the time nor the temporary name.
+            gzip.GzipFile("", "wb", 6, file, mtime=0) if self._written.pack else nullcontext(file) as out,
+        ):
+            out.write(self._written.delimiter.encode().join(header) + b"\n")
+            yield lambda lines: out.write(buffers.text(pc.binary_join_element_wise(lines, b"", b"\n")))
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _has_text(kind.value_type)
+    is_plain = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return is_plain or is_text or types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind)
+
+
+def _texts(cells: pa.Array) -> pa.Array:
+    kind = cells.type
+    if pa.types.is_dictionary(kind):
+        return _texts(cells.cast(kind.value_type))
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        cells = cells.cast(pa.timestamp(kind.unit, "UTC"))
+    return cells.cast(pa.string())
+
+
+def _quoted(cells: pa.Array, delimiter: str) -> pa.Array:
+    """Return texts as bytes of cells: quoted where they must be, null as an empty cell."""
+    needs = pc.match_substring_regex(cells, rf'["\n\r\x{{feff}}]|\A\z|\x{{{ord(delimiter):x}}}')
+    in_quotes = pc.binary_join_element_wise('"', pc.replace_substring(cells, '"', '""'), '"', "")
+    return pc.fill_null(pc.if_else(needs, in_quotes, cells), "").cast(pa.binary())
+
+
+def _is_utf8(cell: bytes) -> bool:
+    try:
+        cell.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
