@@ -547,13 +547,22 @@ class _Tails:
 
 
 def _summary(g: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (k, g) of blocks spread to their ends: fewer points, the same mean and larger exponential moments."""
+    """Return (k, g), in increasing order, of blocks spread to their ends.
+
+    These are fewer points with the same mean and larger exponential moments. Heavy points stay where they are:
+    otherwise the sum of many reports that mostly have one loss would need a grid hundreds of times as wide.
+    """
     size = -(-len(g) // _SUMMARY)
-    blocks = np.pad(g, (0, -len(g) % size)).reshape(-1, size)
+    heavy = np.flatnonzero(g >= g.sum() / _SUMMARY) if size > 1 else np.zeros(0, int)
+    light = g.copy() if len(heavy) else g
+    light[heavy] = 0.0
+    blocks = np.pad(light, (0, -len(g) % size)).reshape(-1, size)
     share = np.arange(size) / size
-    k = first + size * np.arange(len(blocks) + 1.0)
-    mass = np.append(blocks @ (1 - share), 0.0) + np.append(0.0, blocks @ share)
-    return k[mass > 0], mass[mass > 0]
+    k = np.append(first + size * np.arange(len(blocks) + 1.0), first + heavy)
+    mass = np.concatenate([np.append(blocks @ (1 - share), 0.0) + np.append(0.0, blocks @ share), g[heavy]])
+    order = np.argsort(k, kind="stable")
+    order = order[mass[order] > 0]
+    return k[order], mass[order]
 
 
 def _mean_and_variance(k: np.ndarray, g: np.ndarray) -> tuple[float, float]:

@@ -40,6 +40,7 @@ _COARSER_GRIDS = 12  # How many coarser grids are tried, each with half of the p
 # The grids of a lower bound: how many, how much finer each one is, and the gain by the last one that is small.
 _FINER_GRIDS, _FINER, _NARROW_ENOUGH = 2, 5.0, 1e-3
 _NARROW = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
+_TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound.
 _CELLS = 1 << 20  # The most points of one distribution on a grid.
 _DOTS = np.linspace(0.0, 1.0, 257)
 # A bound of exponents, and the largest tilt times the step that a grid resolves.
@@ -72,19 +73,47 @@ def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> 
     return LossSum(first, np.bincount(group, mass), reports, 2 * slack)
 
 
-def _one_report(value: np.ndarray, mass: np.ndarray, gamma: float, size: float) -> LossSum:
-    """Return the distribution of one report, from L, a difference of numbers up to ``size``, and its masses."""
-    value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
-    return _merged(value, mass, 1, _VALUE * size)
+@dataclass(frozen=True)
+class ReportLoss:
+    """The outcomes of the loss of one report; a report outside the blanket has the loss 0."""
+
+    value: np.ndarray
+    mass: np.ndarray
+    slack: np.ndarray  # A bound of the error of each value.
+
+    @classmethod
+    def of(cls, value: np.ndarray, mass: np.ndarray, gamma: float, size: np.ndarray) -> ReportLoss:
+        """Return the losses L, differences of numbers that add up to ``size``, of reports of the blanket."""
+        value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
+        return cls(value, mass, np.append(_VALUE * size, 0.0))
+
+    def sum(self) -> LossSum:
+        return _merged(self.value, self.mass, 1, float(self.slack.max()))
+
+    @proven("shuffle#proof")
+    def trimmed(self, n: int, c: float, side: int) -> ReportLoss:
+        """Return the losses without those far below 0, which would need a wide grid and a large slack.
+
+        For an upper bound they are raised to a loss that still changes K(c) by at most ``_TRIMMED``. For a lower bound
+        they are dropped: sums that contain one count as 0.
+        """
+        least = -math.log(n / _TRIMMED) / c
+        far = self.value + self.slack < least
+        if not far.any():
+            return self
+        value, mass, slack = (column[~far] for column in (self.value, self.mass, self.slack))
+        if side > 0:
+            value, mass, slack = np.append(value, least), np.append(mass, self.mass[far].sum()), np.append(slack, 0.0)
+        return ReportLoss(value, mass, slack)
 
 
-def _of_blanket(blanket: Blanket, E: float) -> LossSum:
+def _of_blanket(blanket: Blanket, E: float) -> ReportLoss:
     some = np.asarray(blanket.mass) > 0
     mass, p, q = (np.asarray(column, float)[some] for column in (blanket.mass, blanket.p, blanket.q))
-    return _one_report(p - E * q, mass, float(blanket.gamma), float((p + E * q).max()))
+    return ReportLoss.of(p - E * q, mass, float(blanket.gamma), p + E * q)
 
 
-def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> LossSum:
+def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
     """Return the distribution whose E(L - t)_+ is the bound at some t, with the likely losses, and linear between."""
     blankets = [pair.upper.merged for pair in inputs.pairs]
     gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS)
@@ -98,7 +127,7 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> LossSum:
     # What is bounded is convex, so it is below the hull as well.
     kept, slopes = lower_hull(t, above)
     t, slopes = t[kept], np.concatenate([[-1.0], slopes, [0.0]])
-    return _one_report(t, np.maximum(np.diff(slopes), 0.0), gamma, gamma * (1 + E) * high)
+    return ReportLoss.of(t, np.maximum(np.diff(slopes), 0.0), gamma, np.full(len(t), gamma * (1 + E) * high))
 
 
 def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
@@ -113,7 +142,7 @@ def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
     return parts
 
 
-def _tilt(one: LossSum, n: int) -> tuple[float, float]:
+def _tilt(one: LossSum | ReportLoss, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
     c, variance = saddle_point(one.mass, one.value, n)
     return float(c), max(math.sqrt(variance), _NARROW * float(np.ptp(one.value)))
@@ -130,6 +159,8 @@ def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
 
 
 def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
+    if not np.abs(place).max() < 2.0**52:
+        raise TooManyPointsError("values are too far apart for this step")
     k = np.floor(place).astype(np.int64)
     size = int(k[-1] - k[0]) + 2
     if size > _CELLS:
@@ -190,18 +221,24 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     return math.exp(total.log_scale) * max(value, 0.0)
 
 
-def _bound(one: LossSum, n: int, side: int) -> float:
-    if one.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
-        return max(n * (float(one.value.max()) + one.slack), 0.0) if side > 0 else 0.0
-    parts = _parts(one, n)
+def _bound(loss: ReportLoss, n: int, side: int) -> float:
+    if loss.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
+        return max(n * float((loss.value + loss.slack).max()), 0.0) if side > 0 else 0.0
+    parts = _parts(loss.sum(), n)
     if len(parts) == 1 and parts[0][1] == 1:
         part = parts[0][0]
         value = np.maximum(part.value + side * part.slack, 0.0) @ part.mass
         return float(value * (1 + side * _MASS * n))
-    grids = _Grids(parts, *_tilt(one, n), side)
+    trimmed = loss.trimmed(n, _tilt(loss, n)[0], side)
+    one = trimmed.sum()
+    if one.value.max() <= 0:
+        return n * (float(one.value.max()) + one.slack) if side > 0 else 0.0
+    parts = parts if trimmed is loss else _parts(one, n)
+    c, deviation = _tilt(one, n)
+    grids = _Grids(parts, c, deviation, side)
     error = _ERROR if stages_of(max(count for _, count in parts)) else _ERROR_OF_FEW
     if side > 0:
-        return grids.bound(error)
+        return min(grids.bound(error), _chernoff_bound(one, n, c))
     # Where outcomes are sparse, a polygon on a grid loses more than its square.
     best = 0.0
     for _ in range(_FINER_GRIDS):
@@ -210,6 +247,21 @@ def _bound(one: LossSum, n: int, side: int) -> float:
             break
         error /= _FINER**2
     return best
+
+
+@proven("shuffle#proof")
+def _chernoff_bound(one: LossSum, n: int, c: float) -> float:
+    """Return e^K(c)/(e c), an upper bound of E[S_+] for any c > 0.
+
+    It holds where no grid resolves the few positive losses of a sum that is hardly ever positive.
+    """
+    with np.errstate(over="ignore"):
+        grown = one.mass * np.expm1(c * (one.value + one.slack))
+    moment = float(grown.sum()) + _MASS * float(np.abs(grown).sum())  # Of one report, less 1.
+    if not -1 < moment < math.inf:  # No digit is left.
+        return math.inf
+    log_bound = n * math.log1p(moment) * (1 + math.copysign(_MASS, moment)) - 1 - math.log(c)
+    return math.exp(max(log_bound, -_OVERFLOWS)) * (1 + _MASS) if log_bound < _OVERFLOWS else math.inf
 
 
 @dataclass(frozen=True)
@@ -253,10 +305,10 @@ def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:
     return _upper_delta_of(_of_blanket(blanket, math.exp(min(epsilon, _LARGEST))), float(blanket.gamma), n)
 
 
-def _upper_delta_of(one: LossSum, gamma: float, n: int) -> float:
+def _upper_delta_of(loss: ReportLoss, gamma: float, n: int) -> float:
     # Masses below the floats are lost; the largest loss of every report bounds what they would add.
-    lost = _LEAST * max(float(one.value.max()), 0.0)
-    return min(_bound(one, n, 1) / (gamma * n) * (1 + _MASS) + lost / gamma, 1.0)
+    lost = _LEAST * max(float(loss.value.max()), 0.0)
+    return min(_bound(loss, n, 1) / (gamma * n) * (1 + _MASS) + lost / gamma, 1.0)
 
 
 @proven("shuffle#proof")

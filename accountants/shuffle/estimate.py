@@ -221,7 +221,10 @@ def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
 # If fewer informative reports than this are expected, the integral is checked against nodes further out, at these
 # deltas. With fewer than the least number of reports, or a larger difference in log delta, the grid is used.
 _FEW, _LEAST, _SAME_LOG, _CHECKED = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
-_CLOSE, _SECANTS = 1e-11, 8  # The error of log delta at a root, and the most secant steps to it before it is bracketed.
+# The error of log delta at a root, that on the grid, whose transforms have more noise, and the most secant steps to the
+# root before it is bracketed.
+_CLOSE, _CLOSE_ON_GRID, _SECANTS = 1e-11, 1e-6, 8
+_FIRST_STEP = 1e-4  # The first step to an eps that meets delta, as a share of the level.
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,10 +280,10 @@ class ShuffleEstimate:
             return 0.0, -1.0
         goal = math.log(delta)
         eps, slope = host_epsilon(self.blankets[0].thinned, self.n, delta, self.level)
-        before = math.nan, math.nan
+        before, close = (math.nan, math.nan), _CLOSE_ON_GRID if "grid" in self.methods else _CLOSE
         for _ in range(_SECANTS):
             gap = self.log_delta(eps) - goal
-            if abs(gap) < _CLOSE or (eps == 0.0 and gap <= 0):
+            if abs(gap) < close or (eps == 0.0 and gap <= 0):
                 return eps, slope
             if before[0] != eps and before[1] != gap and math.isfinite(before[1]):
                 slope = (gap - before[1]) / (eps - before[0])
@@ -288,7 +291,10 @@ class ShuffleEstimate:
                 break
             before, eps = (eps, gap), eps - gap / slope
         if self.log_delta(0.0) <= goal:
-            eps = 0.0
-        else:  # At the level delta is 0; the grid from above may be far above the goal there.
-            eps = float(root(lambda eps, _: self.log_delta(eps) - goal, (), self.level, 0.0, rtol=1e-13))
+            return 0.0, -1.0
+        # Next to the level the grid may not resolve delta, so the first eps above the estimate that meets it is taken.
+        low, high, step = 0.0, min(eps, self.level), _FIRST_STEP * self.level
+        while high < self.level and self.log_delta(high) > goal:
+            low, high, step = high, min(high + step, self.level), 4 * step
+        eps = float(root(lambda eps, _: self.log_delta(eps) - goal, (), high, low, rtol=1e-13))
         return eps, -1.0 / max(eps, 1e-9)

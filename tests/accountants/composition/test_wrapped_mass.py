@@ -72,3 +72,20 @@ def test_a_grid_that_is_too_small_is_allowed_for_in_shuffled_reports(monkeypatch
     low, _ = made.bracket(epsilon=epsilon)
     assert low <= truth
     assert low < 0.9 * truth, "the grid is not too small; this test shows nothing"
+
+
+def test_heavy_points_of_a_summary_stay():
+    """Blocks are spread to their ends, in order, but a point with most of the mass would spread too far."""
+    g = np.random.default_rng(7).uniform(0.0, 1e-7, 5000)
+    g[[1234, 4000]] = 1.0, 0.2
+    k, mass = sums._summary(g, -2000)
+    grid = np.arange(5000.0) - 2000
+    assert len(k) <= 300
+    assert (np.diff(k) >= 0).all()
+    assert k[0] <= grid[0]
+    assert k[-1] >= grid[-1]
+    assert mass.sum() == pytest.approx(g.sum(), rel=1e-13)
+    assert mass @ k == pytest.approx(g @ grid, rel=1e-11)
+    for slope in (-1e-2, -1e-5, 1e-5, 1e-2):
+        assert mass @ np.exp(slope * k) >= g @ np.exp(slope * grid) * (1 - 1e-14)
+    assert mass @ (k - mass @ k) ** 2 <= 1.001 * (g @ (grid - g @ grid) ** 2)

@@ -10,7 +10,7 @@ import pytest
 
 import dpkernels as dpk
 from accountants import guarantee, shuffled, tune
-from accountants.shuffle import bracket
+from accountants.shuffle import bracket, estimate
 from accountants.shuffle.blanket import OutcomeProbabilities, worst_inputs
 
 
@@ -121,3 +121,48 @@ def test_composed_rounds_refuse_neighbours_of_another_kind():
     with pytest.raises(ValueError, match="replace"):
         made.compose(samples.subsample(0.1))
     assert made.compose(samples.subsample(0.1, adjacency="replace")).delta(0.5) > 0
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    ("n", "places"),
+    [(70_000_000, [0.1, 0.5437, 3.0]), pytest.param(2**21, [0.5, 4.0, 9.0], marks=pytest.mark.thorough)],
+)
+def test_many_reports_that_are_rarely_informative(n, places, monkeypatch):
+    """One report in 30,000 tells the inputs apart: the sum of the losses has rare values far below 0."""
+    made = shuffled(dpk.piecewise_wang2019(epsilon=13.3, lower=0.0, upper=1.0), n)
+    blanket = made._upper.blankets[0]
+    monkeypatch.setattr(estimate, "_MOST", 1 << 24)
+    for eps in places:
+        truth = estimate.enumerated_delta(blanket, n, eps)
+        assert 0 < truth <= made.delta(eps) <= truth * (1 + 5e-3)
+    for share in (0.5, 0.9, 0.9999, 1 - 1e-9):  # No report is that informative here, and this is seen.
+        assert made.delta(13.3 * share) < (1e-30 if n > 1 << 22 else 1e-6)
+
+
+@pytest.mark.lengthy
+def test_epsilon_falls_with_the_number_of_reports():
+    """Where the method changes from enumeration to the grid, and from it to the integral."""
+    mechanism = dpk.hybrid(epsilon=13.3, lower=0.0, upper=1.0)
+    every = [shuffled(mechanism, n) for n in (10_000_000, 70_000_000, 200_000_000)]
+    assert {made._upper.methods[0] for made in every} == {"enumeration", "grid", "integral"}
+    epsilon = [made.estimate_epsilon(1e-6) for made in every]
+    assert all(more < fewer for fewer, more in pairwise(epsilon))
+    assert every[1].epsilon(1e-6) == pytest.approx(epsilon[1], rel=1e-5)
+    assert every[1].delta(epsilon[1]) == pytest.approx(1e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_trimmed_losses_are_on_their_side(side):
+    """Against all sums of 6 reports, one by one, for losses that are trimmed at several places."""
+    value, mass = np.array([-40.0, -9.0, -1.0, 2.0, 0.0]), np.array([0.05, 0.1, 0.25, 0.3, 0.3])
+    loss = bracket.ReportLoss(value, mass, np.full(5, 1e-14))
+
+    def positive_part(loss):
+        ((total, count),) = bracket._parts(loss.sum(), 6)
+        assert count == 1
+        return np.maximum(total.value, 0.0) @ total.mass
+
+    every, whole = [positive_part(loss.trimmed(6, c, side)) for c in (0.1, 1.0, 3.0, 8.0, 40.0)], positive_part(loss)
+    assert all(side * (one - whole) >= -1e-12 for one in every)
+    assert abs(every[-1] - whole) > 1e-3
