@@ -382,9 +382,8 @@ class Request:
         copied = *(name for name in source.names if name not in perturbed), *also
         names, values = tuple(source.names), source.values_per_row
         rows = self._rows(columns, parameters)
-        specified = columns, self.clip, layout, options, names, values, copied, rows
-        more = {"full_certificate": self.full_certificate, "converted": converted, "queries": parameters}
-        return ReleaseSpec(*specified, **more)
+        specified = columns, self.clip, layout, options, names, values, copied, rows, self.full_certificate
+        return ReleaseSpec(*specified, queries=parameters, converted=converted)
 
     def _columns(self, source: Source, perturbed: Sequence[str | None]) -> tuple[Column, ...]:
         """Return the columns with the mechanisms that are named, or the default one."""

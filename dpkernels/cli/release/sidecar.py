@@ -167,12 +167,8 @@ class Column:
             **({} if half_widths is None else {"interval": half_widths}),
             **({} if drawing is None else {"drawing": drawing}),
             **({} if self.date_origin is None else {"date_origin": self.date_origin.isoformat()}),
-<<<<<<< HEAD
-            "certificate": certificate_form(self.sampler.certificate),
-=======
             **({"report_type": "float32"} if self.is_single else {}),
-            "certificate": self.sampler.certificate.to_dict(),
->>>>>>> cbdaa897 (The command writes another format than it reads, with the same reports)
+            "certificate": certificate_form(self.sampler.certificate),
         }
 
 
@@ -244,16 +240,13 @@ class ReleaseSpec:
     copied: tuple[str, ...]  # the names of the parts of a file that are not perturbed
     rows: str | None = None  # one of ``ROWS``, as the user says whom they are about; None if the user does not
     full_certificate: bool = False  # whether the sidecar has the integers as numbers
-<<<<<<< HEAD
     queries: Queries | None = None  # the parameters of every row, where rows are queries
-=======
     converted: Layout | None = None  # of the output's files, if they have another format than the input's
 
     @property
     def written(self) -> Layout:
         """Return the layout of the output's files."""
         return self.converted or self.layout
->>>>>>> cbdaa897 (The command writes another format than it reads, with the same reports)
 
     @cached_property
     def guarantee(self) -> StatedGuarantee:

@@ -209,34 +209,25 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
                 _check_categories(form, column, source, piece, start)
                 continue
             numbers = source.numbers(piece, name, start)
-<<<<<<< HEAD
-            if column.queries is None:
-                good = can_report(column.certificate, numbers.values, slack)
-            else:
-                good = np.any([g.can_report(numbers.values, start, slack) for g in grids[id(column)]], axis=0)
-            good &= row_options.rounded(numbers.values) == numbers.values
-=======
             values = numbers.values
             if column.form.get("report_type") == "float32":  # in a text file
                 with np.errstate(over="ignore"):
                     values = values.astype(np.float32)
-            good = can_report(column.certificate, values, slack) & (values == numbers.values)
-            good &= row_options.rounded(values) == values
->>>>>>> cbdaa897 (The command writes another format than it reads, with the same reports)
+            if column.queries is None:
+                good = can_report(column.certificate, values, slack)
+            else:
+                good = np.any([g.can_report(values, start, slack) for g in grids[id(column)]], axis=0)
+            good &= (values == numbers.values) & (row_options.rounded(values) == values)
             if numbers.missing is not None:
                 good = np.where(numbers.missing, form["missing"] == "keep", good)
             if not good.all():
                 where = source.place(piece, start + int(good.argmin()), start)
                 raise CertificateError(f"column {title(name)}: {where} is no report of its table")
-<<<<<<< HEAD
-            if (
-                _rounding_in_steps(column.certificate, numbers.values.dtype, slack) >= 0.5
-                if column.queries is None
-                else any(g.are_coarse(numbers.values.dtype, slack) for g in grids[id(column)])
-            ):
-=======
-            if _rounding_in_steps(column.certificate, values.dtype, slack) >= 0.5:
->>>>>>> cbdaa897 (The command writes another format than it reads, with the same reports)
+            if column.queries is None:
+                is_coarse = _rounding_in_steps(column.certificate, values.dtype, slack) >= 0.5
+            else:
+                is_coarse = any(g.are_coarse(values.dtype, slack) for g in grids[id(column)])
+            if is_coarse:
                 coarse.add(title(name))
         start += len(piece)
     return start // source.values_per_row, coarse
