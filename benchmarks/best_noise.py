@@ -5,7 +5,8 @@
 A row has the variance at sensitivity 1 of the noise that ``tune.noise`` finds, and those of its integer table and of
 the integer table of the free form; for the worse of these two tables, the upper end of the bracket of k releases over
 delta, and dp_accounting's epsilon at delta from the weights of the table over epsilon (an upper bound, on a grid of
-losses); then the variances of the families, and of the free form. The least of the two tables' variances is compared
+losses); then the variances of the families, and of the free form, the lower bound on the variance of any noise, and how
+far the least variance found exceeds it. The least of the two tables' variances is compared
 with that of the prototype, where there is one.
 """
 
@@ -54,6 +55,7 @@ class Row(NamedTuple):
     bound: float
     accounted: float
     free: float
+    least: float
 
     @property
     def costs(self) -> dict[str, Any]:
@@ -65,6 +67,11 @@ class Row(NamedTuple):
         prototype = PROTOTYPE.get((self.epsilon, self.delta, self.releases))
         return prototype and min(self.table_variance, self.free_table_variance) / prototype
 
+    @property
+    def excess(self) -> float:
+        """Return what the least variance found has more than the lower bound, relative to it."""
+        return min(self.best.value, self.free) / self.least - 1
+
     def cells(self) -> list[str]:
         shape = ", ".join(f"{name} {value:.3g}" for name, value in self.best.parameters.items())
         costs = [f"{self.costs[name].value:.5g}" for name in SHOWN]
@@ -72,6 +79,7 @@ class Row(NamedTuple):
             *(f"{self.epsilon:g}, {self.delta:.0e}".replace("e-0", "e-"), f"{self.releases}", self.best.family, shape),
             *(f"{self.best.value:.5g}", f"{self.table_variance:.5g}", f"{self.free_table_variance:.5g}"),
             *(f"{self.bound / self.delta:.5f}", f"{self.accounted / self.epsilon:.6f}", *costs, f"{self.free:.5g}"),
+            *(f"{self.least:.5g}", f"{100 * self.excess:.2g} %"),
             "" if self.over_prototype is None else f"{self.over_prototype:.5f}",
         ]
 
@@ -97,7 +105,7 @@ def row_of(epsilon: float, delta: float, count: int) -> Row:
     accounted = max(accounted_epsilon(sampler, epsilon, delta, count) for sampler in samplers)
     bound = max(guarantee(sampler).repeat(count).delta(epsilon) for sampler in samplers)
     named, free_form = (float(sampler.certificate.worst_variance) for sampler in samplers)
-    return Row(epsilon, delta, count, free.named, named, free_form, bound, accounted, free.value)
+    return Row(epsilon, delta, count, free.named, named, free_form, bound, accounted, free.value, free.lower_bound)
 
 
 def draw(rows: list[Row], output: Path) -> None:
@@ -140,6 +148,8 @@ def main() -> None:
         "dp_accounting",
         *SHOWN,
         "free form",
+        "bound",
+        "excess",
         "over the prototype",
     ]
     rows, start = [], time.process_time()

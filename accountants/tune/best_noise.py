@@ -27,6 +27,7 @@ from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.family import expression
+from accountants.tune.least_variance import least_variance
 from accountants.tune.objectives import Objective, as_objective, evaluate, worst_variance
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -144,6 +145,8 @@ class BestNoise:
         count: the number of releases.
         objective: the objective's name.
         costs: of every family, the best first.
+        target_delta: the delta of the budget, which the bracket's upper end meets.
+        rate: that of the samples.
     """
 
     mechanism: Additive
@@ -155,6 +158,24 @@ class BestNoise:
     count: int
     objective: str
     costs: tuple[NoiseCost, ...]
+    target_delta: float = math.nan
+    rate: float | None = None
+
+    @property
+    def lower_bound(self) -> float:
+        """Return a lower bound on the variance of any noise for the budget; see ``least_variance``.
+
+        It is NaN for other objectives than the variance and for samples, of which no bound is known.
+        """
+        if self.objective != worst_variance.name or self.rate is not None or math.isnan(self.target_delta):
+            return math.nan
+        sensitivity = float(self.mechanism.sensitivity)
+        return least_variance(epsilon=self.epsilon, delta=self.target_delta, count=self.count, sensitivity=sensitivity)
+
+    @property
+    def excess(self) -> float:
+        """Return how much more variance this noise has than the lower bound, relative to that bound."""
+        return self.value / bound - 1 if (bound := self.lower_bound) else math.inf
 
     @property
     def python(self) -> str:
@@ -283,7 +304,7 @@ class _Target:
         upper = RigorousBounds(self.releases(noise)).upper_delta(self.epsilon)
         mechanism = with_own_claim(self.mechanism(noise), self.delta / self.count)
         facts = self.value(noise), best.parameters, self.epsilon, upper, self.count, self.objective.name
-        return BestNoise(mechanism, best.family, *facts, tuple(costs))
+        return BestNoise(mechanism, best.family, *facts, tuple(costs), self.delta, self.rate)
 
 
 class _Point(NamedTuple):

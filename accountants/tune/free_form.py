@@ -74,6 +74,16 @@ class FreeForm:
     start: str
     steps: int
 
+    @property
+    def lower_bound(self) -> float:
+        """Return a lower bound on the variance of any noise for the budget; see ``least_variance``."""
+        return self.named.lower_bound
+
+    @property
+    def excess(self) -> float:
+        """Return how much more variance this noise has than the lower bound, relative to that bound."""
+        return self.value / bound - 1 if (bound := self.lower_bound) else math.inf
+
 
 @in_64_bits
 def free_form(

@@ -1,0 +1,281 @@
+"""A lower bound on the variance of any additive noise for several releases, whatever its shape.
+
+Let P be the law of the noise and Q that of the noise plus a shift s of at most the sensitivity. A test phi takes values
+in [0, 1] with phi(y) + phi(s - y) <= 1. Of every release it makes 1, with probability phi(y), or -1, with probability
+phi(s - y), or else 0. The k results together must be (eps, delta)-DP, which limits u = E_P phi and v = E_Q phi to a
+region: v - S u <= c(S) for every slope S >= 1. So every law of noise meets linear constraints,
+
+    integral [phi(x + s) - S phi(x)] d mu(x) <= c(S)    for all tests phi, all slopes S and all shifts s.
+
+The least variance under them is a linear program. Any point of its dual proves a bound: a limit L and a function g of
+values in [0, L] for every (s, S), with x^2 + sum [g(x + s) - S g(x)] >= B for all x, prove a variance of at least
+B - sum L c(S).
+A solver proposes the functions, piecewise linear, and B is computed from them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from accountants.calibrate.composed import gaussian_ratio
+from accountants.calibrate.scale import check_target
+from accountants.precision import in_64_bits
+from dpkernels import checks
+from dpkernels.proven import proven
+
+__all__ = ["least_variance"]
+
+_MOST_RELEASES = 128  # More of them are sums of several.
+_GRID = 1.01  # The ratio of neighbouring probabilities of a result other than 0.
+_COARSE, _BISECTIONS, _UPWARDS = 100, 30, 2e-4  # The differences that are bisected; by how much others are moved up.
+_LEAST = 1e-150  # The least mass of a sum that is kept.
+_POSITIONS = 1e-11  # The error that is allowed for positions, which are rounded to 1e-12, and for functions.
+_ROUNDED = 1e-9  # The relative error that is allowed for sums of positive floats.
+_RESOLUTION, _MOST_CELLS = 20.0, 256  # The knots in a standard deviation, and the most in a sensitivity.
+_TAIL, _WIDEST = 30.0, 10.0  # The most of log(k/delta), and the standard deviations that Gaussian noise extends to.
+_FEW = 2.5  # Up to so many sensitivities of a standard deviation smaller shifts matter, too.
+_SHIFTS, _SHIFTS_OF_ONE = (0.5, 1.0), (0.4, 0.5, 2 / 3, 5 / 6, 1.0)  # Of one release there is one slope.
+_NEAR = (0.9, 1.15)  # The slopes of the smaller ones: logs over eps/k.
+_MOST_STEPS = 40_000  # Of the solver. Without an optimum the bound is that of fewer slopes, or 0.
+_REFINEMENTS, _NEGLIGIBLE = 2, 1e-4  # Of the slopes, and the part of the bound of a slope that is not refined.
+
+
+@in_64_bits
+@proven("least_variance#proof-of-the-region", "least_variance#proof-of-the-bound")
+def least_variance(*, epsilon: float, delta: float, count: int = 1, sensitivity: float = 1.0) -> float:
+    """Return a lower bound on the variance of any noise for ``count`` releases that are (epsilon, delta)-DP together.
+
+    Every release adds independent noise of one law to a true value. Neighbours move each value by at most the
+    sensitivity, in either direction. The law may be of any shape. So ``found.value / least_variance(...) - 1`` is an
+    upper bound on what any other noise could save. The bound is close for one and for two releases, and loose for more;
+    docs/best_noise.md has its gaps. It takes up to a few seconds.
+
+    Args:
+        epsilon: eps of all releases, positive.
+        delta: delta of all releases, in (0, 1).
+        count: the number of releases, an integer in 1..2^40.
+        sensitivity: D, in data units, in [1e-100, 1e100].
+
+    Raises:
+        ValueError: an argument is out of range.
+        TypeError: count is not an integer.
+
+    Example:
+        >>> round(least_variance(epsilon=1.0, delta=1e-6), 2)  # The staircase has 1.918.
+        1.92
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("epsilon", epsilon)
+    checks.integer_in("count", count, 1, 1 << 40)
+    # The sum of m releases has m times the noise and m times the sensitivity, and is one of count/m releases.
+    together = math.ceil(count / _MOST_RELEASES)
+    bound = together * _unit_bound(float(epsilon), float(delta), count // together)
+    return bound * float(sensitivity) ** 2 * (1 - _ROUNDED)
+
+
+@lru_cache(maxsize=64)
+def _unit_bound(epsilon: float, delta: float, count: int) -> float:
+    """Return the bound at sensitivity 1, for slopes that are refined where they matter."""
+    region = Region(epsilon, delta, count)
+    deviation = min(1 / float(gaussian_ratio(epsilon, delta, count, None)), math.sqrt(2) * count / epsilon)
+    shifts = _SHIFTS_OF_ONE if count == 1 else _SHIFTS if deviation < _FEW else (1.0,)
+    near = np.exp(np.minimum(np.array(_NEAR) * epsilon / count, 600.0))
+    program = Program(deviation, math.log(count / delta), np.array(shifts), near)
+    best, slopes = 0.0, region.first_slopes()
+    for _ in range(_REFINEMENTS if count > 1 else 1):
+        bound, weights = program.solve(slopes, region.largest(slopes))
+        best = max(best, bound)
+        if not bound > 0:
+            break
+        slopes = _refined(slopes, weights > _NEGLIGIBLE * bound)
+    return best
+
+
+def _refined(slopes: np.ndarray, matters: np.ndarray) -> np.ndarray:
+    """Return the slopes that matter, their neighbours, and those in the middle between them."""
+    middles = np.sqrt(slopes[1:] * slopes[:-1])
+    kept = matters.copy()
+    kept[1:] |= matters[:-1]
+    kept[:-1] |= matters[1:]
+    return np.sort(np.concatenate([slopes[kept], middles[matters[1:] | matters[:-1]]]))
+
+
+class Region:
+    """The probabilities v and u of the result 1 under Q and P for which k releases are (eps, delta)-DP.
+
+    Attributes:
+        epsilon: eps of all releases.
+        delta: delta of all releases.
+        count: k.
+        total: values t of u + v, which increase to 1.
+        difference: for each of them an upper bound of v - u.
+    """
+
+    def __init__(self, epsilon: float, delta: float, count: int) -> None:
+        self.epsilon, self.delta, self.count = epsilon, delta, count
+        if count > 1:
+            self.total, self.difference = self._boundary()
+
+    def first_slopes(self) -> np.ndarray:
+        """Return the slopes of a first program: logs are multiples of eps/k."""
+        if self.count == 1:
+            return np.array([math.exp(self.epsilon)])
+        near, far = np.linspace(0.9, 1.2, 7), np.geomspace(1.3, 1.5 * self.count, 10)
+        logs = np.concatenate([np.geomspace(0.25, 0.85, 6), near, far]) * self.epsilon / self.count
+        return np.exp(np.minimum(logs, 600.0))
+
+    def largest(self, slopes: np.ndarray) -> np.ndarray:
+        """Return c(S), an upper bound of v - S u in the region.
+
+        Between two values of the total t the largest difference rises, and its ratio to t falls.
+        """
+        if self.count == 1:
+            return np.full(slopes.shape, self.delta)
+        t, d = self.total, self.difference
+        meeting = np.minimum(t[:-1] * d[1:] / d[:-1], t[1:])
+        up, down = (1 + slopes[:, None]) / 2, (slopes[:, None] - 1) / 2
+        ends = np.maximum(up * d[:-1] - down * t[:-1], up * d[1:] - down * meeting)
+        # Below the first total v - S u <= v - u.
+        return np.maximum(ends.max(axis=1), d[0]) * (1 + _ROUNDED)
+
+    def _boundary(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (t, d) such that k releases have more than delta at each of them."""
+        # With a smaller total the result 1, if impossible under P, has at most delta in k releases.
+        least = -math.expm1(math.log1p(-self.delta) / self.count)
+        coarse = np.geomspace(least, 1.0, _COARSE)
+        low, high = np.zeros(_COARSE), coarse.copy()
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            above = self.delta_below(coarse, middle) > self.delta
+            low, high = np.where(above, low, middle), np.where(above, middle, high)
+        total = np.geomspace(least, 1.0, 2 + math.ceil(-math.log(least) / math.log(_GRID)))
+        total[-1] = 1.0
+        difference = np.exp(np.interp(np.log(total), np.log(coarse), np.log(high))) * (1 + _UPWARDS)
+        left, upwards = np.arange(len(total)), _UPWARDS
+        while True:
+            difference = np.minimum(difference, total)  # The largest possible one.
+            t, d = total[left], difference[left]
+            left = left[(d < t) & ~(self.delta_below(t, d) > self.delta)]
+            if not left.size:
+                return total, difference
+            difference[left] *= 1 + upwards
+            upwards *= 1.5
+
+    def delta_below(self, total: np.ndarray, difference: np.ndarray) -> np.ndarray:
+        """Return a lower bound of delta of k results at eps, from t = u + v and v - u."""
+        u, v = (total - difference) / 2, (total + difference) / 2
+        masses = np.stack([u, np.maximum(1 - total, 0.0), v], axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = np.log1p(2 * difference / (total - difference))
+            losses = np.arange(1, self.count + 1) * loss[:, None]
+        # A larger eps has a smaller delta. It exceeds the rounding error of the losses.
+        over = losses - (self.epsilon * (1 + 1e-12) + 1e-12)
+        gains = np.where(over > 0, -np.expm1(-np.maximum(over, 0.0)), 0.0)
+        sums = _power(masses, self.count)[:, self.count + 1 :]
+        return np.asarray((sums * gains).sum(axis=1) * (1 - _ROUNDED))
+
+
+def _power(masses: np.ndarray, count: int) -> np.ndarray:
+    """Return the masses of the sum of ``count`` results in every row, by sums of positive products."""
+    result = np.ones((len(masses), 1))
+    while count:
+        if count & 1:
+            result = _convolve(masses, result)
+        count >>= 1
+        masses = _convolve(masses, masses) if count else masses
+    return result
+
+
+def _convolve(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    result = np.zeros((len(one), one.shape[1] + other.shape[1] - 1))
+    for index in range(other.shape[1]):
+        result[:, index : index + one.shape[1]] += one * other[:, index : index + 1]
+    result[result < _LEAST] = 0.0  # Less is a lower bound, too, and subnormal floats are slow.
+    return result
+
+
+class Program:
+    """The linear program of the bound at sensitivity 1, on knots that are equally spaced from s/2 of each shift s."""
+
+    def __init__(self, deviation: float, log_odds: float, shifts: np.ndarray, near: np.ndarray) -> None:
+        spacing = deviation / _RESOLUTION
+        if spacing < 0.5:  # Then shifts are multiples of it.
+            spacing = 1 / min(2 * math.ceil(0.5 / spacing), _MOST_CELLS)
+        reach = min(deviation / math.sqrt(2) * (min(log_odds, _TAIL) + 5), max(_WIDEST * deviation, log_odds + 5))
+        self.near = near
+        self.shifts = np.unique(np.round(shifts / spacing)) * spacing if spacing <= 0.5 else shifts[-1:]
+        self.spacing = spacing
+        self.knots = [s / 2 + spacing * np.arange(max(math.ceil(reach / spacing), 3)) for s in self.shifts]
+        # Between neighbouring ones of these points all functions are linear, and constant beyond the last one.
+        points = [np.abs(y - moved) for y, s in zip(self.knots, self.shifts, strict=True) for moved in (0.0, s)]
+        self.points = np.unique(np.round(np.concatenate([[0.0], *points]), 12))
+
+    def solve(self, slopes: np.ndarray, largest: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the bound, and which part of it the limit of each slope costs."""
+        from scipy import sparse  # Imported on use: it takes 0.2 s.
+        from scipy.optimize import linprog
+
+        x = self.points
+        blocks, slope_of_block = [], []
+        for s, y in zip(self.shifts, self.knots, strict=True):
+            gained = (self._at(x + s, y) + self._at(s - x, y)) / 2
+            lost = (self._at(x, y) + self._at(-x, y)) / 2
+            for index, slope in enumerate(slopes):
+                if s > 1 - 1e-9 or self.near[0] <= slope <= self.near[1]:
+                    blocks.append(gained - slope * lost)
+                    slope_of_block.append(index)
+        gains = sparse.hstack(blocks).tocsr()
+        sizes = [block.shape[1] for block in blocks]
+        starts = np.cumsum([0, *sizes[:-1]])
+        costs = largest[slope_of_block]
+        scale = np.ones(gains.shape[1])
+        scale[starts] = 2.0  # The test at s/2 is its own mirror image.
+        owner = sparse.csr_matrix(
+            (np.ones(len(scale)), (np.arange(len(scale)), np.repeat(np.arange(len(sizes)), sizes)))
+        )
+        level = np.ones((len(x), 1))
+        result = linprog(
+            np.concatenate([np.zeros(len(scale)), costs, [-1.0]]),
+            A_ub=sparse.vstack(
+                [
+                    sparse.hstack([-gains, sparse.csr_matrix((len(x), len(sizes))), level]),
+                    sparse.hstack([sparse.diags(scale), -owner, sparse.csr_matrix((len(scale), 1))]),
+                ]
+            ).tocsr(),
+            b_ub=np.concatenate([x**2, np.zeros(len(scale))]),
+            bounds=[(0.0, None)] * (len(scale) + len(sizes)) + [(None, None)],
+            method="highs-ds",
+            options={"maxiter": _MOST_STEPS},
+        )
+        if result.x is None:
+            return 0.0, np.zeros(len(slopes))
+        functions = np.maximum(result.x[: len(scale)], 0.0)
+        limits = np.maximum.reduceat(functions * scale, starts)
+        rounding = _POSITIONS * (x[-1] * (x[-1] + 1) + float((abs(gains) @ functions).max()))
+        # A square exceeds its chord, less a quarter of the squared distance of the ends.
+        value = float((x**2 + gains @ functions).min()) - float(np.diff(x).max()) ** 2 / 4
+        parts = limits * costs
+        bound = value - float(parts.sum()) * (1 + _ROUNDED) - rounding
+        return max(bound, 0.0), np.bincount(slope_of_block, parts, len(slopes))
+
+    def _at(self, z: np.ndarray, knots: np.ndarray) -> Any:
+        """Return the matrix from values at the knots to values at z: 0 one spacing below them, constant beyond."""
+        from scipy import sparse
+
+        place = np.minimum((z - knots[0]) / self.spacing, len(knots) - 1.0)
+        whole = np.round(place)
+        place = np.where(np.abs(place - whole) < 1e-9, whole, place)
+        index = np.floor(place).astype(int)
+        rows, columns, weights = [], [], []
+        for at, weight in ((index, index + 1 - place), (index + 1, place - index)):
+            inside = (at >= 0) & (at < len(knots)) & (weight > 0)
+            rows.append(np.flatnonzero(inside))
+            columns.append(at[inside])
+            weights.append(weight[inside])
+        shape = len(z), len(knots)
+        entries = np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns))
+        return sparse.csr_matrix(entries, shape)

@@ -1,0 +1,125 @@
+"""The lower bound on the variance of any noise for several releases; see docs/proofs/least_variance.md."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from accountants import tune
+from accountants.tune.least_variance import Region
+
+# (epsilon, delta, k), the certified variance of docs/best_noise.md, and the most it may exceed the bound.
+FOUND = [
+    ((1.0, 1e-6, 1), 1.9181, 0.002),
+    ((4.0, 1e-6, 1), 0.064979, 0.004),
+    ((1.0, 1e-6, 2), 7.917, 0.06),
+    ((4.0, 1e-6, 3), 1.0443, 0.11),
+    ((1.0, 1e-6, 100), 1781.1, 0.56),
+]
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(("budget", "variance", "excess"), FOUND)
+def test_certified_noise_is_close_to_the_bound(budget, variance, excess):
+    bound = tune.least_variance(**dict(zip(("epsilon", "delta", "count"), budget, strict=True)))
+    assert bound <= variance <= bound * (1 + excess)
+
+
+def composed_delta(masses, shifts, epsilon):
+    """Return delta of releases on a lattice whose values move by these many cells, outcome by outcome."""
+    reach = max(abs(s) for s in shifts)
+    p = np.pad(masses, reach)
+    joint_p, joint_q = np.ones(1), np.ones(1)
+    for s in shifts:
+        joint_p, joint_q = np.outer(joint_p, p).ravel(), np.outer(joint_q, np.roll(p, s)).ravel()
+    return float(np.maximum(joint_p - math.exp(epsilon) * joint_q, 0.0).sum())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4, 5])
+def test_noise_of_any_shape_has_more_variance(seed):
+    """Random masses on a lattice of half sensitivities: some with gaps, not symmetric, with several modes."""
+    rng = np.random.default_rng(seed)
+    count, size = 1 + seed % 2, int(rng.integers(9, 25))
+    z = np.arange(size) - (size - 1) / 2
+    masses = np.exp(-np.abs(z / rng.uniform(1.0, 4.0)) + rng.normal(0.0, 0.3, size))
+    if seed >= 4:
+        masses[::3] = 0.0
+    masses /= masses.sum()
+    variance = float(masses @ (z - masses @ z) ** 2) / 4
+    for epsilon in (0.5, 1.5):
+        moved = itertools.product((-2, -1, 1, 2), repeat=count)
+        delta = max(composed_delta(masses, shifts, epsilon) for shifts in moved)
+        assert 0 < delta < 1
+        assert tune.least_variance(epsilon=epsilon, delta=delta, count=count) <= variance
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_private_results_are_in_the_region(count):
+    """Of random results those on the boundary of the budget, outcome by outcome, meet all limits, some closely."""
+    epsilon, delta = 1.0, 1e-3
+    region = Region(epsilon, delta, count)
+    slopes = region.first_slopes()
+    limits = region.largest(slopes)
+    closest = np.zeros(len(slopes))
+    rng = np.random.default_rng(count)
+
+    def is_private(u, v):
+        q = itertools.product(enumerate((v, 1 - u - v, u)), repeat=count)
+        total = 0.0
+        for results in q:
+            swapped = [(v, 1 - u - v, u)[2 - index] for index, _ in results]
+            total += max(math.prod(p for _, p in results) - math.exp(epsilon) * math.prod(swapped), 0.0)
+        return total <= delta
+
+    for t in np.exp(rng.uniform(math.log(1e-4), 0.0, 40)):
+        low, high = 0.0, 1.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if is_private(t * (1 - middle) / 2, t * (1 + middle) / 2) else (low, middle)
+        reached = t * (1 + low) / 2 - slopes * t * (1 - low) / 2
+        assert (reached <= limits).all()
+        closest = np.maximum(closest, reached / limits)
+    assert closest.max() > 0.95
+
+
+def test_many_releases_are_sums(monkeypatch):
+    """Ten releases are three sums of three, and one more, where a program has at most four."""
+    three = tune.least_variance(epsilon=2.0, delta=1e-5, count=3)
+    monkeypatch.setattr(sys.modules["accountants.tune.least_variance"], "_MOST_RELEASES", 4)
+    assert tune.least_variance(epsilon=2.0, delta=1e-5, count=10) == pytest.approx(3 * three, rel=1e-12)
+    assert tune.least_variance(epsilon=2.0, delta=1e-5, count=3, sensitivity=3.0) == pytest.approx(9 * three, rel=1e-12)
+
+
+def test_a_region_that_is_too_small_is_found(monkeypatch):
+    """With a third of the limits the bound exceeds the variance of certified noise."""
+    true = Region.largest
+    monkeypatch.setattr(Region, "largest", lambda self, slopes: true(self, slopes) / 3)
+    assert tune.least_variance(epsilon=1.0, delta=1.01e-6, count=3) > 17.93
+
+
+def test_the_result_of_a_search_has_the_bound():
+    families = [family for family in tune.NOISE_FAMILIES if family.name in ("Laplace", "staircase")]
+    budget = {"epsilon": 1.0, "delta": 1e-6, "count": 2}
+    found = tune.noise(**budget, sensitivity=2.0, families=families)
+    assert found.lower_bound == tune.least_variance(**budget, sensitivity=2.0)
+    assert 0 < found.excess == found.value / found.lower_bound - 1 < 0.06
+    sampled = tune.noise(**budget, rate=0.5, families=families[:1])
+    assert math.isnan(sampled.lower_bound)
+    assert math.isnan(sampled.excess)
+
+
+def test_noise_far_below_the_knots_has_the_bound_0():
+    assert tune.least_variance(epsilon=100.0, delta=1e-6, count=2) == 0.0
+
+
+def test_wrong_budgets_are_refused():
+    right = {"epsilon": 1.0, "delta": 1e-6, "count": 2}
+    for name, value in (("epsilon", 0.0), ("delta", 1.0), ("count", 0), ("sensitivity", -1.0)):
+        with pytest.raises(ValueError, match=name):
+            tune.least_variance(**{**right, name: value})
+    with pytest.raises(TypeError, match="count"):
+        tune.least_variance(**{**right, "count": 2.5})
