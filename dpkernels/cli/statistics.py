@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings as python_warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from dpkernels.estimation.intervals import format_number
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.session import (
     Count,
+    DataWarning,
     Histogram,
     Mean,
     Quantiles,
@@ -206,7 +208,9 @@ def release(
     with Output(source, target, force).run() as output:
         output.check_space(_SPACE)
         with settling(lambda: _charge(files.ledger, account, plan), output):
-            results = plan.release()
+            with python_warnings.catch_warnings():
+                python_warnings.simplefilter("always", DataWarning)  # An error would say something about the data.
+                results = plan.release()
             columns = tidy(results, by, confidence)
             with naming(target):
                 _write(columns, target, output.file)

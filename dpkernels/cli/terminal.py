@@ -73,7 +73,14 @@ def warn_of_library(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning of Python, whose text may quote a cell of a file."""
+    """Print a warning of Python, whose text may quote a cell of a file.
+
+    That there is a ``DataWarning`` of a session depends on the data, so it is shown on a terminal alone.
+    """
+    if category.__name__ == "DataWarning":
+        if not is_redacted():
+            say(f"warning: {message}")
+        return
     warn(private(str(message), category.__name__))
 
 

@@ -14,13 +14,14 @@ from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.packed import digest_of
+from dpkernels.exact.packed import digest_of, with_references, without_references
 from dpkernels.exact.registry import Certificate
 from dpkernels.session.results import Result
 from dpkernels.session.run import Part
 from dpkernels.session.statistics import Statistic
 
-FORMAT = "dpkernels session 1"
+FORMAT = "dpkernels session 2"
+_FULL = "dpkernels session 1"  # whose certificates held their integers themselves
 _PARTS = ("label", "epsilon", "delta", "sensitivity", "step", "reports")
 
 
@@ -82,7 +83,7 @@ def to_dict(
     entries: Sequence[Entry], spent: EpsilonDelta, neighbouring: str, ledger: str | None, confidence: float
 ) -> dict[str, Any]:
     """Return what ``verify`` reads."""
-    certificates, releases = {}, []
+    certificates, releases, integers = {}, [], dict[str, Any]()
     for entry in entries:
         parts = []
         for part in entry.parts:
@@ -103,7 +104,8 @@ def to_dict(
         "spent": [format_amount(each) for each in spent],
         "ledger": ledger,
         "releases": releases,
-        "certificates": certificates,
+        "certificates": with_references(certificates, integers),
+        "integers": integers,
     }
 
 
@@ -126,10 +128,12 @@ def verify(form: Any) -> list[str]:
 
 
 def _verified(form: Any) -> list[str]:
-    if form["format"] != FORMAT:
+    if form["format"] not in (FORMAT, _FULL):
         raise ValueError(f"is of format {form['format']!r}, not {FORMAT!r}")
-    certificates: dict[str, Any] = {}
-    for digest, own in form["certificates"].items():
+    full, certificates = form["certificates"], dict[str, Any]()
+    if form["format"] == FORMAT:
+        full = without_references(full, form["integers"])
+    for digest, own in full.items():
         if digest_of(own) != digest:
             raise CertificateError(f"certificate {digest[:16]} was altered")
         certificates[digest] = Certificate.from_dict(own)

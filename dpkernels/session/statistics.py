@@ -486,12 +486,17 @@ class Regression(Statistic):
 
     @property
     def stated_bounds(self) -> Mapping[str, tuple[float, float]]:
-        return {self.y: check_bounds(*self.y_bounds), self.x: check_bounds(*self.x_bounds)}
+        y_ends, x_ends = self._ends
+        return {self.y: y_ends, self.x: x_ends}
+
+    @property
+    def _ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        return check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
 
     @property
     def _ratios(self) -> tuple[Ratio, Ratio]:
         """Return the line's value at x = 0 and its slope, for x and y scaled to [0, 1]."""
-        low, high = check_bounds(*self.x_bounds)
+        low, high = self._ends[1]
         zero = -low / (high - low)
         ones, y = np.array([1.0, 1.0]), np.array([0.0, 1.0])
         n, x, xx = (np.kron(form, ones) for form in (_ONE, _FIRST, _SECOND))
@@ -505,7 +510,7 @@ class Regression(Statistic):
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         noisy = self.noisy_sums(run, groups, epsilon)
-        (y0, y1), (x0, x1) = check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
+        (y0, y1), (x0, x1) = self._ends
         starts, units = np.array([y0, 0.0]), np.array([y1 - y0, (y1 - y0) / (x1 - x0)])
         ratios = self._ratios
 
@@ -522,13 +527,14 @@ class Regression(Statistic):
         )
 
     def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        x, no_x = scaled(block[self.x], *check_bounds(*self.x_bounds))
-        y, no_y = scaled(block[self.y], *check_bounds(*self.y_bounds))
+        (y, no_y), (x, no_x) = (
+            scaled(block[name], *ends) for name, ends in zip((self.y, self.x), self._ends, strict=True)
+        )
         weights = partition([of_x * of_y for of_x in _bernstein(x) for of_y in (1 - y, y)])
         return np.where(no_x | no_y, -1, codes), weights
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        (y0, y1), (x0, x1) = check_bounds(*self.y_bounds), check_bounds(*self.x_bounds)
+        (y0, y1), (x0, x1) = self._ends
         return (y1 - y0) / (x1 - x0) * _ratio_width(self, self._ratios[1], rows, person_rows, epsilon)
 
 

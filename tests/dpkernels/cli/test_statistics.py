@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import warnings as python_warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from click.testing import CliRunner
 from matplotlib import pyplot
 
 from dpkernels.budgets.ledger import Ledger
-from dpkernels.cli import main
+from dpkernels.cli import main, terminal
 from dpkernels.cli.commands import dpkernels as command
 from dpkernels.cli.errors import EXHAUSTED, UNVERIFIED, exit_code
+from dpkernels.session import DataWarning
 
 N = 400
 RNG = np.random.default_rng(2)
@@ -89,6 +91,21 @@ def test_a_ledger_is_charged_and_refuses(folder):
     assert "at most epsilon 0.25, delta 0 fits" in str(result.exception)
     assert not (folder / "more.csv").exists()
     assert "0.75" in run("ledger l").output
+
+
+@pytest.mark.parametrize("is_redacted", [True, False])
+def test_bounds_that_are_read_from_the_data_are_said_on_a_terminal_alone(folder, monkeypatch, capsys, is_redacted):
+    """Not even that there is such a warning is in a log, in JSON or in a file, whatever Python's filters are."""
+    monkeypatch.setattr(terminal, "is_redacted", lambda: is_redacted)
+    ends = f"age:{COLUMNS['age'].min()}:{COLUMNS['age'].max()}"
+    with python_warnings.catch_warnings():
+        python_warnings.simplefilter("error", DataWarning)
+        assert main(f"release people.csv out.csv --mean {ends} --epsilon 1 --json".split()) == 0
+    printed = capsys.readouterr()
+    assert ("exactly the smallest" in printed.err) == (not is_redacted)
+    written = printed.out + (folder / "out.csv.json").read_text() + (printed.err if is_redacted else "")
+    assert "Warning" not in written
+    assert "exactly" not in written
 
 
 @pytest.mark.lengthy

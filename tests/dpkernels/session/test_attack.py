@@ -14,19 +14,25 @@ import dpkernels as dpk
 from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
 from dpkernels.random import host
-from dpkernels.session import Count, Histogram, Mean, Quantiles, Sum, Top, Variance
+from dpkernels.session import Count, Histogram, Mean, Quantiles, Regression, Sum, Top, Variance
 from dpkernels.session.blocks import InMemory
 from dpkernels.session.run import Run
 from dpkernels.session.sums import Lattice, sampler_of
 from dpkernels.session.tables import Table
 
 FALSE_ALARM = 1e-6
-ROWS = {"id": [1, 2, 2, 3], "age": [10.0, 50.0, np.nan, 90.0], "plan": ["A", "B", "A", "B"]}
+ROWS = {
+    "id": [1, 2, 2, 3],
+    "age": [10.0, 50.0, np.nan, 90.0],
+    "plan": ["A", "B", "A", "B"],
+    "weight": [0.0, 0.2, 0.5, 1.0],
+}
 # One person with 1,000 rows of extreme, infinite and missing values.
 EXTRA = {
     "id": [9] * 1000,
     "age": np.resize(np.array([1e300, np.inf, -np.inf, np.nan, 100.0]), 1000).tolist(),
     "plan": np.resize(np.array(["A", "B"]), 1000).tolist(),
+    "weight": np.resize(np.array([1.0, -np.inf, 0.0]), 1000).tolist(),
 }
 EPSILON = 1.0
 STATISTICS = {
@@ -38,6 +44,7 @@ STATISTICS = {
     "quantile": Quantiles("age", 0, 100, 0.5, step=25, interval_share=0),
     "quantiles": Quantiles("age", 0, 100, (0.3, 0.6), step=25, interval_share=0),
     "top": Top("plan", 1, ["A", "B"]),
+    "regression": Regression("age", "weight", y_bounds=(0, 100), x_bounds=(0, 1)),
 }
 
 

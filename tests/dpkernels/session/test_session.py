@@ -19,6 +19,7 @@ import pytest
 import accountants
 import dpkernels as dpk
 from dpkernels.decimals import rational
+from dpkernels.exact.packed import without_references
 from dpkernels.session import (
     Count,
     DataWarning,
@@ -572,11 +573,28 @@ def test_a_saved_session_is_verified(tmp_path):
         lambda f: f.update(spent=["1", "0"]),
         lambda f: f["releases"][0]["parts"][0].update(certificate="0" * 64),
         lambda f: next(iter(f["certificates"].values())).update(epsilon=0.01),
+        lambda f: f["integers"].popitem(),
+        lambda f: next(iter(f["integers"].values())).update(order=0),
+        lambda f: f["integers"].update({"0" * 64: next(iter(f["integers"].values()))}),
+        lambda f: f.pop("integers"),
+        lambda f: f.update(format="dpkernels session 1"),
     ):
         altered = json.loads(json.dumps(form))
         alter(altered)
         with pytest.raises(ValueError, match=r"."):
             reports.verify(altered)
+
+
+def test_a_saved_session_is_small_and_one_with_full_certificates_is_read():
+    s = of(delta=1e-4)
+    for release in (ALL["count by"], ALL["mean"], ALL["variance"], ALL["histogram"]):
+        release(s)
+    form = s.to_dict()
+    assert len(json.dumps(form)) < 80_000
+    full = {name: value for name, value in form.items() if name != "integers"} | {"format": "dpkernels session 1"}
+    full["certificates"] = without_references(form["certificates"], form["integers"])
+    assert len(json.dumps(full)) > 300_000
+    assert reports.verify(full) == reports.verify(form)
 
 
 @pytest.mark.parametrize("cells", [[], [None], ["x"]], ids=str)
