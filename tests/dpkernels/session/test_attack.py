@@ -31,7 +31,7 @@ ROWS = {
 EXTRA = {
     "id": [9] * 1000,
     "age": np.resize(np.array([1e300, np.inf, -np.inf, np.nan, 100.0]), 1000).tolist(),
-    "plan": np.resize(np.array(["A", "B"]), 1000).tolist(),
+    "plan": ["A"] * 1000,
     "weight": np.resize(np.array([1.0, -np.inf, 0.0]), 1000).tolist(),
 }
 EPSILON = 1.0
