@@ -81,7 +81,7 @@ class Recorder(Run):
     def item(self, scores, lengths, epsilon):
         """Choose the place that the script has, or one that follows from the number of choices before."""
         points, share = int(lengths.sum()), self.share
-        self.kept.append(("choice", self.places, share, points, epsilon))
+        self.kept.append(("choice", self.members, share, points, epsilon))
         place = hash((len(self.kept), points)) % points
         ends = np.cumsum(lengths)
         stretch = int(np.searchsorted(ends, place, side="right"))
@@ -95,7 +95,7 @@ def scores_are_kept(monkeypatch):
     own = choices.quantile_scores
 
     def keeping(places, share, points):
-        Recorder.places, Recorder.share = np.repeat(places.values, places.counts), share
+        Recorder.members, Recorder.share = np.repeat(places.values, places.counts), share
         return own(places, share, points)
 
     monkeypatch.setattr(choices, "quantile_scores", keeping)
