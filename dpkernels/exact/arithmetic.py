@@ -33,6 +33,20 @@ def product(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
     return carry, values * np.uint64(factor)
 
 
+def high_product(values: np.ndarray, factor: int) -> np.ndarray:
+    """Return the high words of words times a factor below 2^64: floor(value factor/2^64)."""
+    if factor >> 32:
+        return product(values, factor)[0]
+    # The sum of both halves' products is below factor 2^32, which fits into a word.
+    carry = (values & _LOW) * np.uint64(factor)
+    carry >>= _HALF
+    high = values >> _HALF
+    high *= np.uint64(factor)
+    high += carry
+    high >>= _HALF
+    return high
+
+
 def exceeds(first: np.ndarray, second: np.ndarray, ratio: Fraction) -> np.ndarray:
     """Return whether first > ratio second for every pair of words, exactly, for a ratio of 1 or more."""
     p, q = ratio.numerator, ratio.denominator

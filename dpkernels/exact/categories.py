@@ -326,8 +326,8 @@ class BlockSampler(CategorySampler):
     def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
         mechanism, g = self.mechanism, self.mechanism.blocks
         words = (stream_words(key, stream, start, len(codes)) for stream in (DIRECTION_STREAM, RESPONSE_STREAM))
-        directions = arithmetic.product(next(words), mechanism.directions)[0].astype(np.int64)
-        blocks = self._response(next(words), mechanism.blocks_of(directions, codes), g)
+        directions = arithmetic.high_product(next(words), mechanism.directions).view(np.int64)
+        blocks = self._response(next(words), mechanism.host_blocks_of(directions, codes), g)
         return (directions * g + blocks).astype(mechanism.report_dtype)
 
 

@@ -81,9 +81,10 @@ def perturb_categories(
         if len(rows) < len(known):
             known, wrap = known[rows], _wrap(containers.rows_of(x, rows), own)
     is_missing = known < 0
-    mask = is_missing if missing == "keep" and is_missing.any() else None
+    has_missing = bool(is_missing.any())
+    mask = is_missing if missing == "keep" and has_missing else None
     # The report of a row without a value is not written, and does not depend on any value.
-    filled = np.where(is_missing, 0, known)
+    filled = np.where(is_missing, 0, known) if has_missing else known
     if sampler is None:
         reports = np.asarray(own.sample(secret, jnp.asarray(filled)))
     else:
@@ -212,6 +213,8 @@ def _integer_codes(values: np.ndarray, own: Categorical) -> np.ndarray:
         # Labels are below 2^63. Unsigned values would be compared with them as floats.
         fits = values <= np.iinfo(np.int64).max
         return np.where(fits, _matched(values.astype(np.int64), np.array(own.labels, np.int64)), UNKNOWN)
+    if values.size and values.min() >= 0 and values.max() < own.categories:
+        return values.astype(np.int64, copy=False)
     inside = (values >= 0) & (values < own.categories)
     return np.where(inside, np.where(inside, values, 0).astype(np.int64), UNKNOWN)
 

@@ -56,6 +56,9 @@ def codes_of(cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = (
 
     A text without a value, also one of the ``markers``, is a category if it is one of the labels.
     """
+    if mechanism.labels is None and pa.types.is_integer(cells.type) and not markers:
+        values, is_number, is_missing = _integers(cells, mechanism.categories)
+        return np.where(is_missing, MISSING, np.where(is_number, values, UNKNOWN))
     texts = _texts(cells)
     if mechanism.labels is None:
         values, is_number = _whole_numbers(texts)
@@ -119,10 +122,22 @@ def reports_of(
         return np.maximum(codes, 0), codes >= 0, codes == MISSING
     if isinstance(mechanism, SubsetSelection):
         return _sets_of(cells, mechanism, markers)
+    if pa.types.is_integer(cells.type) and not markers:
+        return _integers(cells, mechanism.outcomes)
     texts = _texts(cells)
     values, is_number = _whole_numbers(texts)
     good = is_number & (values < mechanism.outcomes)
     return np.where(good, values, 0), good, _is_missing(texts, markers)
+
+
+def _integers(cells: pa.Array, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return integer cells, whether each is in 0..end - 1, and whether each has no value; 0 where it is not in it."""
+    held = buffers.numbers(cells)
+    good = held < end if held.dtype.kind == "u" else (held >= 0) & (held < end)
+    is_missing = buffers.truths(pc.is_null(cells)) if cells.null_count else np.zeros(len(held), bool)
+    good &= ~is_missing
+    values = held.astype(np.int64)
+    return values if good.all() else np.where(good, values, 0), good, is_missing
 
 
 def _whole_numbers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

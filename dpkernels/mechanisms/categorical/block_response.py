@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count, islice
 from typing import Any
 
@@ -42,6 +42,7 @@ from dpkernels.pytrees import pytree
 
 _MOST_BLOCKS = 1 << 20
 _MOST_REPORTS = 1 << 62
+_MOST_TABULATED = 1 << 18  # directions whose digits are tabulated
 
 
 @partial(pytree, static=("categories", "blocks", "labels", "other"))
@@ -139,6 +140,22 @@ class BlockResponse(Categorical):
             total = numbers.add(total, numbers.multiply(vector % g, x % g))
         return total
 
+    def host_blocks_of(self, directions: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return ``blocks_of`` for NumPy arrays of one shape, faster: several digits at a time, by tables."""
+        g = self.blocks
+        if g > MOST_TABLE or self.directions > _MOST_TABULATED:
+            return np.asarray(self.blocks_of(directions, x))
+        numbers, rows = field(g), _direction_chunks(g, self.digits)
+        size, table = numbers.chunk
+        total: Any = None
+        for left, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+            at = np.take(row, directions, mode="clip")  # The direction's digits times the width of the table.
+            higher = x // size if left else np.zeros_like(x)
+            at += x - higher * size if left else x
+            product, x = np.take(table.reshape(-1), at, mode="clip"), higher
+            total = product.astype(np.int64) if total is None else numbers.add(total, product)
+        return np.asarray(total)
+
     def split(self, reports: Any) -> tuple[Any, Any]:
         """Return the directions and the blocks of reports."""
         g = self.blocks
@@ -166,6 +183,18 @@ class BlockResponse(Categorical):
 
     def all_reports(self) -> np.ndarray:
         return np.arange(self.outcomes, dtype=self.report_dtype)
+
+
+@lru_cache(maxsize=8)
+def _direction_chunks(blocks: int, digits: int) -> list[np.ndarray]:
+    """Return for every chunk of digits those of each direction's vector, times the width of the field's table."""
+    mechanism = BlockResponse(1.0, blocks**digits, blocks)
+    size, _ = field(blocks).chunk
+    vectors, rows, width = mechanism.vectors_of(np.arange(mechanism.directions)), list[np.ndarray](), 1
+    while width < mechanism.points:
+        rows.append(vectors // width % size * size)
+        width *= size
+    return rows
 
 
 def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], bool] = is_field) -> int:

@@ -98,6 +98,19 @@ class Field:
         return powers if len(powers) == self.q - 1 else None
 
     @cached_property
+    def chunk(self) -> tuple[int, np.ndarray]:
+        """Return Q, the largest power of q up to 256, and a table of (Q, Q): sums of products of base-q digits.
+
+        Entry (a, b) is the inner product of the digits of a and b. The field has at most 256 elements.
+        """
+        size, table = self.q, self.products
+        while size * self.q <= MOST_TABLE:
+            low, high = np.arange(size * self.q) % self.q, np.arange(size * self.q) // self.q
+            table = self.add(self.products[low[:, None], low], table[high[:, None], high])
+            size *= self.q
+        return size, np.ascontiguousarray(table, np.uint8)
+
+    @cached_property
     def traces(self) -> np.ndarray:
         """Return the trace of every element, in 0..r - 1: the sum of its powers a^(r^i), 0 <= i < s."""
         power = total = np.arange(self.q)

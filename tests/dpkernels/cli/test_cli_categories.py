@@ -13,6 +13,7 @@ from command_helpers import SECRET, Run, command, known_secret, small_pieces
 from key_helpers import column_key
 
 import dpkernels as dpk
+from dpkernels.cli.files.categories import codes_of, reports_of
 
 __all__ = ["known_secret", "small_pieces"]
 
@@ -221,6 +222,21 @@ def test_false_sidecars_and_outputs_are_refused(run: Run, name):
     assert "has other integers" in error or "cannot be made" in error or "is no report" in error
     assert code != 0
     assert "epsilon" in verified(other_epsilon)[0]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.uint32(), pa.int64(), pa.uint64()])
+def test_integers_are_read_as_their_texts_are(kind):
+    """Numbers of a Parquet file do not become texts; nulls, negative and large ones are what their texts are."""
+    large = np.iinfo(kind.to_pandas_dtype()).max
+    values = [0, 29, None, 30, 7, int(large), None, 3, *([-1, -128] if pa.types.is_signed_integer(kind) else [])]
+    cells = pa.array(values, kind).slice(1)
+    texts = cells.cast(pa.string()).cast(pa.binary())
+    m = dpk.randomised_response(1.0, 30)
+    assert codes_of(cells, m).tolist() == codes_of(texts, m).tolist()
+    numbers, words = (reports_of(held, dpk.block_response(1.0, 30)) for held in (cells, texts))
+    assert all(np.array_equal(one, other) for one, other in zip(numbers, words, strict=True))
+    marked = codes_of(cells, m, ["30"]).tolist()  # A marker that prints like a number is compared with texts.
+    assert marked == codes_of(texts, m, ["30"]).tolist() != codes_of(cells, m).tolist()
 
 
 @pytest.mark.lengthy

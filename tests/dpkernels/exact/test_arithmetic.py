@@ -28,6 +28,13 @@ def test_totals_and_products_are_exact():
         assert products == [value * factor for value in values.tolist()]
 
 
+@pytest.mark.parametrize("factor", [1, 3, 1365, (1 << 32) - 1, 1 << 32, (1 << 62) - 1])
+def test_high_words_of_products_are_exact(factor):
+    words = np.random.default_rng(0).integers(0, 1 << 64, 300, dtype=np.uint64)
+    words[:3] = 0, (1 << 32) - 1, (1 << 64) - 1
+    assert arithmetic.high_product(words, factor).tolist() == [word * factor >> 64 for word in words.tolist()]
+
+
 RATIOS = [
     *(Fraction(1), Fraction(3, 2), Fraction(10**9 + 1, 7), Fraction((1 << 64) + 1, 1 << 64)),
     *(Fraction((1 << 160) + 1, 1 << 160), Fraction(485165195 << 40 | 1, 1 << 40), Fraction(4, 3), Fraction(1 << 33)),

@@ -247,3 +247,16 @@ def test_directions_are_all_different_lines():
     multiples = numbers.multiply(digits[:, None, :], np.arange(1, 4)[:, None]) @ 4 ** np.arange(m.digits)
     assert sorted(multiples.ravel()) == list(range(1, m.points))
     assert isinstance(category_sampler(m).certificate, BlockCertificate)
+
+
+@pytest.mark.parametrize("g", [2, 3, 4, 5, 9, 16, 25, 27, 251, 256, 257])
+@pytest.mark.parametrize("digits", [1, 2, 3, 5])
+def test_tables_of_digits_give_the_blocks(g, digits):
+    """Blocks by several digits at a time, in fields of each kind, with and without tables of directions."""
+    if g**digits > 1 << 40:
+        return
+    m = dpk.block_response(1.0, g**digits, g)
+    rng = np.random.default_rng(0)
+    directions, x = rng.integers(0, m.directions, 500), rng.integers(0, m.categories, 500)
+    directions[:3], x[1:4] = (0, m.directions - 1, m.directions - 1), (0, m.categories - 1, m.categories - 1)
+    assert np.array_equal(m.host_blocks_of(directions, x), m.blocks_of(directions, x))
