@@ -25,6 +25,7 @@ from dpkernels.cli.release.verify import build_exact_sampler
 from dpkernels.cli.text import aligned, display_name
 from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
+from dpkernels.estimation.pictures import draw_intervals
 from dpkernels.exact.categories import CategoryCertificate, CategorySampler
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.staging import write_png
@@ -96,18 +97,21 @@ class CategoryEstimates:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 0.5 + 3.5 * len(self.groups)), dpi=150, layout="constrained")
-        grid = figure.subplots(len(self.groups), 1, squeeze=False, sharex=True)
+        grid = figure.subplots(len(self.groups), 1, squeeze=False, sharey=True)
+        # All groups have the same categories in the same order: the largest ones of all groups together.
+        total = sum(estimate.count * estimate.shares.unbiased for estimate in self.groups.values())
+        order = np.argsort(-total, kind="stable")[:_MOST_BARS]
+        places = np.arange(len(order))
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
-            order = np.argsort(-estimate.shares.unbiased)[:_MOST_BARS]
-            value, (low, high) = estimate.shares.value[order], estimate.shares.interval(self.confidence)
-            names = [str(estimate.mechanism.label_of(int(code))) for code in order]
-            ax.bar(range(len(order)), value, color="C0", alpha=0.6)
-            reach = [value - low[order], high[order] - value]
-            ax.errorbar(range(len(order)), value, reach, fmt="none", color="C7", capsize=2, linewidth=1)
-            ax.set_xticks(range(len(order)), names, rotation=90 if len(order) > 8 else 0)
-            caption = "" if self.by is None else f"{self.by} {_name(group)}: "
-            ax.set(ylabel="share", title=f"{caption}{estimate.count:,} reports at epsilon {self.epsilon:g}")
-            ax.set_ylim(bottom=0)
+            columns = (column[order] for column in (estimate.shares.value, *estimate.shares.interval(self.confidence)))
+            draw_intervals(ax, places - 0.4, places + 0.4, *columns, f"{100 * self.confidence:g} % intervals")
+            names = [display_name(str(estimate.mechanism.label_of(int(code)))) for code in order]
+            ax.set_xticks(places, names, rotation=90 if len(order) > 8 else 0, parse_math=False)
+            caption = "" if self.by is None else f"{display_name(self.by)} {_name(group)}: "
+            ax.set_ylabel("share of values")
+            ax.set_title(f"{caption}{estimate.count:,} reports at epsilon {self.epsilon:g}", parse_math=False)
+            ax.legend(frameon=False)
+        grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
         write_png(figure, target)
 
 

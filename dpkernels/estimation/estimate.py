@@ -32,6 +32,7 @@ from dpkernels.estimation.intervals import (
 )
 from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
+from dpkernels.estimation.pictures import draw_intervals
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -47,7 +48,7 @@ _MOST_POINTS = 1024  # points of a grid of possible values
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
 _NAMED = 5  # places of point masses that a sentence names
-_DRAWN_BINS = 25  # bins of a drawn histogram
+_DRAWN_BINS, _RESOLVED = (25, 12, 6, 3), 0.5  # bins of a drawn histogram, and the share that their intervals show
 _DRAWN_POINTS = 65  # points of a drawn cdf
 _MOST_TICKS = 6  # ticks of an axis
 MOST_PANELS = 12  # estimates in one picture
@@ -384,7 +385,7 @@ class Estimate:
         ax: Any = None,
         *,
         kind: str = "histogram",
-        bins: Any = _DRAWN_BINS,
+        bins: Any = None,
         confidence: float = 0.95,
         label: str = "value",
         title: str | None = None,
@@ -394,7 +395,7 @@ class Estimate:
         Args:
             ax: axes to draw into, by default those of a new figure.
             kind: "histogram", with an interval for each bin, or "cdf", with a band that holds everywhere.
-            bins: of the histogram, as of ``histogram``.
+            bins: of the histogram, as of ``histogram``; by default as many as the reports resolve.
             confidence: in (0, 1).
             label: a description of the values with their unit, such as "age in years".
             title: of the axes, by default the number of reports and their epsilon.
@@ -409,15 +410,11 @@ class Estimate:
             _, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
         percent = f"{100 * confidence:g} %"
         if kind == "histogram":
-            histogram = self.histogram(bins)
+            histogram = self.histogram(self._resolved_bins(confidence) if bins is None else bins)
             shares, (low, high) = histogram.shares.value, histogram.shares.interval(confidence)
-            middles, reach = (histogram.edges[1:] + histogram.edges[:-1]) / 2, [shares - low, high - shares]
-            ax.bar(middles, shares, np.diff(histogram.edges), color="C0", alpha=0.6, label="estimate")
-            ax.errorbar(
-                middles, shares, reach, fmt="none", color="C7", capsize=2, linewidth=1, label=f"{percent} intervals"
-            )
-            ax.set_ylim(bottom=0)
-            ax.set_ylabel(f"share of values, with {percent} intervals")
+            draw_intervals(ax, histogram.edges[:-1], histogram.edges[1:], shares, low, high, f"{percent} intervals")
+            ax.set_ylabel("share of values")
+            ax.legend(frameon=False)
         else:
             x = np.linspace(self.lower, self.upper, _DRAWN_POINTS)
             cdf = self.cdf(x)
@@ -425,10 +422,20 @@ class Estimate:
             ax.plot(x, cdf.value, color="C0", label="estimate")
             ax.set(ylabel="share of values up to it", ylim=(0, 1))
             ax.legend(frameon=False, loc="lower right")  # The cdf is 1 at the right end.
-        ax.set(xlabel=label, title=self._caption if title is None else title)
+        ax.set_xlim(self.lower, self.upper)
+        ax.set_xlabel(label, parse_math=False)
+        ax.set_title(self._caption if title is None else title, parse_math=False)
         ax.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         return ax
+
+    def _resolved_bins(self, confidence: float) -> int:
+        """Return the most bins, of some numbers of them, whose intervals show where half of the values are."""
+        for bins in _DRAWN_BINS[:-1]:
+            shares = self.histogram(bins).shares
+            if shares.value[shares.interval(confidence)[0] > 0].sum() >= _RESOLVED:
+                return bins
+        return _DRAWN_BINS[-1]
 
     @property
     def _caption(self) -> str:
@@ -559,10 +566,12 @@ def save_plots(
 
     figure = Figure(figsize=(11, 0.5 + 4 * len(estimates)), dpi=150, layout="constrained")
     grid = figure.subplots(len(estimates), 2, squeeze=False, sharey="col")
+    # Bins are as wide for all, so that their shares compare.
+    bins = bins or min(estimate._resolved_bins(confidence) for estimate in estimates.values())
     for row, (title, estimate) in zip(grid, estimates.items(), strict=True):
         for kind, ax in zip(("histogram", "cdf"), row, strict=True):
             caption = f"{title}: {estimate._caption}" if title else None
-            estimate.plot(ax, kind=kind, bins=bins or _DRAWN_BINS, confidence=confidence, label=label, title=caption)
+            estimate.plot(ax, kind=kind, bins=bins, confidence=confidence, label=label, title=caption)
     # All histograms share the scale of the first one.
     grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
     write_png(figure, target)

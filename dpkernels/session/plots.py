@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.estimation.intervals import format_number
+from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals, set_labels
 
 Index = Mapping[str, Sequence[Any]]
 
@@ -30,12 +31,12 @@ def draw(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, 
 
 
 def bars(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Draw a histogram with bands."""
+    """Draw a histogram as bands with lines at the estimates; no number of rows is below 0."""
     left, right = np.asarray(index["from"], float), np.asarray(index["to"], float)
-    ax.bar(left, np.maximum(values, 0), right - left, align="edge", color="0.8", edgecolor="white")
-    ax.hlines(values, left, right, color="C0")
-    ax.bar(left, high - low, right - left, low, align="edge", color="C0", alpha=0.3)
-    ax.set(xlabel=name.rpartition(" of ")[2], ylabel="rows")
+    draw_intervals(ax, left, right, *(np.maximum(column, 0) for column in (values, low, high)), "interval")
+    set_labels(ax, name.rpartition(" of ")[2], "rows")
+    ax.set_xlim(left.min(), right.max())
+    ax.legend(frameon=False, fontsize=8)
 
 
 def cell_map(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
@@ -48,22 +49,20 @@ def cell_map(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarr
         ax.text(
             j, i, text, ha="center", va="center", fontsize=7, color="white" if value > 0.6 * values.max() else "black"
         )
-    ax.set_xticks(range(len(columns)), map(str, columns))
-    ax.set_yticks(range(len(rows)), map(str, rows))
+    ax.set_xticks(range(len(columns)), map(str, columns), parse_math=False)
+    ax.set_yticks(range(len(rows)), map(str, rows), parse_math=False)
     across, along = index
-    ax.set(xlabel=along, ylabel=across)
+    set_labels(ax, along, across)
 
 
 def forest(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Draw each value with its interval on a line, which ends at the value where the interval does not end."""
+    """Draw each value with its interval on a line, which has an arrow where the interval does not end."""
     labels = [", ".join(map(str, row)) for row in zip(*index.values(), strict=True)]
     places = np.arange(len(values))[::-1]
-    ends = np.where(np.isfinite(low), low, values), np.where(np.isfinite(high), high, values)
-    ax.hlines(places, *ends, color="C0", linewidth=2)
-    ax.plot(values, places, "o", color="C0")
-    ax.set_yticks(places if labels else [], labels)
+    draw_open_intervals(ax, places, values, low, high)
+    ax.set_yticks(places if labels else [], labels, parse_math=False)
     ax.set_ylim(-0.6, len(values) - 0.4)
-    ax.set(xlabel=name, ylabel=", ".join(map(str, index)))
+    set_labels(ax, name, ", ".join(map(str, index)))
     ax.grid(axis="x", alpha=0.3)
 
 

@@ -74,7 +74,8 @@ class Result:
     def plot(self, ax: Any = None, *, confidence: float = 0.95, together: bool = False) -> Any:
         """Draw the values with their intervals, and return the axes.
 
-        A histogram is drawn as bars with bands, a cross table as a map of cells, and everything else as a forest plot.
+        A histogram is drawn as bands with lines at the values, a cross table as a map of cells, and everything else as
+        a forest plot. A line is dotted where the interval includes 0, and has an arrow where the interval does not end.
 
         Args:
             ax: axes of matplotlib, by default those of a new figure.
@@ -86,7 +87,7 @@ class Result:
         low, high = (np.atleast_1d(end) for end in self.interval(confidence, together=together))
         plots.draw(ax, self.name, self.index, self._values, low, high)
         about = f"{confidence:.0%} intervals, {'all at once' if together else 'each by itself'}"
-        ax.set_title(f"{self.name}, {about}", fontsize=9)
+        ax.set_title(f"{self.name}, {about}", fontsize=9, parse_math=False)
         return ax
 
     def _combined(self, other: Any, sign: str, *, swapped: bool = False) -> Any:

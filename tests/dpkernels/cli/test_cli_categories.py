@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_helpers import SECRET, Run, command, known_secret, small_pieces
 from key_helpers import column_key
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import dpkernels as dpk
 from dpkernels.cli.files.categories import codes_of, reports_of
@@ -190,6 +191,29 @@ def test_shuffled_rows_and_groups(run: Run, name):
         assert "is for numbers; the column holds categories" in refused.err
     assert run("estimate", "out.parquet", "--column", "ward", "--plot", "p.png").code == 0
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_group_of_a_picture_has_its_own_labels(run: Run, monkeypatch):
+    """Groups whose largest categories differ, and a label that is no formula."""
+    shares = {"A": [0.7, 0.1, 0.2], "B": [0.1, 0.3, 0.6]}
+    labels, rng, figures = ["$x", "pear", "$_{fig$"], np.random.default_rng(2), []
+    rows = [(plan, rng.choice(labels, p=share)) for plan, share in shares.items() for _ in range(4000)]
+    pq.write_table(
+        pa.table({"plan": [plan for plan, _ in rows], "fruit": [str(fruit) for _, fruit in rows]}), "in.parquet"
+    )
+    given = ["--column", "fruit", "--categories", ",".join(labels), "--epsilon", "4"]
+    assert run("perturb", "in.parquet", "out.parquet", *given).code == 0
+    monkeypatch.setattr("dpkernels.cli.category_estimates.write_png", lambda figure, _: figures.append(figure))
+    form = json.loads(run("estimate", "out.parquet", "--by", "plan", "--json", "--plot", "p.png").out)
+    (figure,) = figures
+    FigureCanvasAgg(figure).draw()
+    for ax, group in zip(figure.axes, form["estimates"], strict=True):
+        names = [text.get_text() for text in ax.get_xticklabels()]
+        assert sorted(names) == sorted(labels)
+        share = {row["category"]: (row["share_low"], row["share_high"]) for row in group["categories"]}
+        drawn = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
+        assert drawn == [pytest.approx(share[name]) for name in names]
+        assert ax.get_ylim()[1] > max(high for _, high in drawn)
 
 
 @pytest.mark.lengthy

@@ -20,6 +20,7 @@ from dpkernels.estimation.estimate import save_plots
 from dpkernels.estimation.intervals import format_number
 from dpkernels.estimation.likelihood import ProfileLikelihood, evaluate_fit, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
+from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals
 from dpkernels.exact.bounded import WindowCertificate
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
@@ -843,7 +844,14 @@ def test_a_picture_is_drawn(tmp_path):
     e, (left, right) = estimated(), Figure().subplots(1, 2)
     assert e.plot(left, bins=12, label="age in years") is left
     assert e.plot(right, kind="cdf", title="ages") is right
-    assert [bar.get_height() for bar in left.patches] == pytest.approx(e.histogram(12).shares.value)
+    shares = e.histogram(12).shares
+    ends = shares.interval(0.95)
+    assert [bar.get_y() for bar in left.patches] == pytest.approx(ends[0])
+    assert [bar.get_y() + bar.get_height() for bar in left.patches] == pytest.approx(ends[1])
+    lines = [line for lines in left.collections for line in lines.get_segments()]
+    drawn = {float(first): float(height) for (first, height), _ in lines}
+    assert [drawn[first] for first in sorted(drawn)] == pytest.approx(shares.value)
+    assert left.get_xlim() == right.get_xlim() == (e.lower, e.upper)
     assert (left.get_xlabel(), left.get_title(), right.get_title()) == (
         "age in years",
         "200,000 reports at epsilon 1",
@@ -858,6 +866,37 @@ def test_a_picture_is_drawn(tmp_path):
         save_plots({str(number): e for number in range(13)}, tmp_path / "ages.png", 0.95)
     with pytest.raises(ValueError, match="kind: 'pie'"):
         e.plot(left, kind="pie")
+
+
+def test_a_number_that_may_be_0_is_drawn_as_such():
+    ax = Figure().subplots()
+    value, low, high = np.array([0.5, 0.2, 0.3]), np.array([0.4, 0.0, 0.1]), np.array([0.6, 0.5, 0.4])
+    draw_intervals(ax, np.arange(3.0), np.arange(3.0) + 1, value, low, high, "95 % intervals")
+    shown, hidden = ax.collections
+    assert [segment[0][1] for segment in shown.get_segments()] == [0.5, 0.3]
+    assert [segment[0][1] for segment in hidden.get_segments()] == [0.2]
+    assert hidden.get_linestyle() != shown.get_linestyle()
+    assert ax.get_ylim()[1] > 0.6
+
+
+def test_lines_that_do_not_end_are_arrows():
+    ax = Figure().subplots()
+    low, high = np.array([1.0, -np.inf, -np.inf]), np.array([4.0, 9.0, np.inf])
+    draw_open_intervals(ax, np.arange(3), np.array([2.0, 3.0, np.nan]), low, high)
+    assert [(text.xyann[1], text.xy[0] < 1.0, text.xy[0] > 9.0) for text in ax.texts] == [
+        (1, True, False),
+        (2, True, False),
+        (2, False, True),
+    ]
+    left, right = ax.get_xlim()
+    assert all(left < text.xy[0] < right for text in ax.texts)
+
+
+def test_a_picture_has_bins_that_the_reports_resolve():
+    m = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
+    x = np.random.default_rng(3).beta(2, 5, 30_000)
+    few, many = (dpk.estimate(dpk.perturb(x[:n], m, key=key), m) for n, key in ((600, KEY), (30_000, KEY)))
+    assert few._resolved_bins(0.95) < many._resolved_bins(0.95)
 
 
 def test_a_mean_is_in_the_inputs_interval_and_in_its_own():

@@ -1,0 +1,49 @@
+"""Pictures of numbers with intervals: bands first, and in each one a line at the estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_COLOUR, _BAND = "C0", 0.3  # The colour of all numbers, and the opacity of their intervals.
+
+
+def draw_intervals(
+    ax: Any, left: np.ndarray, right: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray, interval: str
+) -> None:
+    """Draw numbers that are not negative, each between two places on the x-axis, as bands with a line at the estimate.
+
+    The line is dotted where the interval includes 0: the data do not show that there is anything.
+    """
+    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_BAND, linewidth=0, label=interval)
+    shown = low > 0
+    ax.hlines(value[shown], left[shown], right[shown], color=_COLOUR, linewidth=2, label="estimate")
+    if not shown.all():
+        ends, dots = (left[~shown], right[~shown]), (0, (1, 2))
+        label = "estimate; may be 0"
+        ax.hlines(value[~shown], *ends, color=_COLOUR, linewidth=1.2, linestyles=dots, label=label)
+    ax.set_ylim(0, 1.05 * high.max() or 1.0)
+
+
+def set_labels(ax: Any, x: Any, y: Any) -> None:
+    """Name the axes by names of columns, in which a dollar sign is no formula."""
+    ax.set_xlabel(str(x), parse_math=False)
+    ax.set_ylabel(str(y), parse_math=False)
+
+
+def draw_open_intervals(ax: Any, places: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Draw numbers on lines of their intervals, one above the other; a line that does not end has an arrow."""
+    finite = np.concatenate([column[np.isfinite(column)] for column in (value, low, high)] + [np.zeros(1)])
+    first, last = (finite[:-1].min(), finite[:-1].max()) if len(finite) > 1 else (0.0, 0.0)
+    margin = 0.08 * (last - first) or 0.08 * abs(first) or 1.0
+    for place, number, ends in zip(places, value, zip(low, high, strict=True), strict=True):
+        for end, edge in zip(ends, (first - margin, last + margin), strict=True):
+            if np.isfinite(end) and np.isfinite(number):
+                ax.hlines(place, *sorted((number, end)), color=_COLOUR, linewidth=2)
+            elif not np.isfinite(end):
+                start = number if np.isfinite(number) else (first + last) / 2
+                arrow = {"arrowstyle": "->", "color": _COLOUR, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
+                ax.annotate("", (edge, place), (start, place), arrowprops=arrow)
+    ax.plot(value, places, "o", color=_COLOUR)
+    ax.set_xlim(first - 1.1 * margin, last + 1.1 * margin)
