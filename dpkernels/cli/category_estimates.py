@@ -103,8 +103,9 @@ class CategoryEstimates:
         order = np.argsort(-total, kind="stable")[:_MOST_BARS]
         places = np.arange(len(order))
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
-            columns = (column[order] for column in (estimate.shares.value, *estimate.shares.interval(self.confidence)))
-            draw_intervals(ax, places - 0.4, places + 0.4, *columns, f"{100 * self.confidence:g} % intervals")
+            low, high = (end[order] for end in estimate.shares.interval(self.confidence))
+            about = f"{100 * self.confidence:g} % intervals"
+            draw_intervals(ax, places - 0.4, places + 0.4, estimate.shares.value[order], low, high, about)
             names = [display_name(str(estimate.mechanism.label_of(int(code)))) for code in order]
             ax.set_xticks(places, names, rotation=90 if len(order) > 8 else 0, parse_math=False)
             caption = "" if self.by is None else f"{display_name(self.by)} {_name(group)}: "

@@ -33,7 +33,8 @@ def draw(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, 
 def bars(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Draw a histogram as bands with lines at the estimates; no number of rows is below 0."""
     left, right = np.asarray(index["from"], float), np.asarray(index["to"], float)
-    draw_intervals(ax, left, right, *(np.maximum(column, 0) for column in (values, low, high)), "interval")
+    value, least, most = (np.maximum(column, 0) for column in (values, low, high))
+    draw_intervals(ax, left, right, value, least, most, "interval")
     set_labels(ax, name.rpartition(" of ")[2], "rows")
     ax.set_xlim(left.min(), right.max())
     ax.legend(frameon=False, fontsize=8)

@@ -21,6 +21,8 @@
     const text = size >= 1e6 || size < 1e-3 ? size.toExponential(3).replace("e+", "e") : String(Number(size.toPrecision(size >= 1000 ? 6 : 4)));
     return value < 0 ? `−${text}` : text;
   }
+  // The roles stay where a narrow screen shows rows as blocks, and cells the names of their columns.
+  const rowOf = (titles, head, cells, attributes = "") => `<tr role="row"${attributes}><th role="rowheader" scope="row">${head}</th>${cells.map((cell, k) => `<td role="cell" data-column="${titles[k]}">${cell}</td>`).join("")}</tr>`;
   const htmlRows = (rows) => rows.map(([head, value]) => `<tr><th scope="row">${head}</th><td>${value}</td></tr>`).join("");
 
   // What does not change stays as it is, and is not read out again.
@@ -113,7 +115,8 @@
   function categoriesTable({ epsilon, categories, n }) {
     const { least, rows } = model.categories(epsilon, categories);
     const cells = rows.map(({ name, error, bits }) => [name, shown(Math.sqrt(error / n)), `${shown(100 * Math.max(error / least - 1, 0))} %`, shown(bits)]);
-    put($("categories").tBodies[0], cells.map(([head, ...row]) => `<tr><th scope="row">${head}</th>${row.map((cell) => `<td>${cell}</td>`).join("")}</tr>`).join(""));
+    const titles = [...$("categories").tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
+    put($("categories").tBodies[0], cells.map(([head, ...row]) => rowOf(titles, head, row)).join(""));
   }
 
   function draw(state, holds, wanted) {
@@ -148,14 +151,15 @@
       ["Reports lie in", ({ law }) => (Number.isFinite(law.high) ? [law.low, law.high].map((y) => shown(inUnits(state, y))).join(" to ") : "any number"), true],
     ].filter((column) => column[2]);
     const table = $("ranking");
-    put(table.tHead.rows[0], ["Mechanism", ...columns.map(([title]) => title)].map((text) => `<th scope="col">${text}</th>`).join(""));
+    put(table.tHead.rows[0], ["Mechanism", ...columns.map(([title]) => title)].map((text) => `<th role="columnheader" scope="col">${text}</th>`).join(""));
     const most = Math.max(...rows.map(by));
     const focused = document.activeElement?.name === "mechanism";
     const body = rows.map((each) => {
       const { name } = each.one;
       const label = `<label><input type="radio" name="mechanism" value="${name}"${each === row ? " checked" : ""}>${name}</label>`;
       const bar = `<span class="bar" style="width:${((100 * by(each)) / most).toFixed(1)}%;max-width:calc(100% - 1.55rem)"></span>`;
-      return `<tr data-mechanism="${name}"${each === row ? ' class="chosen"' : ""}><th scope="row">${label}${bar}</th>${columns.map(([, cell]) => `<td>${cell(each)}</td>`).join("")}</tr>`;
+      const titles = columns.map(([title]) => title);
+      return rowOf(titles, label + bar, columns.map(([, cell]) => cell(each)), ` data-mechanism="${name}"${each === row ? ' class="chosen"' : ""}`);
     });
     put(table.tBodies[0], body.join(""));
     if (focused) table.querySelector("input:checked")?.focus();

@@ -336,13 +336,13 @@ def test_what_it_writes_runs(show, state, tmp_path, monkeypatch, capsys):
         assert "95 % intervals" in capsys.readouterr().out
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "values.csv").write_text("value\n" + "42.5\n" * 20)
+    (tmp_path / "values.csv").write_text("value\n" + "42.5\n" * 200)
     for line in text(page, "command").splitlines():
         program, *arguments = shlex.split(line)
         assert program == "dpkernels"
         done = CliRunner().invoke(command, arguments)
         assert done.exit_code == 0, done.output
-    assert len((tmp_path / "private.csv").read_text().split()) == 21
+    assert len((tmp_path / "private.csv").read_text().split()) == 201
 
 
 def press(page, name, *keys):
@@ -444,11 +444,30 @@ def test_axe_finds_nothing(show, scheme, state):
     assert found == []
 
 
+CUT = """
+document.querySelectorAll('details').forEach(one => one.open = true);
+// The head of a table is for screen readers alone where rows are blocks.
+const heard = one => one.closest('thead')?.clientWidth === 1;
+const seen = one => one.checkVisibility() && one.clientWidth && !heard(one);
+const shown = [...document.querySelectorAll('body *')].filter(seen);
+return {
+  page: document.documentElement.scrollWidth,
+  cut: shown.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.outerHTML.slice(0, 80)),
+  blank: shown.filter(one => one.matches('section, pre') && !one.innerText.trim() ||
+    one.matches('.chart') && !one.innerHTML.trim()).map(one => one.outerHTML.slice(0, 80)),
+};
+"""
+LOOKS = [*RUN.values(), {"mechanism": "sine-constant", "count": 10}, {"goal": "accuracy", "target": 0.8, "n": 2500}]
+LOOKS += [{"goal": "accuracy", "target": target, "have": "statistic"} for target in (3, 1e-9)]
+
+
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_it_fits(show, width):
-    page = show(mechanism="sine-constant", count=10)
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
-    assert page.execute_script("return document.documentElement.scrollWidth") <= width
-    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+def test_nothing_is_cut_or_blank(show, width):
+    for state in LOOKS:
+        page = show(**state)
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        seen = page.execute_script(CUT)
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        assert seen["page"] <= width, state
+        assert (seen["cut"], seen["blank"]) == ([], []), state
