@@ -47,6 +47,7 @@ TOLERANCE = 1e-4
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("epsilon", "scale factor")
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_a_concrete_number_has_the_value_of_a_plain_one_in_its_own_type(name):
     assert not jax.config.jax_enable_x64

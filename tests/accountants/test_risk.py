@@ -164,8 +164,8 @@ BATCH = dpk.laplace(epsilon=np.array([0.1, 0.2, 0.1]))
     [
         lambda: guarantee(dpk.gaussian(sigma=1.0), 1.0),
         pytest.param(lambda: guarantee(BATCH), marks=pytest.mark.lengthy),
-        pytest.param(lambda: guarantee(BATCH, people="different"), marks=pytest.mark.lengthy),
-        pytest.param(lambda: shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), 20), marks=pytest.mark.lengthy),
+        pytest.param(lambda: guarantee(BATCH, people="different"), marks=pytest.mark.thorough),
+        pytest.param(lambda: shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), 20), marks=pytest.mark.thorough),
         pytest.param(
             lambda: guarantee(dpk.laplace(epsilon=1.0)).random_allocation(4).repeat(2), marks=pytest.mark.thorough
         ),

@@ -64,6 +64,7 @@ FRAGILE = {
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("truncated-staircase", "optimal")
 @pytest.mark.parametrize("name", FRAGILE)
 def test_the_truth_is_between_both_ends_to_the_last_digit(name):
     for index in FRAGILE[name]:

@@ -37,6 +37,7 @@ def divergences(noise, values, rate, eps):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("laplace", "student")
 @pytest.mark.parametrize("name", NOISES)
 def test_no_values_of_a_group_reveal_more(name):
     """Equal records of the largest value attain the bound of log-concave noise, and no others exceed it."""
@@ -84,6 +85,7 @@ def test_known_number():
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("gaussian", "student")
 @pytest.mark.parametrize("name", NOISES)
 def test_limits(name):
     step = guarantee(dpk.Additive(NOISES[name]), 1.0)

@@ -71,7 +71,8 @@ def test_values_are_upper_ends(name):
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("count", [1, pytest.param(8, marks=pytest.mark.thorough)])
+@pytest.mark.quick("groups-1", "bins-1")
+@pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize("name", [*SCHEMES, "bins", "shuffled"])
 def test_derivatives_in_the_noise(name, count):
     """Derivatives of JAX numbers are those of plain estimates by differences."""

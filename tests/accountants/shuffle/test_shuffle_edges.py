@@ -78,6 +78,7 @@ def test_beyond_the_pure_level_delta_is_zero(epsilon):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("0.5-100")
 @pytest.mark.parametrize(("level", "n"), [(1.0, 1000), (0.5, 100), (2.0, 10**6)])
 def test_delta_falls_all_the_way_to_the_level(level, n):
     high = math.exp(level) / (1 + math.exp(level))

@@ -84,6 +84,7 @@ def test_moments_follow_by_quadrature(noise):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("generalised-5", "student-7.5")
 @every_noise
 def test_jax_agrees_with_numpy_and_has_derivatives(noise):
     with jax.enable_x64(True):

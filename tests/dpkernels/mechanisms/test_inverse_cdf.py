@@ -193,6 +193,7 @@ def test_half_precision_is_the_same_on_both_kinds(dtype, x64):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick(*(f"{kind}-{name}" for kind in ("numpy", "jax") for name in QUICK))
 @over(ALL)
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_icdf_is_nan_outside_the_input_interval(m, kind):

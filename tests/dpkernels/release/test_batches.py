@@ -96,6 +96,7 @@ def test_an_entry_releases_the_bits_of_its_own_mechanism(name):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("laplace, own budgets", "piecewise, own budgets")
 @over_batches
 def test_the_certificate_of_an_entry_is_that_of_its_own_mechanism(name):
     """The claim, and every fact of the table on the entry's own grid or interval."""
