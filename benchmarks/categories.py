@@ -4,17 +4,17 @@
 
 Errors are n times the expected sum of squared errors of all shares, over the strict bound. Those of OUE and OLH (Wang,
 Blocki, Li & Jha 2017) are from their formulas; OLH has random hashes into e^eps + 1 buckets. Times are seconds of the
-processor and of the clock. Where ``multi_freq_ldpy`` or ``pure_ldp`` are installed, their reports are timed, too.
+processor and of the clock. ``--peers FILE`` compares with what ``category_peers.py`` has measured of other packages.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import json
 import math
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ import dpkernels as dpk
 from benchmarks.shown import machine, markdown, parser_of
 
 CATEGORIES, LEVELS = (2, 5, 20, 266, 4096), (0.5, 1.0, 2.0, 4.0)
-_PEER_REPORTS = 2_000
+_OWN_REPORTS = 1 << 20  # that are timed beside those of peers
 
 
 def unary_error(epsilon: float, d: int) -> float:
@@ -104,32 +104,50 @@ def _shares(reports: Any, mechanism: Any) -> np.ndarray:
     return dpk.estimate(reports, mechanism).shares.value
 
 
-def peers() -> list[list[str]]:
-    """Return the time that peers take for a report at d = 266, where they are installed."""
-    rows = [["peer", "mechanism", "microseconds a report, processor"]]
-    clients: list[tuple[str, str, Callable[[int], Any]]] = []
-    if importlib.util.find_spec("multi_freq_ldpy"):
-        for name, word in (("randomised response", "GRR"), ("subset selection", "SS")):
-            module = importlib.import_module(f"multi_freq_ldpy.pure_frequency_oracles.{word}")
-            clients.append(("multi_freq_ldpy", name, partial(getattr(module, f"{word}_Client"), k=266, epsilon=1.0)))
-    if importlib.util.find_spec("pure_ldp"):
-        module = importlib.import_module("pure_ldp.frequency_oracles.direct_encoding")
-        clients.append(("pure_ldp", "randomised response", module.DEClient(epsilon=1.0, d=266).privatise))
-    values = np.random.default_rng(0).integers(1, 266, _PEER_REPORTS).tolist()
-    for peer, name, client in clients:
-        client(values[0])  # Compiled at the first call.
-        _, seconds, _ = timed(lambda client=client: [client(value) for value in values])  # type: ignore[misc]
-        rows.append([peer, name, f"{1e6 * seconds / len(values):.3g}"])
+def peers(path: Path, trials: int) -> list[list[str]]:
+    """Return times and measured errors of other packages, and of this one: the errors over the strict bound."""
+    form = json.loads(path.read_text())
+    rows = [["d", "package", "mechanism", "microseconds a report", "error over the strict bound"]]
+    rng = np.random.default_rng(0)
+    for d in sorted({row["categories"] for row in form["rows"]}):
+        bound = float(dpk.strict_bound(form["epsilon"], d))
+        own = (dpk.randomised_response, dpk.subset_selection, dpk.block_response)
+        for mechanism in [build(form["epsilon"], d) for build in own]:
+            codes = rng.integers(0, d, _OWN_REPORTS)
+            dpk.perturb(codes[: 1 << 17], mechanism)
+            _, seconds, _ = timed(partial(dpk.perturb, codes, mechanism))
+            few = codes[:5_000]
+            truth = np.bincount(few, minlength=d) / len(few)
+            errors = [
+                len(few) * ((dpk.estimate(dpk.perturb(few, mechanism), mechanism).shares.unbiased - truth) ** 2).sum()
+                for _ in range(trials)
+            ]
+            name = {"category": "randomised response", "set": "subset selection", "block": "block response"}
+            spread = np.std(errors, ddof=1) / math.sqrt(trials)
+            rows.append(
+                _row(d, "dpkernels", name[mechanism.kind], seconds / len(codes), np.mean(errors), spread, bound)
+            )
+        for row in (row for row in form["rows"] if row["categories"] == d):
+            named = (f"{row['package']} {form['versions'][row['package']]}", row["mechanism"])
+            rows.append(_row(d, *named, row["seconds"], row["error"], row["spread"], bound))
     return rows
+
+
+def _row(d: int, package: str, name: str, seconds: float, error: Any, spread: Any, bound: float) -> list[str]:
+    ratio = f"{error / bound:.3g} +- {spread / bound:.2g}"
+    return [str(d), package, name, f"{1e6 * seconds:.2g}", ratio]
 
 
 def main() -> None:
     """Print every table."""
-    quick = parser_of(__doc__, "5 releases and 10^6 reports").parse_args().quick
-    print(machine("multi_freq_ldpy", "pure-ldp"))
-    for table in (errors(), measured(5 if quick else 40, 5_638), speed(10**6 if quick else 10**7), peers()):
-        if len(table) > 1:
-            print(f"\n{markdown(table[0], table[1:])}")
+    parser = parser_of(__doc__, "5 releases and 10^6 reports")
+    parser.add_argument("--peers", type=Path, metavar="FILE", help="what category_peers.py has printed")
+    options = parser.parse_args()
+    print(machine())
+    trials, n = (5, 10**6) if options.quick else (40, 10**7)
+    tables = [errors(), measured(trials, 5_638), speed(n)] if options.peers is None else [peers(options.peers, trials)]
+    for table in tables:
+        print(f"\n{markdown(table[0], table[1:])}")
 
 
 if __name__ == "__main__":

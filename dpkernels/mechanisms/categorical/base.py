@@ -1,10 +1,11 @@
 """The interface of mechanisms for categories, with shared formulas for probabilities, errors and sampling.
 
-A report names a set S of items, and supports an item y if y is in S. With x the person's category,
+A report names a set S of categories: one, several, or a block of them. It supports a category y if y is in S. With x
+the person's category,
 
     p = P(x in S | x),    q = P(y in S | x) for every other y,
 
-and C_y the number of n reports that support y, (C_y/n - q)/(p - q) is an unbiased estimate of the share of y.
+If C_y of n reports support y, (C_y/n - q)/(p - q) is an unbiased estimate of the share of y.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dpkernels.mechanisms.base import one_array, repeated
 from dpkernels.numerics import Real, namespace
 from dpkernels.random.keys import simulation_key_of
 
-# The most categories: sets of items are reported as bits, and blocks as integers of 64 bits at most.
+# Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
 MOST_CATEGORIES = 1 << 40
 _MOST_LABELS = 1 << 24
 _MOST_CHANNEL = 1 << 22  # entries of a channel matrix
@@ -33,10 +34,10 @@ Labels = tuple[str, ...] | tuple[int, ...]
 
 
 class Categorical(abc.ABC):
-    """A randomised map from one of d categories to a report; pure epsilon-DP, any two categories are neighbours.
+    """A randomised map from one of d categories to a report. It is pure epsilon-DP for any two categories.
 
-    Inputs of methods are codes 0..d - 1 of categories. ``labels`` are the names of the categories, or None, and
-    ``other`` is the code of the category that stands for unknown ones, or None.
+    Methods take codes 0..d - 1 of categories. ``labels`` are the names of the categories, or None. ``other`` is the
+    code of the category that stands for unknown values, or None.
     """
 
     epsilon: Any
@@ -68,7 +69,7 @@ class Categorical(abc.ABC):
     @property
     @abc.abstractmethod
     def bits(self) -> float:
-        """Return the bits that a stored report takes."""
+        """Return the number of bits of a stored report."""
 
     @property
     @abc.abstractmethod
@@ -99,8 +100,8 @@ class Categorical(abc.ABC):
     def share_variance(self, share: Real, reports: Real = 1) -> Any:
         """Return the variance of the estimated share of a category with this true share among the n people.
 
-        It is [f p (1 - p) + (1 - f) q (1 - q)]/(n (p - q)^2). If people are drawn at random from a population, add
-        f (1 - f)/n.
+        It is [f p (1 - p) + (1 - f) q (1 - q)]/(n (p - q)^2) for the share f of the n people themselves. For a share of
+        a population from which they were drawn at random, add f (1 - f)/n.
         """
         p, q = self.support_probabilities
         return (share * p * (1 - p) + (1 - share) * q * (1 - q)) / (reports * (p - q) ** 2)
@@ -114,10 +115,10 @@ class Categorical(abc.ABC):
         return (p * (1 - p) + (self.categories - 1) * q * (1 - q)) / (reports * (p - q) ** 2)
 
     def sample(self, key: Array, x: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw reports of codes x, of any shape, from float kernels, for simulation and not for release.
+        """Draw reports of codes x with floating-point numbers, for simulation and not for release.
 
-        The function is compiled once per shape. ``epsilon`` may be an array that broadcasts with x: a budget for each
-        row.
+        The function is compiled once for each shape of x. ``epsilon`` may be an array that broadcasts with x, so that
+        each row has a budget of its own.
 
         Args:
             key: a typed key, or a legacy ``jax.random.PRNGKey``.
@@ -186,8 +187,8 @@ def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, i
     """Return (number of categories, labels or None, code of the other category or None).
 
     ``categories`` is their number, or a sequence of distinct labels, all strings or all integers. ``other`` is the
-    label (or, without labels, the code) of the category that stands for unknown ones. A label that is not among the
-    others is added as the last one.
+    label of the category that stands for unknown values. If it is not one of the labels, it is added as the last one.
+    Without labels ``other`` is a code.
     """
     if isinstance(categories, int | np.integer) and not isinstance(categories, bool):
         d = checks.integer_in("categories", categories, 2, MOST_CATEGORIES)

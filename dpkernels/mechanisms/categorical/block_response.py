@@ -1,13 +1,14 @@
 """Block response: randomised response over the blocks of a random partition of many categories.
 
-Categories are vectors of GF(g)^t, g a prime power and D = g^t >= d. A direction a is drawn uniformly from the
-(D - 1)/(g - 1) projective ones, independently of the value. The block of x is <a, x>, one of g, and the report is a
-with the block, perturbed by randomised response over the blocks:
+The number of a category, written with t digits in base g, is a vector x of GF(g)^t. Here g is a prime power, and
+D = g^t >= d. A direction is a vector a whose highest digit that is not 0 is 1. There are (D - 1)/(g - 1) directions. A
+report is a direction, drawn uniformly and independently of the value, and a block. The block of x in direction a is the
+inner product <a, x>, one of g. Randomised response over the blocks perturbs it:
 
     p = e^eps/(e^eps + g - 1),    q = (c e^eps + 1 - c)/(e^eps + g - 1),    c = (D/g - 1)/(D - 1),
 
-where c is the probability that another category is in the block of x. The mean squared error is that of subset
-selection with sets of d/g, up to the rounding of e^eps + 1 to a prime.
+where c is the probability that another category is in the block of x. If d = D, the mean squared error is that of
+subset selection with sets of d/g categories. The best g is near e^eps + 1.
 
 Source: the balanced case of optimal local hashing (Wang, Blocki, Li & Jha 2017), with the linear partitions of
 projective geometry response (Feldman, Nelson, Nguyen & Talwar 2022).
@@ -121,9 +122,10 @@ class BlockResponse(Categorical):
         return smallest_unsigned(self.outcomes)
 
     def vectors_of(self, directions: Any) -> Any:
-        """Return the number, in base g, of the vector of each direction: its first digit that is not 0 is 1.
+        """Return the vector of each direction, as the number that its digits are in base g.
 
-        Directions (g^j - 1)/(g - 1) and on have j digits after that one.
+        Directions are ordered by these numbers. Those whose highest digit, a 1, has j digits below it begin at
+        direction (g^j - 1)/(g - 1).
         """
         xp = namespace(directions)
         powers = np.array([self.blocks**j for j in range(self.digits)])
@@ -198,7 +200,7 @@ def _direction_chunks(blocks: int, digits: int) -> list[np.ndarray]:
 
 
 def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], bool] = is_field) -> int:
-    """Return the number of blocks with the least mean squared error among the allowed ones next to e^eps + 1."""
+    """Return the number of blocks with the least mean squared error, among allowed numbers near e^eps + 1."""
     best = min(math.exp(epsilon) + 1, float(categories), float(_MOST_BLOCKS - 1000))
 
     def fields(start: int, step: int, number: int) -> list[int]:
@@ -212,10 +214,11 @@ def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], boo
 
 
 def block_response(epsilon: Any, categories: Any, blocks: int | None = None, *, other: Any = None) -> BlockResponse:
-    """Return block response on d categories, for many of them: short reports, made and counted in constant time each.
+    """Return block response on d categories, which is for many categories or for short reports.
 
-    Its mean squared error is within 1.5 % of the least possible one for d >= 266 and epsilon <= 2. A report is an
-    integer of about log2 d bits, whatever the error. The direction in it is random and independent of the value.
+    Its mean squared error is at most 1.5 % above the least possible one for d >= 266 and epsilon <= 2. A report is an
+    integer of about log2 d bits, and takes constant time to draw and to count. It consists of a random direction, which
+    is independent of the value, and a block of categories.
 
     Args:
         epsilon: the budget of a report, 0.01 to 20.

@@ -10,7 +10,8 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse, best_
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection, best_size
 
 OBJECTIVES = ("shares", "largest-share")
-# Sets of more categories than this are d bits each, which is worth less than 1.5 % of the error.
+# A set is d bits. Beyond this number of categories, reports of block response are much shorter, and the error is at
+# most 1.5 % larger.
 _MOST_SET_CATEGORIES = 1 << 12
 
 

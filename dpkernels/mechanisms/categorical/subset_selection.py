@@ -1,7 +1,7 @@
-"""Subset selection, which has the least mean squared error that is possible, and randomised response, its case k = 1.
+"""Subset selection, which has the least possible mean squared error. Randomised response is its case k = 1.
 
-A report is a set of k of the d categories. It contains the true one with probability p = k e^eps/(k e^eps + d - k);
-the others are uniform:
+A report is a set of k of the d categories. It contains the true one with probability p = k e^eps/(k e^eps + d - k). The
+other members are a uniform set of the other categories:
 
     P(S | x) = p/C(d - 1, k - 1) if x is in S, else (1 - p)/C(d - 1, k),    q = (k - p)/(d - 1).
 
@@ -36,7 +36,7 @@ from dpkernels.mechanisms.categorical.base import (
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
-# The most categories, of sets, which are d bits each, and of single categories, which a word of 64 bits draws.
+# The most categories: for sets, which are d bits each, and for reports of a single category.
 _MOST_SETS, _MOST_SINGLE = 1 << 16, 1 << 24
 
 
