@@ -25,7 +25,7 @@ import optax
 
 import dpkernels as dpk
 from benchmarks.shown import machine, markdown
-from dpkernels.release.traced import release_replicated
+from dpkernels.release.integers import release_integers
 from dpkernels.training import PrivateNoise, private_aggregate
 from dpkernels.training.noise import exact_noise
 
@@ -115,7 +115,7 @@ def noises(size: int) -> dict[str, Callable[[], Any]]:
     @jax.jit
     def ours(key: jax.Array, zeros: jax.Array) -> jax.Array:
         with jax.enable_x64(True):
-            return release_replicated(key, sampler, zeros)
+            return release_integers(key, sampler, zeros)
 
     theirs = jax.jit(lambda key: jax.random.normal(key, (size,)))
     return {"certified noise": lambda: ours(key, zeros), "jax.random.normal": lambda: theirs(other)}

@@ -32,6 +32,7 @@ NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
 # The mechanisms of a batch, or of its parts, share a key. Words of two lengths from one stream would overlap, word
 # 2j + 1 of 32 bits being a half of word j of 64, so tables of the other length have a stream of their own.
 WIDE_NOISE_STREAM, ROW_ROUNDING_STREAM = 25, 26  # 20 to 24 are those of ``choice`` and ``categories``.
+UPPER_HALF_STREAM, LOWER_HALF_STREAM = 27, 28  # Of noise whose words come in halves.
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
 # however many there are. JAX below 0.11 is known to accept these options.

@@ -9,6 +9,7 @@ separated, so ``split``, ``fold_in``, ``random_bits`` and each use of a release 
 from __future__ import annotations
 
 import math
+import os
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
+# Of a tile: 256 KB of states for each core, which share the work on a tile.
+_TILE = 4096 * min(os.cpu_count() or 1, 16)
 _BLOCKS = 128  # Of a program of a GPU's grid, one a thread.
 _MOST_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
 
@@ -46,12 +49,30 @@ def _rotate(word: Array, bits: int) -> Array:
 
 
 def blocks(head: Array, count: int) -> Array:
-    """Return consecutive blocks, RFC 8439 section 2.3, uint32 of shape (count, 16), from a state's words 4 to 15 on."""
-    low = head[8] + lax.iota(jnp.uint32, count)
-    high = head[9] + (low < head[8]).astype(jnp.uint32)
-    constants = varying_like(jnp.asarray(_CONSTANTS), head)
-    fixed = (jnp.broadcast_to(words[:, None], (4, count)) for words in (constants, head[:4], head[4:8]))
-    start = (*fixed, jnp.stack([low, high, *(jnp.broadcast_to(word, (count,)) for word in head[10:])]))
+    """Return consecutive blocks, RFC 8439 section 2.3, uint32 of shape (count, 16), from a state's words 4 to 15 on.
+
+    Long streams are made tile by tile, whose states stay in the processor's caches through all rounds.
+    """
+
+    def tile(places: Array) -> Array:
+        low = head[8] + places
+        high = head[9] + (low < head[8]).astype(jnp.uint32)
+        return blocks_at(head[:8], jnp.stack([low, high, *(jnp.broadcast_to(word, low.shape) for word in head[10:])]))
+
+    tiles = -(-count // _TILE)
+    if tiles == 1:
+        return tile(lax.iota(jnp.uint32, count))
+    size = -(-count // (16 * tiles)) * 16  # Whole vectors of the processor.
+    starts, places = lax.iota(jnp.uint32, tiles) * np.uint32(size), lax.iota(jnp.uint32, size)
+    _, words = lax.scan(lambda _, start: (None, tile(start + places)), None, starts)
+    return words.reshape(-1, 16)[:count]
+
+
+def blocks_at(key: Array, places: Array) -> Array:
+    """Return the blocks of a key at places: words 12 to 15 of a state, uint32 of shape (4, count)."""
+    constants = varying_like(jnp.asarray(_CONSTANTS), key)
+    fixed = (jnp.broadcast_to(words[:, None], places.shape) for words in (constants, key[:4], key[4:]))
+    start = (*fixed, varying_like(places, key))
     end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
 

@@ -83,7 +83,7 @@ def release_replicated(key: Array, sampler: ExactSampler, values: Array) -> Arra
     with own_settings(x64=True):
         typed = values.astype(dtype)
         clipped = jnp.where(jnp.isnan(typed), low, jnp.clip(typed, low, high))
-        reports = _with_keys_of_their_own(partial(_reports, sampler))
+        reports = with_keys_of_their_own(partial(_reports, sampler))
         return reports(jax.random.key_data(key), clipped.reshape(-1)).reshape(values.shape)
 
 
@@ -142,14 +142,14 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
     )
 
 
-def _with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:
+def with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of key and values over both of which ``vmap`` maps."""
     guarded = jax.custom_batching.custom_vmap(reports)
 
     def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Any, bool]:
         if not batched[0]:
             raise ValueError(f"key: is one for {size} rows under vmap, which would have the same noise; split it")
-        return _with_keys_of_their_own(jax.vmap(reports, (0, 0 if batched[1] else None)))(key, x), True
+        return with_keys_of_their_own(jax.vmap(reports, (0, 0 if batched[1] else None)))(key, x), True
 
     guarded.def_vmap(rule)
     return guarded

@@ -56,13 +56,14 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.random.keys import column_key, release_key_bytes
-from dpkernels.release.traced import device_axes, release_replicated, varying_axes
+from dpkernels.release.integers import release_integers
+from dpkernels.release.traced import device_axes, varying_axes
 from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise, exact_noise
 from dpkernels.training.sums import ClippedSums, check_overflow, clipped_sums, explicitly_sharded, form, values_of
 
 # The format of states; one of another format is refused.
-_FORMAT = 4
+_FORMAT = 5
 _OWNER = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _SETTINGS = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
@@ -372,7 +373,7 @@ def _noisy(noise: PrivateNoise, now: Array, sums: Any) -> Any:
 
     def noisy(now: Array, leaves: list[Array]) -> list[Array]:
         with jax.enable_x64(True):
-            values = release_replicated(now, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
+            values = release_integers(now, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
             pieces, offset = [], 0
             for leaf in leaves:
                 pieces.append(values[offset : offset + leaf.size].reshape(leaf.shape))

@@ -110,6 +110,16 @@ def test_the_gpus_kernel_makes_openssls_blocks(monkeypatch, first, count, most):
     np.testing.assert_array_equal(np.asarray(blocks).reshape(-1), expected)
 
 
+@pytest.mark.parametrize("count", [24, 25, 100])
+def test_tiles_make_openssls_blocks(monkeypatch, count):
+    """Whole tiles and a part of one, and a counter that carries within the second tile."""
+    monkeypatch.setattr(chacha, "_TILE", 24)
+    expected, first = np.empty(16 * count, "<u4"), 2**32 - 40
+    host.fill(expected, SECRET, 17, first)
+    blocks = jax.jit(chacha.blocks, static_argnums=1)(jnp.asarray(host.head(SECRET, 17, first)), count)
+    np.testing.assert_array_equal(np.asarray(blocks).reshape(-1), expected)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_users_settings_do_not_reach_the_programs():
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

@@ -24,7 +24,7 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.noise import FIXED_BITS, cell_masses
-from dpkernels.exact.sampler import NOISE_STREAM
+from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
 from dpkernels.random.chacha import SPLIT_STREAM, stream_words
 from dpkernels.training import (
     PrivateAggregateState,
@@ -328,6 +328,9 @@ def test_a_pickle_of_another_version_is_refused():
             PrivateAggregateState.__new__(PrivateAggregateState, *arguments)
     with pytest.raises(TypeError, match="state: settings has the form"):
         private_aggregate(1.0, 5.0, KEY).update(BATCH, state._replace(settings=state.settings[:7]), mask=True)
+    # A state of format 4 would go on with other noise than its version had drawn.
+    with pytest.raises(ValueError, match="state: is for format 4, but this update for 5"):
+        private_aggregate(1.0, 5.0, KEY).update(BATCH, state._replace(settings=state.settings.at[7].set(4)), mask=True)
 
 
 @pytest.mark.lengthy
@@ -550,6 +553,9 @@ def test_a_compiled_update_beyond_the_last_step_is_nan():
     assert [bool(np.isnan(flat(update)).all()) for update in updates] == [False, False, True]
 
 
+STREAMS = (UPPER_HALF_STREAM, 0), (LOWER_HALF_STREAM, 0), (NOISE_STREAM, 1), (SPLIT_STREAM, 0)
+
+
 @pytest.mark.lengthy
 def test_no_two_steps_share_a_word():
     """All words of noise and of keys of 20 steps of 3 runs are counted; two alike have a probability of 1e-11."""
@@ -562,10 +568,7 @@ def test_no_two_steps_share_a_word():
             now, following = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(KEY)))
             _, state = update(BATCH, state)
             assert (state.key == jax.random.key_data(following)).all()
-            words = (
-                words_of(jax.random.key_data(now), stream, turn)
-                for stream, turn in ((NOISE_STREAM, 0), (NOISE_STREAM, 1), (NOISE_STREAM, 2), (SPLIT_STREAM, 0))
-            )
+            words = (words_of(jax.random.key_data(now), stream, turn) for stream, turn in STREAMS)
             seen.append(np.concatenate([np.asarray(part) for part in words]).view("<u8"))
     words = np.concatenate(seen)
     assert len(words) == 3 * steps * 128

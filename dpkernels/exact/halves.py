@@ -1,0 +1,65 @@
+"""Integer noise by halves of its words: the lower half of a word is drawn only where the upper one leaves a draw open.
+
+A table's sampler takes words of 2h bits. With k bits for the column of the alias table, the upper half has the column
+and the first h - k bits of what is compared with the column's threshold. If they differ from the threshold's own first
+bits, the lower half does not matter. They are equal in a share of about 2^(k - h) of all draws: with tables of Gaussian
+noise in one of 32,768 to 4,096. Every draw is the table's sampler of a whole word of independent random bits, so its
+law is that of the certificate. See docs/proofs/vectors.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.sampler import AliasColumns, alias_columns, take
+from dpkernels.numerics import RealArray, namespace
+from dpkernels.proven import proven
+
+
+@proven("vectors#proof")
+class HalvedNoise:
+    """The sampler of a noise table whose words come in halves."""
+
+    def __init__(self, sampler: ExactNoise) -> None:
+        table = sampler.table
+        columns = alias_columns(table.kernel_weights, table.bits)
+        if table.tail or not 0 < columns.log_columns < table.bits // 2:
+            raise ValueError(f"table: has a tail, or 2^{columns.log_columns} columns, which half of a word must number")
+        self.table, self.bits, self._log_columns = table, table.bits // 2, columns.log_columns
+        self._packed, self._whole = _upper_halves(columns), table.kernel()
+        self._further = table.remainder.kernel() if table.remainder else None
+
+    def first(self, upper: RealArray) -> tuple[RealArray, RealArray]:
+        """Return the codes, int32, by the upper halves alone, and which of them are open: those are of no use."""
+        half = self._packed.dtype.type
+        column = (upper >> half(self.bits - self._log_columns)).astype(np.int32)
+        entry, ones = take(self._packed, column), half((1 << self._log_columns) - 1)
+        fraction, threshold = upper << half(self._log_columns), entry & ~ones
+        outcome = namespace(upper).where(fraction < threshold, column, (entry & ones).astype(np.int32))
+        codes = outcome + np.int32(self.table.kernel_first)
+        return codes, (fraction == threshold) | self.goes_on(codes)
+
+    def whole(self, upper: RealArray, lower: RealArray) -> RealArray:
+        """Return the codes of whole words, int32."""
+        word = np.dtype(f"uint{self.table.bits}").type
+        return self._whole(upper.astype(word) << word(self.bits) | lower.astype(word))
+
+    def goes_on(self, codes: RealArray) -> RealArray:
+        """Return which codes are none, but the remainder's."""
+        return codes < np.int32(self.table.first)
+
+    def completed(self, codes: RealArray, further: RealArray) -> RealArray:
+        """Return the codes, with those that the remainder draws by further whole words."""
+        if self._further is None:
+            return codes
+        rest = self._further(further) + np.int32(self.table.remainder.first)
+        return namespace(codes).where(self.goes_on(codes), rest, codes)
+
+
+def _upper_halves(columns: AliasColumns) -> np.ndarray:
+    """Return the columns in half of the bits: the first bits of a threshold, and the alias."""
+    word, half_bits = columns.packed.dtype.type, columns.bits // 2
+    ones = word((1 << columns.log_columns) - 1)
+    thresholds = columns.packed >> word(half_bits) & ~ones
+    return (thresholds | columns.packed & ones).astype(f"uint{half_bits}")

@@ -1,0 +1,108 @@
+"""The noise of a table of integers inside a program, from words that come in halves: that of private training.
+
+Value i takes word i of the stream of upper halves. Where that leaves its code open, it takes word i of the stream of
+lower halves, and, if these draw the table's remainder, the whole word i of turn 1 of the noise's stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels.exact.halves import HalvedNoise
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
+from dpkernels.mechanisms.additive import check_shape
+from dpkernels.random.chacha import blocks_at, stream_words
+from dpkernels.release.engines import check_words
+from dpkernels.release.process import own_settings
+from dpkernels.release.traced import with_keys_of_their_own
+
+# Values that are completed together if one of them is open; a multiple of those of a block.
+_ROW = 256
+# Up to so many values all words are drawn: that takes less time than to find those that matter.
+_FEW = 1 << 12
+
+
+def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
+    """Return a vector of int32 with the noise of a table of integers, as integers in float64.
+
+    The values must be the same on all devices. The bits are not those of ``perturb_traced``.
+
+    Raises:
+        TypeError: the values are not int32, or the noise is not one of integers.
+        ValueError: the noise is for another number of values, or ``vmap`` maps over values with one key.
+        RuntimeError: the device's ChaCha20 words are wrong.
+    """
+    if (device := jax.local_devices()[0]).platform != "cpu":
+        check_words(device)
+    check_shape(sampler.mechanism, values.shape)
+    width = sampler.table.bin_width
+    if values.dtype != np.int32 or width != 1:
+        raise TypeError(f"values: are {values.dtype} for noise in steps of {float(width):g}; both must be integers")
+    noise, count = sampler.derived[(HalvedNoise,)], len(values)
+
+    def noisy(key: Array, values: Array) -> Any:
+        # On a GPU all lower halves cost less than a loop over the few that matter.
+        codes = jax.lax.platform_dependent(
+            key,
+            cuda=lambda key: _codes_at_once(noise, key, count),
+            default=lambda key: _codes_by_rows(noise, key, count),
+        )
+        return values.astype(np.float64) + codes.astype(np.float64)
+
+    with own_settings(x64=True):
+        return with_keys_of_their_own(noisy)(jax.random.key_data(key), values)
+
+
+def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Any:
+    """Return the codes of so many values, int32, from all of their words."""
+    codes = noise.whole(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
+
+    def complete(state: tuple[Array, Array]) -> tuple[Array, Any]:
+        return state[0] & False, noise.completed(state[1], stream_words(key, NOISE_STREAM, (0, 0), count, 64, 1))
+
+    # A loop of at most one turn: under vmap, lax.cond would compute both branches.
+    return jax.lax.while_loop(lambda state: state[0], complete, (noise.goes_on(codes).any(), codes))[1]
+
+
+def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Any:
+    """Return the codes of so many values, int32, with lower halves for rows that have an open one alone."""
+    rows = -(-count // _ROW)
+    if count <= _FEW:
+        return _codes_of_rows(noise, key, 0, rows * _ROW)[:count]
+    upper = stream_words(key, UPPER_HALF_STREAM, (0, 0), rows * _ROW, 32)
+    codes, is_open = noise.first(upper)
+    has_open = is_open.reshape(rows, _ROW).any(1)
+    (numbers,) = jnp.nonzero(has_open, size=rows, fill_value=0)
+
+    def complete(i: Array, codes: Array) -> Array:
+        first = numbers[i] * _ROW
+        own = _codes_of_rows(
+            noise, key, first.astype(jnp.uint32), _ROW, jax.lax.dynamic_slice(upper, (first,), (_ROW,))
+        )
+        return jax.lax.dynamic_update_slice(codes, own, (first,))
+
+    return jax.lax.fori_loop(0, has_open.sum(dtype=jnp.int32), complete, codes)[:count]
+
+
+def _codes_of_rows(noise: HalvedNoise, key: Array, first: Any, count: int, upper: Array | None = None) -> Any:
+    """Return the codes of whole rows from a first value on, int32, from all of their words."""
+    streams = [(LOWER_HALF_STREAM, 16, 0), (NOISE_STREAM, 8, 1), (UPPER_HALF_STREAM, 16, 0)]
+    # All streams together, because every program of ChaCha20 takes a second to compile.
+    places = [_places(first, count, *stream) for stream in streams[: 3 if upper is None else 2]]
+    words = blocks_at(key, jnp.concatenate(places, axis=1)).reshape(-1)
+    pairs = words[count : 3 * count].reshape(-1, 2).astype(jnp.uint64)
+    codes = noise.whole(words[3 * count :] if upper is None else upper, words[:count])
+    return noise.completed(codes, pairs[:, 0] | pairs[:, 1] << np.uint64(32))
+
+
+def _places(first: Any, count: int, stream: int, in_block: int, turn: int) -> Array:
+    """Return the places of the blocks of so many values of a stream, of which a block has some, from a first one on."""
+    numbers = jnp.asarray(first, jnp.uint32) // np.uint32(in_block) + jax.lax.iota(jnp.uint32, count // in_block)
+    others = (jnp.full_like(numbers, word) for word in (0, stream, turn))
+    return jnp.stack([numbers, *others])
