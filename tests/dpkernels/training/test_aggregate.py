@@ -169,8 +169,9 @@ def noise_of(multiplier, steps, rows=4):
     aggregate, described = private_aggregate(2.0, multiplier, KEY), PrivateNoise.certified(2.0, multiplier, SIZE)
     batches = [gradients(rows, seed) for seed in range(steps)]
     made, _ = run(aggregate, batches)
+    sums = jax.jit(lambda batch: clipped_sums(batch, True, described).sums)
     return np.array(
-        [flat(out) * rows / described.unit - sums_of(b, described) for out, b in zip(made, batches, strict=True)]
+        [flat(out) * rows / described.unit - flat(sums(b)) for out, b in zip(made, batches, strict=True)]
     ), described
 
 
@@ -271,6 +272,7 @@ OTHERS = {
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("less noise", "key")
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_state_of_another_transformation_is_refused(other):
     """Not only as a whole, by what is static, but by its arrays alone: a checkpoint has nothing else."""
@@ -437,8 +439,9 @@ def step(transformation):
 one = flat(step(whole)(batch, state, mask))
 shuffled = jax.tree.map(lambda leaf: leaf[order], batch)
 assert (flat(step(whole)(shuffled, state, mask[order])) == one).all()
-for shape in ((2, 1), (2, 2), (4, 1)):
-    for kind in (AxisType.Auto, AxisType.Explicit):
+kinds = AxisType.Auto, AxisType.Explicit
+for shape, some in (((2, 1), kinds[:1]), ((2, 2), kinds), ((4, 1), kinds[1:])):
+    for kind in some:
         devices = jax.devices()[: shape[0] * shape[1]]
         mesh = jax.make_mesh(shape, ("batch", "model"), axis_types=(kind,) * 2, devices=devices)
         put = lambda leaf, *spec: jax.device_put(leaf, NamedSharding(mesh, P(*spec)))

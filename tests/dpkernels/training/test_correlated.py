@@ -91,6 +91,15 @@ def test_releases_are_a_function_of_the_gaussian_release(strategy):
     assert largest <= strategy.errors_bound(3000, steps)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: str(strategy.bands))
+def test_the_bound_of_errors_is_that_of_the_inverse(strategy):
+    """One percent above it, for 1 to 200 steps."""
+    for steps in (1, 2, 200):
+        inverse = np.linalg.inv(strategy.matrix(steps) / strategy.bands[0])[:, 0]
+        exact = np.abs(inverse).sum() * (3000 / strategy.bands[0] + 1)
+        assert exact * 1.009 < strategy.errors_bound(3000, steps) < exact * 1.011 + 1
+
+
 def test_two_steps_have_the_stated_privacy():
     """By the law of all pairs of releases of one coordinate, for integer sums that an example moves at both steps."""
     strategy, sigma, size = ToeplitzStrategy((2, 1)), 6.0, 61
