@@ -63,7 +63,7 @@ def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Any:
     """Return the codes of so many values, int32, from all of their words."""
     codes = noise.whole(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
 
-    def complete(state: tuple[Array, Array]) -> tuple[Array, Any]:
+    def complete(state: tuple[Any, Any]) -> tuple[Any, Any]:
         return state[0] & False, noise.completed(state[1], stream_words(key, NOISE_STREAM, (0, 0), count, 64, 1))
 
     # A loop of at most one turn: under vmap, lax.cond would compute both branches.
