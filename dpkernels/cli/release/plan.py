@@ -23,6 +23,7 @@ from dpkernels.cli import categories
 from dpkernels.cli.calendar import date_text, days_since
 from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.categories import CategoryReports, is_categorical
+from dpkernels.cli.files.converted import ConvertedFile
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of, written_layout
 from dpkernels.cli.files.opening import converted, open_source
@@ -412,6 +413,8 @@ class Request:
         self, queries: of_rows.QueryRequest, source: Source, perturbed: Sequence[str | None], options: RowOptions
     ) -> of_rows.Queries:
         """Return the public parameters of every row."""
+        if isinstance(source, ConvertedFile):
+            raise click.UsageError("OUT: rows with parameters of their own are released in the format of IN")
         if source.path == STANDARD_INPUT:
             raise click.UsageError("IN: standard input cannot be read twice, and the rows' parameters are read first")
         queries.check(source, perturbed, options)

@@ -234,6 +234,14 @@ def test_datasets_and_streams_and_estimates_are_refused(run: Run) -> None:
     assert_refused(run("estimate", "out.csv", "--column", "answer"), 2, "are queries")
 
 
+def test_another_format_is_refused_before_anything_is_charged(run: Run) -> None:
+    """Columns of parameters would be texts there, which no verifier compares with claims."""
+    charge = ["--ledger", "l.ledger", "--budget", "100,1e-3", "--rows", "same-people"]
+    refused = run("perturb", written(), "out.parquet", "--column", "answer", *NOISE, *charge)
+    assert_refused(refused, 2, "in the format of IN")
+    assert_nothing_but("in.csv")
+
+
 def parameters_of(path: Path) -> Any:
     return QueryRequest({"sensitivity": "s"}).read(open_source(path, Layout("csv")))
 
