@@ -55,6 +55,23 @@ _EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # of a mechanism without a claim
 Rows = list[dict[str, float | None]]
 
 
+_MEANINGS = {
+    "pure level": "the least epsilon at which delta is 0",
+    "worst variance": "of one report, for the input with the most",
+    "central variance": "of one report, for the middle of the interval",
+    "variance": "of the noise of one report",
+    "mean of the noise": "how far a report is from the true value on average",
+    "acceptance": "the probability that the noise is at most theta",
+    "largest bias": "how far the mean of reports is from the true value, for the worst input",
+    "mean squared error": "of the estimated shares of all categories together, times the number of reports",
+    "share variance": "of the estimated share of a category that nobody has, times the number of reports",
+    "certified": "the guarantee of the integers that a release samples",
+}
+_OF_TABLES = "delta at an epsilon, epsilon at a delta: the least that holds for any two neighbours"
+_OF_BOUNDS = "at least: no accounting can give less; the least number that holds is between both"
+_OF_SHUFFLED = "some inputs: what is revealed where all other people have one input"
+
+
 @dataclass(frozen=True)
 class Account:
     """One report of a mechanism."""
@@ -92,7 +109,7 @@ class Account:
 
     @property
     def neighbours(self) -> str:
-        """Return which inputs are neighbouring, in words."""
+        """Return which inputs are neighbours, in words."""
         if isinstance(self.mechanism, Additive):
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
         if isinstance(self.mechanism, Categorical):
@@ -131,7 +148,7 @@ class Account:
             claim = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {text_of(error)}"
-        return f"a release realises epsilon {shortest(claim.realised_epsilon)}, delta {shortest(claim.realised_delta)}"
+        return f"a release attains epsilon {shortest(claim.realised_epsilon)}, delta {shortest(claim.realised_delta)}"
 
     @property
     def tables(self) -> dict[str, Rows]:
@@ -159,13 +176,14 @@ class Account:
     def __str__(self) -> str:
         facts = {
             "mechanism": self.description,
-            "neighbouring": self.neighbours,
+            "neighbours": self.neighbours,
             "pure level": f"epsilon {shortest(self.pure)}" if math.isfinite(self.pure) else "none: delta is never 0",
             **{name: format_number(value, 9) for name, value in self.errors.items()},
             **({"certified": self.certified} if self.certified else {}),
             "covers": _COVERS,
         }
-        return _as_text(facts, self.tables, shortest)
+        meanings = [f"{name}: {words}" for name, words in _MEANINGS.items() if name in facts]
+        return "\n".join([_as_text(facts, self.tables, shortest), "", *meanings, _OF_TABLES])
 
     def plot(self, target: Path) -> None:
         # The end is where the curve has reached the floor, or the delta that no epsilon goes below.
@@ -174,7 +192,7 @@ class Account:
         reached = float(accountants.epsilon(self.mechanism, max(_FLOOR, min(1.001 * plateau, 0.999))))
         end = 1.15 * max([reached if math.isfinite(reached) else 0.0, pure, *self.claim[:1], 0.1])
         steep = [level * (1 - _NEAR) for level in (self.pure, *self.claim[:1]) if level < end]
-        note = f"{self.description}. Neighbouring: {self.neighbours}. Covers {_COVERS}"
+        note = f"{self.description}. Neighbours: {self.neighbours}. Covers {_COVERS}"
         _write_with_note(_figure(self, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
 
@@ -249,8 +267,10 @@ class SeveralReports:
     def __str__(self) -> str:
         heading, text = self.text
         description = self.single_report.description
-        facts = {"mechanism": description, heading: text, "neighbouring": self.guarantee.neighbouring}
-        return _as_text(facts | {"covers": self.covers}, self.tables, "{:.9g}".format)
+        facts = {"mechanism": description, heading: text, "neighbours": self.guarantee.neighbouring}
+        text = _as_text(facts | {"covers": self.covers}, self.tables, "{:.9g}".format)
+        words = [_OF_TABLES, _OF_BOUNDS, *([] if self.sampler is None else [_OF_SHUFFLED])]
+        return "\n".join([text, "", *words])
 
     def plot(self, target: Path) -> None:
         """Draw the privacy profile of all reports, or central epsilon against the number of shuffled ones."""
@@ -363,7 +383,7 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, loc="lower left", fontsize=8)
     neighbours = account.guarantee.neighbouring
-    note = f"{account.single_report.description}. Neighbouring: {neighbours}. Covers {_SHUFFLED_COVERS}"
+    note = f"{account.single_report.description}. Neighbours: {neighbours}. Covers {_SHUFFLED_COVERS}"
     _write_with_note(figure, note, target)
 
 
@@ -379,7 +399,7 @@ def _figure(account: Account, epsilons: np.ndarray) -> Any:
     axes = figure.subplots()
     # A delta of 0 has no place on a log scale, so the curve leaves the picture below the floor.
     deltas = np.maximum(account.delta(epsilons), _FLOOR / 10)
-    axes.plot(epsilons, deltas, linewidth=2, label="realised delta, the least that is enough")
+    axes.plot(epsilons, deltas, linewidth=2, label="attained delta, the least that holds")
     if account.claim:
         epsilon, delta = account.claim
         below = f" (below the axis, drawn at {shortest(_FLOOR)})" if delta < _FLOOR else ""

@@ -134,7 +134,7 @@ _TUNED: opts.Options = {
     "epsilon": (float, "E", "Privacy budget, 0.01 to 20."),
     "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
     "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
-    "sensitivity": (float, "D", "Largest distance of neighbouring true values (additive noise)."),
+    "sensitivity": (float, "D", "Largest distance of the true values of neighbours (additive noise)."),
     "delta": (float, "D", "Also tune noise that has a delta, in (0, 1)."),
     "theta": (float, "T", "Tolerated error, for the objective acceptance."),
     "beta": (float, "B", "How often the error may be exceeded, for the objective quantile."),
@@ -437,7 +437,7 @@ _STATISTICS = {
 def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **options: Any) -> None:
     """Release statistics of IN, a CSV or Parquet file of people or a folder of them, into the table OUT.
 
-    Neighbouring data differ in one person: all rows of one person are added or removed. State bounds, edges and keys
+    Neighbours differ in one person: all rows of one person are added or removed. State bounds, edges and keys
     without looking at the data. Values that are missing, or no numbers, are left out. OUT.json holds the results,
     certificates and charges; `dpkernels certify --verify OUT.json` verifies it.
     """

@@ -35,6 +35,14 @@ def _laplace_variance(epsilon: float, width: float) -> float:
     return 2 * (width / epsilon) ** 2
 
 
+_MEANINGS = (
+    "worst variance: of one report, for the input with the most; central variance: for the middle of the interval",
+    "worst / Laplace: the worst variance over that of Laplace noise at this budget; below 1 is better",
+    "above optimum: how far the worst variance is above the least that any mechanism can have",
+    "reports: the interval that reports lie in",
+)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Every bounded mechanism and pure noise at one budget."""
@@ -64,7 +72,7 @@ class Comparison:
             reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(format_number, row["reports"]))
             percent = "none" if above is None else f"{format_number(above, 4)} %"
             cells.append([row["mechanism"], *numbers, percent, reports])
-        return "\n".join([title, *aligned(cells)])
+        return "\n".join([title, *aligned(cells), "", *_MEANINGS])
 
     def plot(self, target: Path) -> None:
         """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""

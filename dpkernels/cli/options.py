@@ -233,7 +233,7 @@ Options = dict[str, tuple[type | click.ParamType, str | None, str]]
 _USUAL: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
     "delta": (float, "D", "Delta of each value, in (0, 1) (additive)."),
-    "sensitivity": (float, "D", "Largest distance of neighbouring true values."),
+    "sensitivity": (float, "D", "Largest distance of the true values of neighbours."),
     "lower": (float, "X", "Smallest valid value (bounded)."),
     "upper": (float, "X", "Largest valid value (bounded)."),
 }

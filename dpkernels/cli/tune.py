@@ -75,7 +75,7 @@ class Tuned:
         }
 
     def __str__(self) -> str:
-        rows = [["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]]
+        rows = [["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta attained"]]
         for result in self.results:
             chosen = ", ".join(f"{name} {_shown(value)}" for name, value in result.parameters.items())
             rows.append([result.family, format_number(result.value, 6), chosen or "-", f"{result.delta:.4g}"])

@@ -368,7 +368,7 @@ class BoundedCertificate(Certificate):
         ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.shifts))
         realised = shortest(self.realised_epsilon)
         return [
-            ("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
+            ("epsilon", f"{shortest(self.epsilon)}, attained {realised} (exact ratio below e^epsilon)"),
             ("reports", f"{table.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
             ("inputs", f"{table.rows} rows from {ends}; ratios of {near}"),
             ("total weight", f"2^{table.bits}, for every row"),

@@ -415,7 +415,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         if self.shift < 1:
             distance = f"one cell, with probability {float_at_least(Fraction(self.shift)):.6g}"
         return [
-            ("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
+            ("epsilon, delta", f"{epsilon}, {delta}, attained delta {realised}"),
             ("neighbours", f"at most {D} apart, which is at most {distance}"),
             *super().lines(),
         ]

@@ -34,7 +34,7 @@ class Additive(Mechanism):
     Attributes:
         noise: the distribution of Z.
         sensitivity: D in [1e-100, 1e100], the largest change of x between neighbours that the claim covers, or None.
-        epsilon: the claimed epsilon, in [1e-6, 20]. ``accountants.delta`` computes the realised privacy profile.
+        epsilon: the claimed epsilon, in [1e-6, 20]. ``accountants.delta`` computes the attained privacy profile.
         delta: the claimed delta, in [0, 1]. A release requires a positive delta, since its tables are finite, unless
             the tail of the noise is geometric (Laplace, merged Laplace, staircase, discrete Laplace).
     """

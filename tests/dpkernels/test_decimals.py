@@ -51,7 +51,7 @@ def test_a_refused_value_is_told_from_the_bound(dtype):
 @pytest.mark.lengthy
 def test_a_certificate_prints_the_whole_budget():
     certificate = dpk.exact_sampler(dpk.laplace(epsilon=1.0000049, sensitivity=1.0000001)).certificate
-    assert str(certificate).startswith("epsilon, delta      1.0000049, 0, realised delta 0")
+    assert str(certificate).startswith("epsilon, delta      1.0000049, 0, attained delta 0")
     assert "at most 1.0000001 apart" in str(certificate)
     assert (
         "interval at most 0.50000001 apart"

@@ -34,7 +34,10 @@ from dpkernels.mechanisms.two_point import TwoPoint
 # The least delta at which composed values are accounted.
 _COMPOSED_DELTA = 1e-9
 
-_WORDS = "neighbouring: inputs that the release hardly distinguishes; realised: what the sampled integers attain"
+_WORDS = (
+    "neighbours: inputs that the release hardly distinguishes; epsilon, delta: the budget that is charged; "
+    "attained: the guarantee of the integers that are sampled, which is at most the budget"
+)
 # Names of mechanisms that do not say what they do.
 _MEANINGS = {"hybrid": "piecewise or duchi, drawn at random for each value"}
 
@@ -45,7 +48,7 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
     spec = release.spec
     total, columns = spec.guarantee, spec.columns
-    cells = [["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]]
+    cells = [["column", "mechanism", "neighbours", "epsilon", "attained", "delta", "attained"]]
     for column in columns:
         guarantee = column.guarantee
         numbers = guarantee.epsilon, guarantee.realised_epsilon, guarantee.delta, guarantee.realised_delta
@@ -55,11 +58,11 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
     lines += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
-    budget, realised = shortest(total.epsilon), shortest(total.realised_epsilon)
+    budget, attained = shortest(total.epsilon), shortest(total.realised_epsilon)
     if total.delta:
         budget += f", delta {shortest(total.delta)}"
-        realised += f", delta {shortest(total.realised_delta)}"
-    lines.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {total.neighbouring}")
+        attained += f", delta {shortest(total.realised_delta)}"
+    lines.append(f"total epsilon a row: {budget} (attained {attained}); neighbours: {total.neighbouring}")
     lines.append(_WORDS)
     lines += [f"{name}: {words}" for name, words in _MEANINGS.items() if name in {one.mechanism for one in columns}]
     if total.delta < 1:

@@ -112,7 +112,7 @@ class VerifiedColumn:
         if self.queries is not None:
             delta += f"{self.queries}"
         name = display_name(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
-        claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbouring: {self.guarantee.neighbouring}"
+        claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbours: {self.guarantee.neighbouring}"
         return f"ok: {title(self.form['column'])}, {name}, {claim}"
 
 
@@ -290,7 +290,7 @@ def verify(path: Path) -> tuple[list[str], str]:
                 raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
         _check_totals(form, columns)
         delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
-        total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
+        total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbours: {form['neighbouring']}"
         files = _outputs(form, path)
         if all(file.is_file() for file, _ in files):
             total_line = f"ok: {total_line}"

@@ -43,7 +43,7 @@ class Windowed(Parabolic):
         width: m in [1e-100, 2), the window's width.
         relative_height: k / y above 0, the window's peak over the base's.
         lower, upper: smallest and largest valid input.
-        epsilon: the budget that the parameters are for, in [0.01, 20]; ``accountants.epsilon`` has the realised one.
+        epsilon: the budget that the parameters are for, in [0.01, 20]; ``accountants.epsilon`` has the attained one.
     """
 
     window: Window

@@ -177,7 +177,7 @@ def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None
     assert result.code == 0
     assert "total epsilon a row: 0.3 " in result.out
     assert "a belief of 50 % in a row's value becomes at most 57.45 % after the release\n" in result.out
-    assert "neighbouring: any two values of a row" in result.out
+    assert "neighbours: any two values of a row" in result.out
     assert "NOT protected: copied\n" in result.out
     table, raw = pq.read_table("out.parquet"), pq.read_table("in.parquet")
     assert table["copied"].equals(raw["copied"])

@@ -51,7 +51,7 @@ def test_additive_mechanisms(run: Run, case: str) -> None:
     assert form["delta_at_epsilon"][3]["delta"] <= made.delta * (1 + 1e-9) + 1e-14
     assert form["neighbouring"] == "true values at most 2 apart"
     assert form["variance"] == float(made.noise.variance)
-    assert form["certified"].startswith("a release realises epsilon 1, delta ")
+    assert form["certified"].startswith("a release attains epsilon 1, delta ")
     assert form.get("acceptance") == (float(made.noise.acceptance) if "recycled" in case else None)
 
 
@@ -99,7 +99,7 @@ def test_points_that_are_asked_for(run: Run) -> None:
 def test_the_text_has_the_tables_and_what_they_are_for(run: Run) -> None:
     given, make = ADDITIVE["truncated-laplace"]
     text = run("account", "truncated-laplace", *given).out
-    assert "neighbouring        true values at most 2 apart\n" in text
+    assert "neighbours          true values at most 2 apart\n" in text
     assert "pure level          none: delta is never 0\n" in text
     assert f"\n0.5      {accountants.delta(make(), 0.5):.9g}\n" in text
     assert "\n1e-09  none\n" in text

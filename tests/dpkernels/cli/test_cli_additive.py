@@ -73,7 +73,7 @@ def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run
     assert form["columns"][0]["neighbouring"] == "at most 2 apart"
     checked = run("certify", "--verify", "out.npy.json")
     name, claim = case.partition(",")[0], f"epsilon 1, delta {made.delta:g}" if made.delta else "epsilon 1"
-    assert checked.out.splitlines()[0] == f"ok: (array), {name}, {claim}; neighbouring: at most 2 apart"
+    assert checked.out.splitlines()[0] == f"ok: (array), {name}, {claim}; neighbours: at most 2 apart"
 
 
 UNEVEN = ["--mechanism", "truncated-laplace", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "1"]
@@ -183,13 +183,13 @@ def test_the_total_of_mixed_columns_and_their_neighbours(run: Run) -> None:
         "at most 100 apart",
         "at most 1 apart",
     ]
-    assert "total epsilon a row: 1, delta 1e-06 (realised " in done.out
+    assert "total epsilon a row: 1, delta 1e-06 (attained " in done.out
     assert "a guess which of two values a row has, each with 50 % before the release, is right in at most " in done.out
-    assert "neighbouring: rows whose perturbed values are neighbouring in every column\n" in done.out
+    assert "neighbours: rows whose perturbed values are neighbouring in every column\n" in done.out
     assert "NOT protected: id\n" in done.out
     lines = run("certify", "--verify", "out.parquet.json").out.splitlines()
-    assert lines[0] == "ok: age, piecewise, epsilon 0.5; neighbouring: any two in [0, 120]"
-    assert lines[3].startswith("ok: total epsilon a row 1, delta 1e-06; neighbouring: rows whose ")
+    assert lines[0] == "ok: age, piecewise, epsilon 0.5; neighbours: any two in [0, 120]"
+    assert lines[3].startswith("ok: total epsilon a row 1, delta 1e-06; neighbours: rows whose ")
 
 
 def test_an_array_counts_every_value_of_a_row(run: Run) -> None:

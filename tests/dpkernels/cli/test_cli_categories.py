@@ -88,7 +88,7 @@ def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_
     assert np.array_equal(reports(f"out.{suffix}", m), m.supports(expected))
     verified = run("certify", "--verify", f"out.{suffix}.json")
     assert verified.code == 0, verified.err
-    assert f"ok: ward, {name}, epsilon 1; neighbouring: any two of the 4 categories" in verified.out
+    assert f"ok: ward, {name}, epsilon 1; neighbours: any two of the 4 categories" in verified.out
     estimated = run("estimate", f"out.{suffix}", "--column", "ward", "--json")
     assert estimated.code == 0, estimated.err
     (one,) = json.loads(estimated.out)["estimates"]
@@ -391,5 +391,5 @@ def test_other_subcommands(run: Run):
     assert run("compare", "--categories", "3", "--epsilon", "1", "--lower", "0").code == 2
     account = run("account", "randomised-response", "--categories", "5", "--epsilon", "1")
     assert "any two of the 5 categories" in account.out
-    assert "realises epsilon 1" in account.out
+    assert "attains epsilon 1" in account.out
     assert "2^64" in run("certify", "--mechanism", "block-response", "--categories", "300", "--epsilon", "1").out

@@ -44,9 +44,9 @@ def test_what_is_verified_and_what_is_declared(run: Run) -> None:
     done = run("certify", "--verify", "out.csv.json")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0] == "ok: age, piecewise, epsilon 1; neighbouring: any two in [0, 120]"
-    assert lines[1] == "ok: pay, truncated-discrete-laplace, epsilon 5, delta 0.01; neighbouring: at most 1 apart"
-    assert lines[2].startswith("ok: total epsilon a row 6, delta 0.01; neighbouring: ")
+    assert lines[0] == "ok: age, piecewise, epsilon 1; neighbours: any two in [0, 120]"
+    assert lines[1] == "ok: pay, truncated-discrete-laplace, epsilon 5, delta 0.01; neighbours: at most 1 apart"
+    assert lines[2].startswith("ok: total epsilon a row 6, delta 0.01; neighbours: ")
     assert lines[3] == "ok: out.csv, 50 rows, SHA-256; its perturbed columns hold reports of these tables"
     assert [line.split()[3] for line in lines[4:]] == [
         "clip",
