@@ -16,11 +16,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpkernels import checks
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 _CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
 _COORDINATES = 8  # The coordinates of a vector of which events are made one by one.
@@ -94,7 +97,7 @@ def audit(
     return _bound_of_event(_best_event(chosen, delta, error_rate, statistic), tested, delta, error_rate)
 
 
-def _outputs(release: Callable[[Any, int], Any], x: Any, count: int) -> np.ndarray:
+def _outputs(release: Callable[[Any, int], Any], x: Real, count: int) -> np.ndarray:
     outputs = np.asarray(release(x, count))
     if outputs.ndim == 0 or len(outputs) != count:
         raise ValueError(f"release: returned an array of shape {outputs.shape} for a count of {count}")
@@ -253,8 +256,8 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
 
 
 def audit_training(
-    scores: Any,
-    included: Any,
+    scores: object,
+    included: object,
     *,
     guesses: int | Sequence[int],
     delta: float = 0.0,

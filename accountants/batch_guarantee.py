@@ -36,7 +36,7 @@ class BatchGuarantee(ComposableGuarantee):
     down for lower ones. ``terms`` are those of the entries as they are.
     """
 
-    def __init__(self, batch: Any, sensitivity: Any = None, times: int = 1) -> None:
+    def __init__(self, batch: Any, sensitivity: object = None, times: int = 1) -> None:
         if sensitivity is not None:
             if not isinstance(batch, Additive):
                 reject_sensitivity(sensitivity)
@@ -149,7 +149,7 @@ class BatchGuarantee(ComposableGuarantee):
     def _check_proven(self) -> None:
         self._upper._check_proven()
 
-    def _is_traced(self, *values: Any) -> bool:
+    def _is_traced(self, *values: object) -> bool:
         return namespace(*values) is not np
 
     @property
@@ -195,7 +195,7 @@ class LargestGuarantee(Risks):
         """Describe which inputs are neighbours."""
         return "; or ".join(dict.fromkeys(member.neighbouring for member in self.terms))
 
-    def bracket(self, **at: Any) -> tuple[float, float]:
+    def bracket(self, **at: object) -> tuple[float, float]:
         """Return a rigorous interval (lower, upper); see ``Guarantee.bracket``."""
         brackets = [member.bracket(**at) for member in self.terms]
         choose = min if at.get("alpha") is not None else max
@@ -210,7 +210,7 @@ class LargestGuarantee(Risks):
         """Return the guarantee of these reports, and of others that are about every one of the people."""
         return LargestGuarantee(tuple(member.compose(*others) for member in self.terms))
 
-    def _largest(self, quantity: Callable[[Any], Any]) -> Any:
+    def _largest(self, quantity: Callable[[Any], Any]) -> Real:
         values = [quantity(member) for member in self.terms]
         xp = namespace(*values)
         return plain(xp.stack([xp.asarray(value) for value in values]).max(0))
@@ -228,11 +228,11 @@ class LargestGuarantee(Risks):
         for member in self.terms:
             member._check_proven()
 
-    def _is_traced(self, *values: Any) -> bool:
+    def _is_traced(self, *values: object) -> bool:
         return any(member._is_traced(*values) for member in self.terms)
 
 
-def _of_size(batch: Any, size: int) -> Any:
+def _of_size(batch: object, size: int) -> Any:
     """Return a flat batch whose leaves all have an axis."""
     return map_leaves(lambda leaf, axes: leaf if np.ndim(leaf) > axes else np.broadcast_to(leaf, size), batch)
 

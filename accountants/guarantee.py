@@ -137,7 +137,7 @@ class ComposableGuarantee(Risks):
         return Guarantee(with_one_neighbouring(sum((other.terms for other in others), self.terms)))
 
 
-def check_one_given(**given: Any) -> tuple[str, Any]:
+def check_one_given(**given: Real | None) -> tuple[str, Real]:
     """Return the name and the value of the one argument that is given; raise ValueError unless it is exactly one."""
     stated = [(name, value) for name, value in given.items() if value is not None]
     if len(stated) != 1:
@@ -440,7 +440,7 @@ class Guarantee(ComposableGuarantee):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return eps
 
-    def _is_traced(self, *values: Any) -> bool:
+    def _is_traced(self, *values: object) -> bool:
         return namespace(*values, *jax.tree.leaves(self)) is not np
 
     def _check_proven(self) -> None:
@@ -499,7 +499,7 @@ class Guarantee(ComposableGuarantee):
         return self._bounds.epsilon(delta)
 
     @in_64_bits
-    def renyi(self, order: Any) -> Any:
+    def renyi(self, order: Real) -> Real:
         """Return the Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite.
 
         It is rounded upwards, by at most 1e-10 of itself where losses are below 10^5, and that of the worse neighbour

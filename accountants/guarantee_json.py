@@ -52,7 +52,7 @@ def _fields(kind: Any) -> dict[str, str]:
     return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
 
 
-def to_json_form(item: Any, names: dict[str, type] | None = None) -> Any:
+def to_json_form(item: object, names: dict[str, type] | None = None) -> Any:
     """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density."""
     names = names or _names()
     if item is None or isinstance(item, str):
@@ -73,7 +73,7 @@ def to_json_form(item: Any, names: dict[str, type] | None = None) -> Any:
     return float(array) if array.ndim == 0 else {"array": array.tolist()}
 
 
-def from_json_form(form: Any, names: dict[str, type] | None = None) -> Any:
+def from_json_form(form: object, names: dict[str, type] | None = None) -> Any:
     """Return the item from which ``to_json_form`` made the form, with the same ``names``."""
     names = names or _names()
     if form is None or isinstance(form, int | float | str):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import gauss_legendre
+from dpkernels.numerics import Boolean, Real, gauss_legendre
 from dpkernels.proven import proven
 
 UNIT = 2.0**-53  # The rounding of a float.
@@ -55,10 +55,10 @@ class LossIntervals:
     measure: Measure
     mass_error: float = 0.0  # A bound on a relative error that all masses have in common.
 
-    def where(self, kept: Any) -> LossIntervals:
+    def where(self, kept: Boolean) -> LossIntervals:
         return dataclasses.replace(self, right=np.where(kept, self.right, self.left))
 
-    def scaled(self, weight: Any) -> LossIntervals:
+    def scaled(self, weight: Real) -> LossIntervals:
         def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
             measured = self.measure(level, piece)
             masses = {name: weight * value for name, value in vars(measured).items() if name != "loss_error"}

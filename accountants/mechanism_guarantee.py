@@ -15,12 +15,12 @@ from accountants.dominating_pairs.registry import dominating_pairs, reject_sensi
 from accountants.guarantee import Guarantee
 from dpkernels import checks
 from dpkernels.batches import flat_leaves
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 _SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 
 
-def guarantee(mechanism: Any, sensitivity: Any = None, *, people: str = "same") -> Any:
+def guarantee(mechanism: object, sensitivity: Real | None = None, *, people: str = "same") -> Any:
     """Return the guarantee of one report of a mechanism, or of all reports of a batch about the same person, composed.
 
     With ``people="different"`` every entry of a batch is about people of its own. The guarantee is then the largest one

@@ -23,7 +23,7 @@ def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
     """
 
     @wraps(function)
-    def computed(*args: Any, **arguments: Any) -> Any:
+    def computed(*args: object, **arguments: object) -> Any:
         inputs = args, arguments
         types = [leaf.dtype for leaf in jax.tree.leaves(inputs) if _is_number(leaf)]
         if not types:
@@ -46,7 +46,7 @@ def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
     return cast(F, computed)
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 
 from accountants.loss_intervals import LossIntervals
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_never, namespace, without_derivative
+from dpkernels.numerics import (
+    Boolean,
+    Real,
+    RealArray,
+    gauss_legendre,
+    like,
+    log_or_never,
+    namespace,
+    without_derivative,
+)
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -65,7 +74,7 @@ class SmoothPieces:
         """Return the ends of the whole pieces."""
         return self.beyond or (self.left, self.right)
 
-    def scaled(self, weight: Any) -> SmoothPieces:
+    def scaled(self, weight: Real) -> SmoothPieces:
         xp = namespace(weight)
         log_weight = xp.log(weight)
         return dataclasses.replace(
@@ -75,7 +84,7 @@ class SmoothPieces:
             intervals=self.intervals.scaled(weight) if self.intervals and xp is np else None,
         )
 
-    def mirrored(self, sign: Any = -1) -> SmoothPieces:
+    def mirrored(self, sign: Real = -1) -> SmoothPieces:
         """Return the pieces of the pair (q, p), or of this pair if the sign is 1; the sign may be a JAX number."""
         inverse = self.inverse
         log_p, log_q = _exchanged(sign, self.log_p, self.log_q)
@@ -88,7 +97,7 @@ class SmoothPieces:
             intervals=self._mirrored_intervals(sign),
         )
 
-    def _mirrored_intervals(self, sign: Any) -> LossIntervals | None:
+    def _mirrored_intervals(self, sign: Real) -> LossIntervals | None:
         if self.intervals is None or namespace(sign) is not np:
             return None
         return self.intervals if sign > 0 else self.intervals.mirrored()
@@ -100,7 +109,7 @@ class SmoothPieces:
             with np.errstate(all="ignore"):
                 return _loss_before_sampling(level, rate)
 
-        def log_p(x: Any, i: Any) -> Any:
+        def log_p(x: RealArray, i: RealArray) -> Any:
             log_p, log_q, loss = self.log_p(x, i), self.log_q(x, i), self.loss(x, i)
             xp = namespace(loss, rate)
             on_sample = sampled_loss(loss, rate)
@@ -114,7 +123,7 @@ class SmoothPieces:
             intervals=self.intervals.subsampled(rate, level_before) if self.intervals and is_plain else None,
         )
 
-    def where(self, present: Any) -> SmoothPieces:
+    def where(self, present: Boolean) -> SmoothPieces:
         """Return the same pieces, with those that are not kept made empty."""
         ends = (self.left, self.right), self.whole
         right, end = (namespace(left, present).where(present, right, left) for left, right in ends)
@@ -162,7 +171,7 @@ class PrivacyLossDistribution:
     unseen: float = 0.0
 
     @classmethod
-    def of_masses(cls, p: Any, q: Any) -> PrivacyLossDistribution:
+    def of_masses(cls, p: np.ndarray, q: np.ndarray) -> PrivacyLossDistribution:
         """Return the distribution of two tables of probabilities: all outcomes are atoms."""
         return cls(p, q, log_ratio(log_or_never(p), log_or_never(q)), 0 * p)
 
@@ -171,7 +180,7 @@ class PrivacyLossDistribution:
         none = namespace(pieces.left).zeros_like(pieces.left[:0])
         return cls(none, none, none, none, (pieces,), unseen)
 
-    def mirrored(self, sign: Any = -1) -> PrivacyLossDistribution:
+    def mirrored(self, sign: Real = -1) -> PrivacyLossDistribution:
         """Return the distribution of the pair (q, p), or of this pair if the sign is 1."""
         pieces = tuple(piece.mirrored(sign) for piece in self.pieces)
         p, q = _exchanged(sign, self.p, self.q)
@@ -181,7 +190,7 @@ class PrivacyLossDistribution:
         """Return the losses alone; a subclass may know others for the mirrored pair."""
         return self
 
-    def scaled(self, weight: Any) -> PrivacyLossDistribution:
+    def scaled(self, weight: RealArray) -> PrivacyLossDistribution:
         pieces = tuple(piece.scaled(weight) for piece in self.pieces)
         unseen = self.unseen * float(weight) if self.unseen else 0.0
         return PrivacyLossDistribution(weight * self.p, weight * self.q, self.loss, self.width, pieces, unseen)
@@ -214,11 +223,11 @@ class PrivacyLossDistribution:
         rest = xp.maximum(1 - sum(larger.masses()), 0.0)[None]
         return join([larger, larger.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
 
-    def masses(self) -> tuple[Any, Any]:
+    def masses(self) -> tuple[Real, Real]:
         nodes = self.nodes()
         return nodes.p.sum(), nodes.q.sum()
 
-    def nodes(self, panels: int = 0, cuts: Any = None) -> PrivacyLossDistribution:
+    def nodes(self, panels: int = 0, cuts: np.ndarray | None = None) -> PrivacyLossDistribution:
         """Return the distribution as outcomes alone, which integrate smooth functions of the loss up to rounding.
 
         The pieces share a number of panels of 16 nodes, at least ``few`` each, by default as many as smooth functions
@@ -273,7 +282,7 @@ class PrivacyLossDistribution:
         return join([self, PrivacyLossDistribution(p, 0 * p, p + np.inf, 0 * p)])
 
     @property
-    def finite(self) -> tuple[Any, Any]:
+    def finite(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (log p, loss) of outcomes, with mass 0 and loss 0 where the loss is infinite; cached for NumPy."""
         cached = self.__dict__.get("_finite")
         if cached is not None:
@@ -286,12 +295,12 @@ class PrivacyLossDistribution:
         return log_p_and_loss
 
 
-def _exchanged(sign: Any, first: Any, second: Any) -> tuple[Any, Any]:
+def _exchanged(sign: Real, first: object, second: object) -> tuple[Any, Any]:
     xp = namespace(sign)
     if xp is np:
         return (first, second) if sign > 0 else (second, first)
 
-    def chosen(one: Any, other: Any) -> Any:
+    def chosen(one: object, other: Any) -> Any:
         if callable(one):
             return lambda x, i: xp.where(sign > 0, one(x, i), other(x, i))
         return xp.where(sign > 0, one, other)
@@ -313,7 +322,7 @@ def join(several: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     return PrivacyLossDistribution(p, q, loss, width, pieces, sum(distribution.unseen for distribution in several))
 
 
-def sampled_loss(loss: Any, rate: Any) -> Any:
+def sampled_loss(loss: Any, rate: Any) -> RealArray:
     """Return log(1 + r (e^loss - 1)), the loss on a Poisson sample of rate r."""
     xp = namespace(loss, rate)
     infinite = xp.isinf(loss)
@@ -331,7 +340,7 @@ def sampled_loss(loss: Any, rate: Any) -> Any:
     return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), sampled)
 
 
-def _loss_before_sampling(loss: Any, rate: Any) -> Any:
+def _loss_before_sampling(loss: RealArray, rate: object) -> Any:
     """Return the loss that ``sampled_loss`` maps to this one, -inf for a loss below all of these."""
     xp = namespace(loss, rate)
     large = loss > _LARGE
@@ -341,7 +350,7 @@ def _loss_before_sampling(loss: Any, rate: Any) -> Any:
     return xp.where(large, loss - xp.log(rate), near)
 
 
-def log_ratio(log_p: Any, log_q: Any) -> Any:
+def log_ratio(log_p: Real, log_q: Real) -> Any:
     """Return log p - log q: infinite where one of the two is 0, and 0 where both are."""
     xp = namespace(log_p, log_q)
     p, q = log_p > -np.inf, log_q > -np.inf
@@ -349,7 +358,9 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
     return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
 
 
-def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_at(
+    left: np.ndarray, right: np.ndarray, point: np.ndarray, row: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (lower ends, upper ends, rows) of intervals of plain numbers, split at points in given rows."""
     starts, rows = np.concatenate([left, point]), np.concatenate([np.arange(len(left)), row])
     order = np.lexsort((starts, rows))
@@ -358,7 +369,7 @@ def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, n
     return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
-def spacing_of(loss: Any) -> RealArray:
+def spacing_of(loss: RealArray) -> RealArray:
     """Return the approximate range of losses that each node represents; nodes are along the last axis."""
     loss = without_derivative(loss)
     ends = [loss[..., 1:2] - loss[..., :1], loss[..., -1:] - loss[..., -2:-1]]
@@ -385,7 +396,7 @@ def _regular_rule(panels: int, dense: bool) -> tuple[Any, Any]:
     return _rule(np.arange(panels + 1) / panels, dense)
 
 
-def _rule(ends: Any, dense: bool) -> tuple[Any, Any]:
+def _rule(ends: np.ndarray, dense: bool) -> tuple[Any, Any]:
     width = (ends[..., 1:] - ends[..., :-1])[..., None]
     s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     if dense:

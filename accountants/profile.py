@@ -15,7 +15,7 @@ from dpkernels import checks
 from dpkernels.batches import of_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, floating, namespace, plain
+from dpkernels.numerics import Real, RealArray, floating, namespace, plain
 from dpkernels.solve import bisect, first_feasible
 
 _ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
@@ -84,8 +84,8 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
     if namespace(delta, sensitivity, *jax.tree.leaves(mechanism)) is jnp:
         pairs = dominating_pairs(mechanism, sensitivity)
-        target = floating(jnp.asarray(delta))
-        return jnp.where(target > 0, solved(pairs, jnp.where(target > 0, target, 0.5)), _pure_level(pairs))
+        wanted = floating(jnp.asarray(delta))
+        return jnp.where(wanted > 0, solved(pairs, jnp.where(wanted > 0, wanted, 0.5)), _pure_level(pairs))
     target = np.asarray(delta, np.float64)
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
@@ -96,16 +96,16 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     return plain(np.where(target > 0, eps, level))
 
 
-def _is_host_batch(mechanism: Any, *values: Any) -> bool:
+def _is_host_batch(mechanism: object, *values: object) -> bool:
     return bool(getattr(mechanism, "batch_shape", ())) and namespace(*values, *jax.tree.leaves(mechanism)) is np
 
 
-def _has_density(mechanism: Any) -> bool:
+def _has_density(mechanism: object) -> bool:
     """Return whether the profile's formulas broadcast over parameters, as those of densities do."""
     return isinstance(mechanism, Additive) and isinstance(mechanism.noise, Distribution)
 
 
-def _given(sensitivity: Any) -> tuple[Any, ...]:
+def _given(sensitivity: object) -> tuple[Any, ...]:
     return () if sensitivity is None else (sensitivity,)
 
 
@@ -117,7 +117,7 @@ def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
         return plain(_rounded_up(as_float64(pairs), np.asarray(delta, np.float64)))
 
 
-def _pure(mechanism: Any, sensitivity: Any) -> float:
+def _pure(mechanism: object, sensitivity: object) -> float:
     if not isinstance(mechanism, Additive):
         level = pure_epsilon(mechanism)
         reject_sensitivity(sensitivity)
@@ -148,7 +148,7 @@ def _rounded_up(pairs: tuple[DominatingPair, ...], target: np.ndarray) -> np.nda
     return np.array([one(*each) for each in zip(eps.ravel(), target.ravel(), strict=True)]).reshape(target.shape)
 
 
-def _bisected(pairs: tuple[Any, ...], delta: Any) -> Any:
+def _bisected(pairs: tuple[DominatingPair, ...], delta: RealArray) -> RealArray:
     xp = namespace(delta, *jax.tree.leaves(pairs))
     at, top = curve(pairs), cap(delta.dtype)
     ends = xp.zeros_like(delta), xp.full_like(delta, top)

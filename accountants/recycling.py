@@ -88,12 +88,12 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
 # On a sample
 
 
-def sampling_noise_sum(deviation: Any, size: Any, rate: Any) -> Real:
+def sampling_noise_sum(deviation: Any, size: int, rate: Real) -> Real:
     """Return s_x sqrt(n (1 - p)/p), the error of a sum of n values of standard deviation s_x on a sample of rate p."""
     return deviation * _root((1 - rate) * size / rate)
 
 
-def sampling_noise_mean(deviation: Any, size: Any, rate: Any) -> Real:
+def sampling_noise_mean(deviation: Any, size: int, rate: Real) -> Real:
     """Return s_x sqrt((1 - p)/(p n)), the error of an average estimated from a sample of rate p."""
     return deviation * _root((1 - rate) / (rate * size))
 
@@ -107,7 +107,7 @@ def _root(value: Real) -> Real:
     return namespace(value).sqrt(value)
 
 
-def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
+def rescaled_sensitivity(sensitivity: Real, rate: Real) -> Real:
     """Return D/p, the sensitivity on a sample: the sample's sum or count is divided by p, or its average by p |X|."""
     return sensitivity / rate
 
@@ -125,21 +125,21 @@ class Subsampled(NamedTuple):
     sampling_noise: Any
     acceptance: Any
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Any:
         return self.mechanism.variance(x) + self.sampling_noise**2
 
     @property
     def worst_variance(self) -> Any:
         return self.mechanism.worst_variance + self.sampling_noise**2
 
-    def probability_within(self, x: Any, theta: Any) -> Any:
+    def probability_within(self, x: Real, theta: Real) -> Any:
         return acceptance(self.mechanism.noise, theta, self.sampling_noise)  # type: ignore[arg-type]
 
-    def error_bound(self, x: Any) -> Any:
+    def error_bound(self, x: Real) -> Any:
         """Return a bound of the error that is exceeded with a probability below 1e-9."""
         return self.mechanism.error_bound(x) + 8 * self.sampling_noise
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Any:
         """Refuse: E|error| of the noise and the sampling error together has no formula here."""
         raise TypeError("objective: E|error| is not known for noise and error of sampling together; use another")
 
@@ -148,11 +148,11 @@ def subsampled_recycling(
     kernel: Distribution | type,
     *,
     theta: Real,
-    rate: Any,
+    rate: Real,
     epsilon: Real,
     delta: Real,
     sensitivity: Real = 1.0,
-    sampling_noise: Any = 0.0,
+    sampling_noise: Real = 0.0,
     sensitivity_at: Callable[[Real, Real], Real] = rescaled_sensitivity,
 ) -> Subsampled:
     """Return budget-recycled noise on a sample of rate p that is (eps, delta)-DP for the whole data, exactly accounted.

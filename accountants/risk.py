@@ -104,7 +104,7 @@ class Risks(abc.ABC):
         return 0.0
 
     @abc.abstractmethod
-    def _is_traced(self, *values: Any) -> bool:
+    def _is_traced(self, *values: object) -> bool:
         """Return whether there is a JAX number."""
 
     def trade_off(self, alpha: Real) -> Any:
@@ -122,7 +122,7 @@ class Risks(abc.ABC):
         return self._each("alpha", alpha, lambda at: self._curve_point(at).error[0])
 
     @partial(in_64_bits, computes_on_host=True)
-    def estimate_trade_off(self, alpha: Real) -> Any:
+    def estimate_trade_off(self, alpha: Real) -> Real:
         """Return an estimate of ``trade_off``, from ``estimate_delta``; of JAX numbers with derivatives.
 
         It is the highest of the lines by which each (eps, delta) bounds the curve, as found by a search over eps.
@@ -130,7 +130,7 @@ class Risks(abc.ABC):
         checks.within("alpha", alpha, 0.0, 1.0)
         xp = namespace(alpha, *jax.tree.leaves(self.terms if self._is_traced() else ()))
         alpha = xp.asarray(alpha, float)
-        still, at = jax.tree.map(without_derivative, self), without_derivative(alpha)
+        still, at = jax.tree.map(without_derivative, self), xp.asarray(without_derivative(alpha))
         eps, delta = _grid(still, xp)
         eps, height = xp.broadcast_to(eps, (*at.shape, len(eps))), _line(eps, delta, at[..., None])
         for _ in range(_ZOOMS):
@@ -158,7 +158,7 @@ class Risks(abc.ABC):
             return 1 - self.estimate_trade_off(false_positive_rate)
         return self._each("false_positive_rate", false_positive_rate, lambda at: self._curve_point(at).power[1])
 
-    def advantage(self) -> Any:
+    def advantage(self) -> float:
         """Return the largest true positive rate minus false positive rate of an attack: its advantage over a coin.
 
         If a record is in the data with probability 1/2, an attacker guesses right with probability (1 + advantage)/2.
@@ -166,7 +166,7 @@ class Risks(abc.ABC):
         """
         return self.delta(0.0)
 
-    def odds(self, delta: float = 0.0) -> Any:
+    def odds(self, delta: float = 0.0) -> Real:
         """Return the largest factor by which a release changes the odds of an input, but with probability delta.
 
         Whatever the input, the odds of it grow by more with probability at most delta, also those that follow from a
@@ -183,7 +183,7 @@ class Risks(abc.ABC):
         return float(np.exp(eps)) * (1 + _ROUNDING) if eps < 709 else math.inf
 
     @proven("trade_off#proof")
-    def _likely_loss(self, delta: Real) -> Any:
+    def _likely_loss(self, delta: Real) -> Real:
         """Return a loss that no event of the probability delta has: eps(s delta) - log(1 - s), with the best share s.
 
         Estimates choose the share.
@@ -262,7 +262,7 @@ class Risks(abc.ABC):
         self._check_proven()
         return RiskReport(self, delta)
 
-    def _each(self, name: str, at: Real, bound: Callable[[float], float]) -> Any:
+    def _each(self, name: str, at: Real, bound: Callable[[float], float]) -> Real:
         checks.within(name, at, 0.0, 1.0)
         self._check_proven()
         values = np.asarray(at, np.float64)
@@ -373,14 +373,14 @@ def _grid(guarantee: Any, xp: Any) -> tuple[Any, Any]:
     )
 
 
-def _around_best(values: Any, height: Any) -> list[Any]:
+def _around_best(values: Real, height: Any) -> list[Any]:
     """Return the values before, at and after the place of the highest line."""
     xp = namespace(values, height)
     best = xp.clip(height.argmax(-1), 1, height.shape[-1] - 2)[..., None]
     return [xp.take_along_axis(values, best + step, -1) for step in (-1, 0, 1)]
 
 
-def _line(epsilon: Any, delta: Any, alpha: Any) -> Any:
+def _line(epsilon: Real, delta: Real, alpha: Real) -> Real:
     """Return the steep line of an eps >= 0 at alpha, or the flat line of -eps, where delta is that at |eps|."""
     xp = namespace(epsilon, delta, alpha)
     size = xp.abs(epsilon)
@@ -391,7 +391,7 @@ def _line(epsilon: Any, delta: Any, alpha: Any) -> Any:
 # The Gaussian guarantee
 
 
-def _gaussian_delta(mu: float, epsilon: Any) -> Any:
+def _gaussian_delta(mu: float, epsilon: Real) -> Any:
     with np.errstate(all="ignore"):
         return np.exp(GaussianProfile((), np.float64(mu)).evaluate(np.asarray(epsilon, np.float64))[0])
 

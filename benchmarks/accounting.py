@@ -101,7 +101,7 @@ def dp_accounting() -> Accountant:
     """Google's dp-accounting: privacy loss distributions, its default grid of 1e-4."""
     google, pld = import_module("dp_accounting"), import_module("dp_accounting.pld")
 
-    def composed(event: Any, delta: float) -> float:
+    def composed(event: object, delta: float) -> float:
         return float(pld.PLDAccountant().compose(event, COUNT).get_epsilon(delta))
 
     def noise(sigma: float) -> Any:
@@ -132,7 +132,7 @@ def prv_accountant() -> Accountant:
     """Microsoft's prv_accountant at the errors that it calls typical: 0.1 of eps, a thousandth of delta."""
     prv = import_module("prv_accountant")
 
-    def composed(variable: Any, count: int, delta: float) -> tuple[float, ...]:
+    def composed(variable: object, count: int, delta: float) -> tuple[float, ...]:
         made = prv.PRVAccountant([variable], eps_error=0.1, delta_error=delta / 1000, max_self_compositions=[count])
         return tuple(float(value) for value in made.compute_epsilon(delta, [count]))
 
@@ -153,7 +153,7 @@ def autodp() -> Accountant:
     """autodp's default, Renyi composition."""
     zoo, transformers = import_module("autodp.mechanism_zoo"), import_module("autodp.transformer_zoo")
 
-    def composed(mechanism: Any, count: int, delta: float) -> float:
+    def composed(mechanism: object, count: int, delta: float) -> float:
         return float(transformers.Composition()([mechanism], [count]).get_approxDP(delta))
 
     def sampled(sigma: float, delta: float) -> float:
@@ -232,7 +232,7 @@ def rows(tasks: tuple[Task, ...], accountants: list[Accountant], seconds: float)
             yield [task.name, by.name, *_cells(value, reference), f"{1e3 * took:,.3g}", f"{took / unit:,.3g}"]
 
 
-def _cells(value: Any, reference: float) -> tuple[str, str]:
+def _cells(value: float, reference: float) -> tuple[str, str]:
     """The value and its error; of an interval its ends, and the error of each."""
     if not isinstance(value, tuple):
         return f"{value:.10g}", _error(value, reference)

@@ -100,7 +100,7 @@ def main() -> None:
     print(markdown(names, cells))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, float):
         return "-" if np.isnan(value) else f"{value:.4g}"
     return "-" if value is None else str(value)

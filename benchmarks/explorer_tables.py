@@ -183,7 +183,7 @@ _errors = jax.jit(jax.vmap(cdf_error, (None, 0)))
 _error = jax.jit(cdf_error)
 
 
-def errors(mechanism: Any) -> list[float]:
+def errors(mechanism: object) -> list[float]:
     """Return log of the expected error of the cdf for each number of people; the mechanism is on [0, 1]."""
     with jax.enable_x64(True):
         return np.log(np.asarray(_errors(mechanism, np.geomspace(*ERROR_VALUES)))).tolist()
@@ -260,7 +260,7 @@ def _shuffled(name: str) -> list[list[list[float]]]:
     return [[rounded(shuffled(name, s, n, d) for s in grid(SHARES)) for n in people()] for d in DELTAS]
 
 
-def packed(values: Any) -> Any:
+def packed(values: np.ndarray) -> Any:
     """Return numbers as multiples of UNIT, each as its difference from its predecessor in the innermost list."""
     if isinstance(values, dict):
         return {name: packed(one) for name, one in values.items()}

@@ -28,9 +28,12 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.shown import machine, markdown, parser_of
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import RealArray
 
 ROOT = Path(__file__).parents[1]
 PEER = "dp_accounting"
@@ -319,7 +322,7 @@ def cells(row: Row, ours: dict[str, Any], peer: dict[str, Any] | None) -> list[s
     return [row.name, *times, theirs[0], f"{row.goal:g}", shown(ours["answer"]), theirs[1]]
 
 
-def shown(answer: Any) -> str:
+def shown(answer: RealArray) -> str:
     """Return the numbers of an answer as a cell; an import has none."""
     if answer is None:
         return "-"

@@ -86,7 +86,7 @@ class Program:
     seconds: float
 
 
-def exact_release(mechanism: Any, dtype: str) -> Program:
+def exact_release(mechanism: object, dtype: str) -> Program:
     """The exact release of a mechanism on an H200."""
     form, mesh = dpk.exact_sampler(mechanism), _described()
     split = NamedSharding(mesh, PartitionSpec("values"))

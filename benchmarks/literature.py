@@ -35,7 +35,7 @@ def table(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
     return f"### {title}\n\n{markdown(list(rows[0]), cells)}\n"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: float) -> str:
     if isinstance(value, str):
         return value
     return "" if np.isnan(value) else f"{value:.4g}"

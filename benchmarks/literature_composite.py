@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from accountants import calibrate, tune
 from accountants.published.searches import Enumerated, composite_search
 from benchmarks.literature_trials import errors
 from benchmarks.sources import tables
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 WINDOWS = {"A1": "uniform", "A2": "sine", "A3": "triangle"}
 BASES = {"B1": "constant", "B2": "quartic"}
@@ -76,7 +79,7 @@ def h1_rate(mechanism: dpk.Windowed) -> float:
     return float(mechanism.base_mass / mechanism.window_mass)
 
 
-def h2_rate(mechanism: dpk.Windowed, x: Any) -> float:
+def h2_rate(mechanism: dpk.Windowed, x: Real) -> float:
     """|F(n1) - F(x)| / |F(n2) - F(x)|, with n1 and n2 at 1/4 and 3/4 of the way from x to the far end of reports."""
     far = mechanism.output_interval[0 if x > mechanism.middle else 1]
     at_input, first, second = (float(mechanism.cdf(x + share * (far - x), x)) for share in (0.0, 0.25, 0.75))
@@ -154,7 +157,7 @@ def queries(values: np.ndarray, lower: float, upper: float, *, grain: float, thr
     n, width = len(values), upper - lower
     rounded, times = np.unique(np.round(values / grain) * grain, return_counts=True)
 
-    def query(name: str, answer: Any, low: float, high: float, D: float) -> Query:
+    def query(name: str, answer: Real, low: float, high: float, D: float) -> Query:
         return Query(name, float(answer), low, high, D, D / _CELLS)
 
     return [

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import dpkernels as dpk
 from accountants.published.searches import published_piecewise
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 UNIT: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
 
@@ -150,7 +153,7 @@ def equal_constants() -> list[float]:
     return [float(brentq(lambda eps: 1 - 2 / np.expm1(eps), 0.1, 3.0))]
 
 
-def variance_in_middle(epsilon: float, inside: float, eta: Any) -> Any:
+def variance_in_middle(epsilon: float, inside: float, eta: Real) -> Any:
     """Return the variance at x = 0 as in the source's figure 3, which varies eta at fixed eps and q.
 
     With k = 1/(q (1 - e^-eps)), the window has half-width a = k/(eta - 1) and reports end at B = k + a. The density is

@@ -22,14 +22,14 @@ def _repeated_means(mechanism: Any, key: jax.Array, x: Any, repetitions: int) ->
     return jax.vmap(lambda each: mechanism.sample(each, x).mean(0))(jax.random.split(key, repetitions))
 
 
-def errors(mechanism: Any, answer: float, seed: int = 0, repetitions: int = 1000) -> np.ndarray:
+def errors(mechanism: object, answer: float, seed: int = 0, repetitions: int = 1000) -> np.ndarray:
     """Report minus answer, once a repetition, in float32."""
     start = np.float32(answer)
     reports = repeated(mechanism, dpk.simulation_key(seed), start, repetitions)
     return np.asarray(reports, np.float64) - start
 
 
-def mean_errors(mechanism: Any, values: np.ndarray, seed: int = 0, repetitions: int = 1000) -> np.ndarray:
+def mean_errors(mechanism: object, values: np.ndarray, seed: int = 0, repetitions: int = 1000) -> np.ndarray:
     """Mean of one report a row minus mean of the rows, once a repetition; of vectors, a column a coordinate."""
     start = np.asarray(values, np.float32)
     means = _repeated_means(mechanism, dpk.simulation_key(seed), start, repetitions)

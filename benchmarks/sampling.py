@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,9 @@ from benchmarks.sampling_peers import (
     textbook_numpy,
 )
 from benchmarks.shown import machine, parser_of
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def _mechanism(name: str) -> Any:
     return dpk.MECHANISMS[name](epsilon=EPSILON, lower=LOWER, upper=UPPER)
 
 
-def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
+def exact_numpy(name: str, dtype: DTypeLike) -> Callable[[int], Task]:
     """``perturb`` from a NumPy array to a NumPy array, with a fresh key of the operating system."""
 
     def prepare(count: int) -> Task:

@@ -6,13 +6,18 @@ Each is a function from a number of values to the task that is timed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.random import host
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from dpkernels.numerics import RealArray
 
 EPSILON, DELTA, LOWER, UPPER = 1.0, 1e-6, 0.0, 120.0
 WIDTH = UPPER - LOWER
@@ -21,7 +26,7 @@ KEY_SEED = 7
 Task = Callable[[], Any]
 
 
-def inputs(count: int, dtype: Any = np.float64) -> np.ndarray:
+def inputs(count: int, dtype: DTypeLike = np.float64) -> np.ndarray:
     """Values of the interval, the same ones each time."""
     return np.random.default_rng(1).uniform(LOWER, UPPER, count).astype(dtype)
 
@@ -31,7 +36,7 @@ def on_device(task: Callable[[], jax.Array]) -> Task:
     return lambda: task().block_until_ready()
 
 
-def _textbook(u: Any, x: Any, xp: Any) -> Any:
+def _textbook(u: Any, x: RealArray, xp: Any) -> Any:
     """Wang 2019, Algorithm 2, on [-1, 1], as its readers write it."""
     e = np.exp(EPSILON / 2)
     C = (e + 1) / (e - 1)

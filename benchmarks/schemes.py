@@ -62,7 +62,7 @@ def settings() -> list[tuple[str, Guarantee, Any]]:
     return rows
 
 
-def _google(event: Any, count: int) -> float:
+def _google(event: object, count: int) -> float:
     from dp_accounting.pld import PLDAccountant
 
     return float(PLDAccountant(value_discretization_interval=1e-3).compose(event, count).get_epsilon(DELTA))

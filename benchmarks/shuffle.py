@@ -44,7 +44,7 @@ def mechanisms(level: float) -> Iterable[tuple[str, Any]]:
     yield "10 categories", response(level, 10)
 
 
-def bounds(mechanism: Any, made: Shuffled, n: int) -> list[float]:
+def bounds(mechanism: object, made: Shuffled, n: int) -> list[float]:
     """eps by the closed form, by clones, by the variation ratio, by Hoeffding's and by Bennett's inequality."""
     level = float(made.inputs.level)
     variation = max(0.5 * float(np.abs(pair.first - pair.second).sum()) for pair in made.inputs.pairs)

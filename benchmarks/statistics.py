@@ -31,7 +31,7 @@ EPSILONS = (0.1, 1.0)
 Release = Callable[[np.ndarray, float], Any]
 
 
-def ours(name: str, *arguments: Any, **options: Any) -> Release:
+def ours(name: str, *arguments: object, **options: object) -> Release:
     """Return a release by a method of a session that is made for it."""
 
     def release(x: np.ndarray, epsilon: float) -> Any:
@@ -41,7 +41,7 @@ def ours(name: str, *arguments: Any, **options: Any) -> Release:
     return release
 
 
-def diffprivlib(name: str, **options: Any) -> Release:
+def diffprivlib(name: str, **options: object) -> Release:
     """Return a release by one of its tools."""
     from diffprivlib import tools
 

@@ -14,14 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import namespace, plain
+from dpkernels.numerics import Real, RealArray, namespace, plain
+from dpkernels.pytrees import PyTree
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+B = TypeVar("B", bound="Batchable")
 
 
 class Batchable:
@@ -30,7 +35,7 @@ class Batchable:
     # The number of axes that a leaf has by itself; 0 for those that are not named.
     leaf_axes: ClassVar[Mapping[str, int]] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         # A dataclass would write methods of its own, which cannot compare arrays.
         for name in ("__eq__", "__hash__", "__repr__"):
@@ -81,7 +86,7 @@ class Batchable:
         if not (shape := self.batch_shape):
             raise TypeError(f"{type(self).__name__} is a single one; it has no entries")
 
-        def chosen(leaf: Any, axes: int) -> Any:
+        def chosen(leaf: Real, axes: int) -> Real:
             if np.ndim(leaf) == axes:
                 return leaf
             own = np.shape(leaf)[np.ndim(leaf) - axes :]
@@ -113,11 +118,11 @@ class Batchable:
             object.__setattr__(self, "_hash", value)
             return value
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what is kept, since hashes of strings differ between processes."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_batch_shape")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Freeze the arrays again, since pickles and deep copies of read-only arrays can be changed."""
         # Names are interned, as by default: a further pickle writes each of them once.
         self.__dict__.update({sys.intern(name): value for name, value in state.items()})
@@ -129,7 +134,7 @@ class Batchable:
 
 
 @cache
-def _compared(cls: Any) -> Callable[[Any], tuple[Any, ...]] | None:
+def _compared(cls: Any) -> Callable[[Batchable], tuple[object, ...]] | None:
     """Return the function from an object to the values by which it is compared; None if there are none."""
     names = [field.name for field in dataclasses.fields(cls) if field.compare]
     if len(names) > 1:
@@ -137,7 +142,7 @@ def _compared(cls: Any) -> Callable[[Any], tuple[Any, ...]] | None:
     return (lambda item: (getattr(item, names[0]),)) if names else None
 
 
-def map_leaves(function: Callable[[Any, int], Any], item: Any, axes: int = 0) -> Any:
+def map_leaves(function: Callable[[Real, int], Real], item: T, axes: int = 0) -> T:
     """Return a batch with ``function(leaf, its own axes)`` for every leaf, without the constructors' checks."""
     if isinstance(item, Batchable):
         copy = object.__new__(type(item))
@@ -148,11 +153,11 @@ def map_leaves(function: Callable[[Any, int], Any], item: Any, axes: int = 0) ->
             object.__setattr__(copy, field.name, value)
         return copy
     if isinstance(item, tuple):
-        return tuple(map_leaves(function, value, axes) for value in item)
-    return function(item, axes) if _is_number(item) else item
+        return cast(T, tuple(map_leaves(function, value, axes) for value in item))
+    return cast(T, function(item, axes)) if _is_number(item) else item
 
 
-def leaves(item: Any, axes: int = 0) -> Iterator[tuple[Any, int]]:
+def leaves(item: object, axes: int = 0) -> Iterator[tuple[Real, int]]:
     """Yield the numbers of a batch, each with its own axes."""
     if isinstance(item, Batchable):
         for name in _leaf_names(item):
@@ -163,22 +168,22 @@ def leaves(item: Any, axes: int = 0) -> Iterator[tuple[Any, int]]:
         yield item, axes
 
 
-def flat_leaves(batch: Any) -> Any:
+def flat_leaves(batch: B) -> B:
     """Return the batch with one axis, every leaf with an entry for each mechanism, in the order of a flat array."""
     shape, size = batch.batch_shape, batch.batch_size
 
-    def flat(leaf: Any, axes: int) -> Any:
+    def flat(leaf: Real, axes: int) -> RealArray:
         xp, own = namespace(leaf), np.shape(leaf)[np.ndim(leaf) - axes :]
         return xp.broadcast_to(xp.asarray(leaf), shape + own).reshape(size, *own)
 
     return map_leaves(flat, batch)
 
 
-def distinct_entries(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+def distinct_entries(batch: Batchable) -> tuple[np.ndarray, np.ndarray]:
     """Return the flat index of the first entry of every kind, and the kind of every entry."""
     kinds = np.zeros(batch.batch_size, np.int64)
     for leaf, axes in leaves(flat_leaves(batch)):
-        column: Any = np.asarray(leaf, np.float64)
+        column: np.ndarray = np.asarray(leaf, np.float64)
         if axes:
             column = np.unique(column.reshape(len(column), -1), axis=0, return_inverse=True)[1].ravel()
         if len(column) and (column == column[0]).all():
@@ -193,7 +198,7 @@ def distinct_entries(batch: Any) -> tuple[np.ndarray, np.ndarray]:
     return firsts[order], ranks[kinds]
 
 
-def of_entries(function: Callable[..., float], batch: Any, *values: Any) -> Any:
+def of_entries(function: Callable[..., float], batch: Batchable, *values: Real) -> np.ndarray:
     """Return ``function(mechanism, *values)`` of every entry of a batch of plain numbers, once for equal ones.
 
     Values broadcast with the batch shape, to the shape of the result.
@@ -209,14 +214,14 @@ def of_entries(function: Callable[..., float], batch: Any, *values: Any) -> Any:
     return results[inverse.ravel()].reshape(shape)
 
 
-def each_entry(method: Callable[..., Any]) -> Callable[..., Any]:
+def each_entry(method: Method) -> Method:
     """Return a method of single objects that also evaluates batches: JAX's by vmap, NumPy's one after the other.
 
     Arrays among the arguments have the shape (..., *batch_shape) or broadcast to it, and so have the results.
     """
 
     @wraps(method)
-    def evaluated(self: Any, *values: Any) -> Any:
+    def evaluated(self: Batchable, *values: Real) -> PyTree:
         if not (shape := self.batch_shape):
             return method(self, *values)
         is_array = [np.ndim(value) > 0 for value in values]
@@ -224,7 +229,7 @@ def each_entry(method: Callable[..., Any]) -> Callable[..., Any]:
         outer = full[: len(full) - len(shape)]
         batch, size = flat_leaves(self), self.batch_size
         xp = namespace(*values, *jax.tree.leaves(self))
-        arguments = [
+        arguments: list[Any] = [
             xp.broadcast_to(value, full).reshape(*outer, size) if flag else value
             for value, flag in zip(values, is_array, strict=True)
         ]
@@ -239,15 +244,15 @@ def each_entry(method: Callable[..., Any]) -> Callable[..., Any]:
             results = jax.tree.map(lambda *entries: np.stack(np.broadcast_arrays(*entries), -1), *rows)
         return jax.tree.map(lambda result: result.reshape(*result.shape[:-1], *shape), results)
 
-    return evaluated
+    return cast(Method, evaluated)
 
 
-def has_axes(*values: Any) -> bool:
+def has_axes(*values: object) -> bool:
     """Return whether a value is an array with axes, of NumPy: of several plain numbers."""
     return namespace(*values) is np and any(isinstance(value, np.ndarray) and value.ndim > 0 for value in values)
 
 
-def entrywise(function: Callable[..., Any], *values: Any) -> Any:
+def entrywise(function: Callable[..., T], *values: Real) -> T:
     """Return a function of plain numbers at each entry of arrays, evaluated once for equal entries; stacked."""
     arrays = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
     rows, inverse = np.unique(np.stack([array.ravel() for array in arrays], -1), axis=0, return_inverse=True)
@@ -255,7 +260,7 @@ def entrywise(function: Callable[..., Any], *values: Any) -> Any:
     return stacked([results[i] for i in inverse.ravel().tolist()], arrays[0].shape)
 
 
-def stacked(entries: Sequence[Any], shape: tuple[int, ...]) -> Any:
+def stacked(entries: Sequence[T], shape: tuple[int, ...]) -> T:
     """Return the batch of some entries of one structure, such as mechanisms or tuples of numbers."""
     leaves, structures = zip(*map(jax.tree.flatten, entries), strict=True)
     if any(structure != structures[0] for structure in structures):
@@ -275,15 +280,15 @@ def check_fits(shape: tuple[int, ...], batch_shape: tuple[int, ...], name: str =
         )
 
 
-def _leaf_names(item: Any) -> list[str]:
-    return type(item).leaf_names()
+def _leaf_names(item: Batchable) -> list[str]:
+    return type(item).leaf_names()  # type: ignore[attr-defined]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[Real]:
     return isinstance(value, int | float | np.ndarray | np.generic | jax.Array) and not isinstance(value, bool)
 
 
-def _shapes(item: Any, name: str = "", axes: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(item: object, name: str = "", axes: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
     if isinstance(item, Batchable):
         for field in _leaf_names(item):
             yield from _shapes(getattr(item, field), f"{name}.{field}" if name else field, item.leaf_axes.get(field, 0))
@@ -302,16 +307,16 @@ def _broadcast(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         raise ValueError(f"parameters: have shapes {some}, which do not broadcast to one batch") from None
 
 
-def _after_freezing(check: Callable[[Any], None]) -> Callable[[Any], None]:
+def _after_freezing(check: Callable[[B], None]) -> Callable[[B], None]:
     @wraps(check)
-    def checked(self: Any) -> None:
+    def checked(self: B) -> None:
         freeze(self)
         check(self)
 
     return checked
 
 
-def freeze(item: Any) -> None:
+def freeze(item: Batchable) -> None:
     """Replace NumPy arrays of numbers by copies in immutable memory: what was checked and certified stays so.
 
     A flag of an array would not do: its owner can set it, and views made before write nevertheless.
@@ -347,11 +352,11 @@ def _are_equal(value: Any, other: Any) -> bool:
     return value is other or (not _has_axes(other) and bool(value == other))
 
 
-def _has_axes(value: Any) -> bool:
+def _has_axes(value: object) -> TypeGuard[RealArray]:
     return _is_number(value) and np.ndim(value) > 0
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(map(_hashable, value))
     if _has_axes(value):
@@ -360,7 +365,7 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if not _has_axes(value) or isinstance(value, jax.core.Tracer):
         return repr(value)
     low, high = float(np.min(value)), float(np.max(value))

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap, sequential_vmap
 
+from dpkernels.pytrees import PyTree
 
-def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def vmap_in_batches(function: Callable[P, T], together: Callable[..., int]) -> Callable[P, T]:
     """Return a function, traced once, that under vmap computes a few values at a time on a CPU, to stay in its cache.
 
     ``together`` maps the arguments, some of whose leaves have a leading axis, to the batch size. With a batch size of 1
     the function is not evaluated under vmap, which would compute both branches of every condition. Nested vmaps are
     batched in the same way.
     """
-    compiled = jax.jit(function)
+    compiled: Callable[..., T] = jax.jit(function)
     mapped = custom_vmap(compiled)
 
     @mapped.def_vmap
-    def _(size: int, batched: Any, *arguments: Any) -> Any:
+    def _(size: int, batched: PyTree, *arguments: PyTree) -> PyTree:
         is_batched = tuple(batched)
         if not any(jax.tree.leaves(is_batched)):  # No argument is batched.
             results = compiled(*arguments)
@@ -30,10 +35,10 @@ def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) 
         vmapped = jax.vmap(compiled, jax.tree.map(lambda flag: 0 if flag else None, is_batched))
         count = min(size, together(*arguments))
 
-        def these(numbers: Any) -> Any:
+        def these(numbers: jax.Array) -> PyTree:
             return jax.tree.map(lambda leaf, flag: leaf[numbers] if flag else leaf, arguments, is_batched)
 
-        def in_turn() -> Any:
+        def in_turn() -> PyTree:
             if count == 1:
                 return jax.lax.map(lambda number: mapped(*these(number)), jnp.arange(size))
             numbers = jnp.arange(-(-size // count))[:, None] * count + jnp.arange(count)
@@ -58,7 +63,9 @@ def is_compiling() -> bool:
     return isinstance(jax.lax.neg(np.float32(0)), jax.core.Tracer)
 
 
-def call_on_host(function: Callable[[Any], list[np.ndarray]], results: list[Any], numbers: Any) -> list[jax.Array]:
+def call_on_host(
+    function: Callable[[PyTree], list[np.ndarray]], results: list[jax.ShapeDtypeStruct], numbers: PyTree
+) -> list[jax.Array]:
     """Return the results of a NumPy function of a pytree of JAX numbers that have values, outside ``jit``.
 
     Under vmap the function is called for every entry. The results have no derivatives. Their shapes and types, without
@@ -67,13 +74,13 @@ def call_on_host(function: Callable[[Any], list[np.ndarray]], results: list[Any]
     leaves, structure = jax.tree.flatten(jax.lax.stop_gradient(numbers))
     traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
 
-    def call(values: tuple[Any, ...]) -> list[np.ndarray]:
+    def call(values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         traced_values = dict(zip(traced, values, strict=True))
         filled = [np.asarray(traced_values.get(place, leaf)) for place, leaf in enumerate(leaves)]
         outputs = function(jax.tree.unflatten(structure, filled))
         return [np.asarray(value, like.dtype) for value, like in zip(outputs, results, strict=True)]
 
-    def call_for_each(*values: Any) -> list[np.ndarray]:
+    def call_for_each(*values: np.ndarray) -> list[np.ndarray]:
         batch = values[0].shape[: values[0].ndim - leaves[traced[0]].ndim]
         rows = [call(tuple(value[entry] for value in values)) for entry in np.ndindex(batch)]
         return [np.reshape(column, batch + column[0].shape) for column in zip(*rows, strict=True)]

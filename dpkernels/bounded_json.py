@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+# A value that JSON has. An integer is a float to a type checker.
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 # The largest size of a file in bytes; a column of additive noise takes about a MiB.
 MOST_BYTES = 1 << 28
@@ -43,7 +46,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("JSON: lists and objects are nested too deeply") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         raise ValueError("JSON: an object has the same key twice")
@@ -56,21 +59,21 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def real(name: str, value: Any) -> float:
+def real(name: str, value: object) -> float:
     """Return the value if it is a finite float, and no integer."""
     if type(value) is not float or not math.isfinite(value):
         raise ValueError(f"{name}: {brief(value)} is not a finite float")
     return value
 
 
-def integer(name: str, value: Any) -> int:
+def integer(name: str, value: object) -> int:
     """Return the value if it is an integer of at most 64 bits, and no bool."""
     if type(value) is not int or value.bit_length() > 64:
         raise ValueError(f"{name}: {brief(value)} is not an integer of at most 64 bits")
     return value
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """Return the value as text that fits into a line."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"

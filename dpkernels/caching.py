@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial, update_wrapper
-from typing import Any
+from typing import Generic, TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
@@ -17,27 +17,31 @@ _PROGRAM = 3 << 20
 _OBJECT = 64  # Of a number or another small object, and of an entry of a container.
 
 
+Arguments = TypeVarTuple("Arguments")
+T = TypeVar("T")
+
+
 @dataclass(eq=False, slots=True)
-class _Entry:
-    value: Any
+class _Entry(Generic[T]):
+    value: T
     used: int  # When it was last used, by a counter, and when it was measured: it may have grown in between.
     measured: int = -1
     size: int = 0
 
 
-class BoundedCache:
+class BoundedCache(Generic[*Arguments, T]):
     """A function of hashable arguments that keeps its values, the least recently used of which it forgets.
 
     Arguments and values take at most ``limit`` bytes together, by ``memory_of``, when a value is added: what a value
     caches itself counts. A value that is larger by itself is kept until the next one is added.
     """
 
-    def __init__(self, function: Callable[..., Any], limit: int) -> None:
+    def __init__(self, function: Callable[[*Arguments], T], limit: int) -> None:
         self.function, self.limit = function, limit
-        self._entries, self._clock, self._lock = dict[tuple[Any, ...], _Entry](), 0, threading.Lock()
+        self._entries, self._clock, self._lock = dict[tuple[*Arguments], _Entry[T]](), 0, threading.Lock()
         update_wrapper(self, function)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: *Arguments) -> T:
         entry = self._entries.get(arguments)
         if entry is None:
             value = self.function(*arguments)
@@ -51,7 +55,7 @@ class BoundedCache:
         self._clock = entry.used = self._clock + 1
         return entry.value
 
-    def get(self, *arguments: Any) -> Any:
+    def get(self, *arguments: *Arguments) -> T | None:
         """Return the value that is kept for arguments, or None if there is none, or they have no hash."""
         try:
             entry = self._entries[arguments]
@@ -77,12 +81,12 @@ class BoundedCache:
         return sum(entry.size for entry in self._entries.values())
 
 
-def bounded_cache(limit: int) -> Callable[[Callable[..., Any]], BoundedCache]:
+def bounded_cache(limit: int) -> Callable[[Callable[[*Arguments], T]], BoundedCache[*Arguments, T]]:
     """Return a decorator that makes a ``BoundedCache`` of a function."""
     return partial(BoundedCache, limit=limit)
 
 
-def memory_of(value: Any) -> int:
+def memory_of(value: object) -> int:
     """Return about how many bytes a value takes: arrays, containers, programs, and objects and functions of ours."""
     visited, size, pending = set[int](), 0, [value]
     while pending:
@@ -110,7 +114,7 @@ def memory_of(value: Any) -> int:
     return size
 
 
-def _parts(item: Any) -> Iterable[Any]:
+def _parts(item: object) -> Iterable[object]:
     """Return what a function encloses, or the attributes of an object; nothing of other packages' objects."""
     if not str(getattr(item, "__module__", None) or "").startswith(("dpkernels", "accountants")):
         return ()

@@ -5,13 +5,14 @@ The wrong kind of value is a TypeError, a wrong value a ValueError. Traced value
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.numerics import Real
+from dpkernels.numerics import Boolean, Real
 
 EPSILON_RANGE = (0.01, 20.0)  # The supported budgets: below there is no signal left, above no privacy.
 # The supported budgets of noise, whose sums over many people may be worth releasing at small budgets.
@@ -21,7 +22,7 @@ _FARTHEST = 1e150  # The ends of intervals: squares of the width, hence variance
 _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.
 
 
-def concrete(value: Real) -> np.ndarray | None:
+def concrete(value: object) -> np.ndarray | None:
     """Return real numbers as a float64 array, or None where they are traced."""
     if isinstance(value, jax.core.Tracer):
         return None
@@ -31,7 +32,7 @@ def concrete(value: Real) -> np.ndarray | None:
     return array.astype(np.float64)
 
 
-def number(name: str, value: Any) -> Any:
+def number(name: str, value: object) -> Any:
     """Return one real number: a tracer as it is, any other as a float."""
     if isinstance(value, jax.core.Tracer) and not value.shape:
         return value
@@ -41,7 +42,7 @@ def number(name: str, value: Any) -> Any:
     return float(array)
 
 
-def real(name: str, value: Any) -> Any:
+def real(name: str, value: object) -> Real:
     """Return a number as a float, NumPy's arrays as float64, and JAX's arrays and tracers as they are."""
     if isinstance(value, jax.core.Tracer) or (isinstance(value, jax.Array) and value.ndim):
         return value
@@ -50,13 +51,13 @@ def real(name: str, value: Any) -> Any:
     return number(name, value)
 
 
-def not_traced(name: str, reason: str, *values: Any) -> None:
+def not_traced(name: str, reason: str, *values: object) -> None:
     """Refuse values that JAX traces, for a reason that says what to do instead."""
     if any(isinstance(value, jax.core.Tracer) for value in values):
         raise TypeError(f"{name}: traced by JAX (jit, grad or vmap). {reason}")
 
 
-def integer_in(name: str, value: Any, low: int, high: int) -> int:
+def integer_in(name: str, value: object, low: int, high: int) -> int:
     """Return an integer in low..high."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: {value!r} is not a whole number")
@@ -65,7 +66,7 @@ def integer_in(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
-def integers(name: str, values: Any) -> np.ndarray:
+def integers(name: str, values: object) -> np.ndarray:
     """Return a vector of integers, at least one and none masked."""
     if np.ma.is_masked(values):
         raise TypeError(f"{name}: some are masked; there is no number for these")
@@ -77,7 +78,7 @@ def integers(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = False, span: str = "") -> None:
+def within(name: str, value: object, low: Real, high: Real, *, open_ends: bool = False, span: str = "") -> None:
     """Refuse a value outside [low, high], or (low, high) with ``open_ends``, and NaN; ``span`` describes the range."""
     if isinstance(value, str):
         raise TypeError(f"{name}: {value!r} is text; it must be a number")
@@ -94,7 +95,7 @@ def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = Fa
         raise ValueError(f"{name}: {refused(~inside, value)}{',' if array.ndim else ' is'} not in {span}")
 
 
-def refused(is_refused: Any, *values: Any) -> str:
+def refused(is_refused: Boolean, *values: object) -> str:
     """Return the text of refused numbers, or of the first refused entry of arrays."""
     if not (shape := np.shape(is_refused)):
         return ", ".join(map(_shown, values))
@@ -118,13 +119,13 @@ def below_one(name: str, value: Real) -> None:
     within(name, value, 0.0, float(np.nextafter(1.0, 0.0)), span="[0, 1)")
 
 
-def no_list(name: str, value: Any) -> None:
+def no_list(name: str, value: object) -> None:
     """Refuse a list or a tuple where an array makes a batch."""
     if isinstance(value, list | tuple):
         raise TypeError(f"{name}: {value!r} is a {type(value).__name__}; a number or an array is needed")
 
 
-def one_batch(**values: Any) -> None:
+def one_batch(**values: Real) -> None:
     """Refuse arrays that do not broadcast to one batch."""
     try:
         np.broadcast_shapes(*map(np.shape, values.values()))
@@ -170,11 +171,11 @@ def are_intervals(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
         return ~_are_narrow(lower, upper) & (lower >= -_FARTHEST) & (lower < upper) & (upper <= _FARTHEST)
 
 
-def _are_narrow(low: Any, high: Any) -> Any:
+def _are_narrow(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / _FARTHEST)
 
 
-def budget(value: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
+def budget(value: Real, lower: Real, upper: Real) -> tuple[Real, Real, Real]:
     """Return an epsilon and the ends of an input interval, numbers or arrays of a batch, or refuse them."""
     epsilon(value)
     interval(lower, upper)
@@ -182,7 +183,7 @@ def budget(value: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
     return real("epsilon", value), real("lower", lower), real("upper", upper)
 
 
-def unbiased_for_any_two(name: str, mechanism: Any) -> None:
+def unbiased_for_any_two(name: str, mechanism: object) -> None:
     """Refuse a part of a mechanism that is biased, or private only for inputs within a sensitivity."""
     if hasattr(mechanism, "bias"):
         raise ValueError(f"{name}: {type(mechanism).__name__} is biased; a mechanism whose mean is the input is needed")
@@ -190,13 +191,13 @@ def unbiased_for_any_two(name: str, mechanism: Any) -> None:
         raise ValueError(f"{name}: is private for inputs at most {near} apart; one for any two inputs is needed")
 
 
-def one_of(name: str, value: str, allowed: Any) -> None:
+def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     """Refuse a choice that is not listed."""
     if value not in allowed:
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(sorted(allowed))}")
 
 
-def _shown(value: Real) -> str:
+def _shown(value: object) -> str:
     array = np.asarray(value)
     if array.dtype.kind == "f" and not array.ndim:
         return shortest(array)

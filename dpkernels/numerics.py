@@ -6,17 +6,20 @@ import math
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+T = TypeVar("T")
 # A number or an array of them: Python's, NumPy's or JAX's, traced ones too. Formulas take and return the caller's kind;
 # what asks for a shape, a type or an element takes arrays only. NumPy's numbers count as arrays of no dimension.
 RealArray = np.ndarray | jax.Array
 Real = float | RealArray
+# What a comparison of real numbers gives: a truth value, or an array of them.
+Boolean = bool | np.bool_ | RealArray
 
 
 def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +50,7 @@ def choose(condition: Real, value: Real, other: Real) -> Real:
 _HOST_TYPES = frozenset({bool, int, float, type(None), np.ndarray, np.float64, np.float32, np.int64, np.bool_})
 
 
-def elementary(*values: object) -> Any:
+def elementary(*values: object) -> ModuleType | SimpleNamespace:
     """Return jax.numpy if any value is a JAX array or tracer, else the functions of math, for NumPy's arrays too."""
     if namespace(*values) is jnp:
         return jnp
@@ -66,7 +69,15 @@ def squared(value: Real) -> Real:
 _POWER = np.vectorize(math.pow, [float])
 
 
-def floating(value: Real) -> Any:
+@overload
+def floating(value: Array) -> Array: ...
+
+
+@overload
+def floating(value: Real) -> RealArray: ...
+
+
+def floating(value: Real) -> RealArray:
     """Return the value as a float array: NumPy values become float64, JAX values keep float32 or float64."""
     if isinstance(value, jax.Array):
         return value if value.dtype in (jnp.float32, jnp.float64) else value.astype(jnp.float32)
@@ -89,19 +100,19 @@ def like(table: Any, value: Any) -> Any:
     return xp.asarray(table.astype(value.dtype, copy=xp is jnp))
 
 
-def without_derivative(values: Any) -> Any:
+def without_derivative(values: T) -> T:
     """Return the same pytree of numbers as constants, which JAX does not differentiate."""
     return jax.lax.stop_gradient(values) if namespace(*jax.tree.leaves(values)) is jnp else values
 
 
-def map_over(function: Callable[[Any], Any], values: RealArray) -> RealArray:
+def map_over(function: Callable[[RealArray], Real], values: RealArray) -> RealArray:
     """Return the function of every entry along the first axis, stacked."""
     if namespace(values) is jnp:
         return jax.lax.map(function, values)
     return np.stack([function(value) for value in values]) if len(values) else np.zeros(np.shape(values))
 
 
-def add_at(size: int, index: Real, *rows: Any) -> list[Any]:
+def add_at(size: int, index: RealArray, *rows: RealArray) -> list[RealArray]:
     """Return the sums of each row by index: entry i sums the values whose index is i."""
     if namespace(index, *rows) is jnp:
         values = jnp.stack(rows, -1)
@@ -197,7 +208,7 @@ def sin_pi(z: Real) -> RealArray:
 
 
 @jax.custom_jvp
-def _sin_pi(z: Any) -> Any:
+def _sin_pi(z: Array) -> Array:
     t = 2 * jnp.minimum(z, 1 - z)
     return jnp.minimum(t + t * (math.pi / 2 - 1 + t * t * _polynomial(_SINE, t * t)), 1.0)
 
@@ -226,7 +237,7 @@ def _arcsine_cdf(w: Array) -> Array:
 
 
 @_arcsine_cdf.defjvps
-def _(dw: Any, _: Any, w: Any) -> Any:
+def _(dw: Array, _: Array, w: Array) -> Array:
     """Return dw / (pi sqrt(w (1 - w))), and 0 at the ends, where it is infinite."""
     slope = math.pi * root_or_zero(w * (1 - w))
     return jnp.where(slope > 0, dw / jnp.where(slope > 0, slope, 1.0), 0.0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 
 T = TypeVar("T")
+# Containers of arrays in containers, for which JAX has no type.
+PyTree: TypeAlias = Any
 
 
 def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
@@ -22,11 +25,11 @@ def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
     def names() -> list[str]:
         return [field.name for field in dataclasses.fields(cls) if field.name not in static]  # type: ignore[arg-type]
 
-    def flatten(item: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    def flatten(item: T) -> tuple[list[tuple[jax.tree_util.GetAttrKey, PyTree]], tuple[object, ...]]:
         leaves = [(jax.tree_util.GetAttrKey(name), getattr(item, name)) for name in names()]
         return leaves, tuple(getattr(item, name) for name in static)
 
-    def unflatten(shape: tuple[Any, ...], leaves: Any) -> T:
+    def unflatten(shape: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
         item = object.__new__(cls)
         for name, value in zip((*names(), *static), (*leaves, *shape), strict=True):
             object.__setattr__(item, name, value)

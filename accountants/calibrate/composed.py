@@ -24,7 +24,7 @@ import numpy as np
 from accountants.calibrate.risk_limit import RiskLimit, risk_limit, risk_parameter
 from accountants.calibrate.scale import check_target, rescaled
 from accountants.composition.rigorous import RigorousBounds
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
@@ -36,7 +36,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.base import Mechanism, Parabolic
 from dpkernels.numerics import Real, RealArray, namespace, ndtri, without_derivative
 from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, newton, promote, root
 
@@ -202,14 +202,14 @@ def noise_scale_factor(
     return precise_scale_factor(made, epsilon, delta)
 
 
-def precise_scale_factor(releases: Guarantee, epsilon: Any, delta: Any) -> Real:
+def precise_scale_factor(releases: Guarantee, epsilon: object, delta: object) -> Real:
     """Return the factor of ``noise_scale_factor`` by the precise composition, without conservative rounding."""
     releases, epsilon, delta = promote(releases, epsilon, delta)
     xp = namespace(epsilon, delta)
     return xp.exp((_log_factor if xp is np else jax.jit(_log_factor))(releases, epsilon, delta))
 
 
-def _log_factor(releases: Guarantee, epsilon: Any, delta: Any) -> Any:
+def _log_factor(releases: Guarantee, epsilon: Any, delta: Any) -> Real:
     return precise_parameter(_with_log_factor, releases, epsilon, delta, tolerance=_SCALE_TOLERANCE)
 
 
@@ -229,10 +229,10 @@ def _delta_without_noise(releases: Guarantee) -> float:
         return -math.expm1(sum(float(count) * np.log1p(-float(rate)) for rate, count in rates))
 
 
-def _with_log_factor(t: Any, releases: Guarantee) -> Guarantee:
+def _with_log_factor(t: Real, releases: Guarantee) -> Guarantee:
     factor = math.exp(t) if isinstance(t, float) else jnp.exp(t)
 
-    def scaled(term: Any) -> Any:
+    def scaled(term: Any) -> RepeatedReleases:
         return dataclasses.replace(term, pairs=tuple(pair.with_noise_scaled(factor) for pair in term.pairs))
 
     return Guarantee(tuple(map(scaled, releases.terms)))
@@ -287,7 +287,7 @@ def composed_budget(
     if namespace(epsilon, delta, count, rate, *jax.tree.leaves(numbers)) is jnp:
         samples, fixed = _split({"count": count, "rate": rate, "adjacency": adjacency})
 
-        def at_budget(level: Any, parameters: Any) -> Guarantee:
+        def at_budget(level: Real, parameters: Any) -> Guarantee:
             return _releases(member(level, parameters[0]), **fixed, **parameters[1])
 
         return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
@@ -342,9 +342,9 @@ def largest_budget(
     parameters: Any,
     epsilon: Real,
     delta: Real,
-    guess: Any,
+    guess: Real,
     tolerance: float = _TOLERANCE,
-) -> Any:
+) -> Real:
     """Return the largest eps0 in [0.01, 20] at which releases are (eps, delta)-DP by the precise composition.
 
     It is NaN if 0.01 is infeasible, and differentiable for JAX numbers. ``releases`` maps (eps0, parameters) to a
@@ -362,7 +362,7 @@ def largest_budget(
     return xp.where(t < -least, level, xp.nan)[()]
 
 
-def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Any, parameters: Any) -> Guarantee:
+def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Real, parameters: object) -> Guarantee:
     return releases(namespace(t).exp(-t), parameters)
 
 
@@ -391,7 +391,7 @@ def _check_samples(count: int, rate: Real | None) -> None:
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0, span="(0, 1]")
 
 
-def _releases(mechanism: Mechanism, count: Any, rate: Real | None, adjacency: str) -> Guarantee:
+def _releases(mechanism: Mechanism, count: object, rate: Real | None, adjacency: str) -> Guarantee:
     release = guarantee(mechanism)
     return (release if rate is None else release.subsample(rate, adjacency)).repeat(count)
 
@@ -429,7 +429,7 @@ def precise_parameter(
     ends: tuple[Real, Real] = (-_FARTHEST, _FARTHEST),
     tolerance: float = _TOLERANCE,
     clip: bool = False,
-) -> Any:
+) -> float:
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
     ``releases`` maps (t, parameters), without captured tracers, to a guarantee whose delta falls with t; see
@@ -441,7 +441,7 @@ def precise_parameter(
     return newton(excess, arguments, initial_guess, ends, tolerance=tolerance, longest=2.0, clip=clip)
 
 
-def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, arguments: tuple[Any, Real, Real]) -> Any:
+def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, arguments: tuple[Any, Real, Real]) -> Real:
     parameters, epsilon, goal = arguments
     delta = releases(t, parameters).estimate_delta(epsilon)
     return log_mu(namespace(delta).asarray(delta), epsilon) - goal
@@ -484,7 +484,7 @@ def shuffled(
     n: int,
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
-    **arguments: Any,
+    **arguments: object,
 ) -> Any:
     """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports meet a target.
 
@@ -529,7 +529,7 @@ def shuffled(
         )
     candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
 
-    def meets(mechanism: Any) -> bool:
+    def meets(mechanism: Parabolic) -> bool:
         """Return whether the bound meets the target, read as delta at eps and as eps at delta."""
         reports = account(exact_sampler(mechanism), n)
         return bool(reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon)
@@ -553,7 +553,7 @@ def _shuffled_for_risk(mechanism: Callable[[float], Any], limit: RiskLimit, n: i
     )
 
 
-def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
+def upper_delta(mechanism: object, n: int, epsilon: float) -> float:
     """Return the upper end of the rigorous bracket of delta, for the integers that a release samples."""
     return account(exact_sampler(mechanism), n).upper_bound(epsilon)
 
@@ -566,7 +566,7 @@ def log_budget(
     epsilon: Any,
     delta: Any,
     by_integral: bool = False,
-) -> Any:
+) -> Real:
     """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
 
     ``member`` maps (eps0, parameters) to the mechanism, without captured tracers. Plain numbers are solved by the
@@ -584,8 +584,8 @@ def log_budget(
 
 
 def _shuffled_excess(
-    member: Callable[[Any, Any], Any], n: int, by_integral: bool, t: Any, arguments: tuple[Any, Any, Any]
-) -> Any:
+    member: Callable[[Any, Any], Any], n: int, by_integral: bool, t: Real, arguments: tuple[Any, Any, Any]
+) -> float:
     """Return log delta of reports of budget e^t, minus log of the target delta."""
     parameters, epsilon, delta = arguments
     xp = namespace(t, epsilon, delta)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from accountants.calibrate.scale import check_target, smallest_scale
 from accountants.closed_forms.pure import pure_delta
@@ -51,7 +50,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
     D0, Dinf = checks.integer_in("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS), linf_sensitivity
     share = epsilon / D0
 
-    def excess(b: float, _: Any) -> float:
+    def excess(b: float, _: object) -> float:
         return float(pure_delta(share / b, D0, epsilon)) - delta
 
     # From b = Dinf D0/eps on, the sum of all budgets is at most eps.
@@ -123,7 +122,7 @@ def known_domain(
         """Return eps of a pick and the scale, from the unknown of the search: eps of a pick, or else 1/scale."""
         return (x, ratio / x) if discovery_epsilon is None else (discovery_epsilon, 1 / x)
 
-    def excess(x: float, _: Any = None) -> float:
+    def excess(x: float, _: object = None) -> float:
         pick, scale = settings(x)
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, leak=leak).epsilon) - epsilon
 

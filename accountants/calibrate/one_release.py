@@ -68,7 +68,7 @@ _TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 LEAST_WEIGHT = 2.0**-53  # The least weight of the outside: q is at most the float before 1.
 
 
-def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Any) -> Mechanism:
+def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Real) -> Mechanism:
     """Return a bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.
 
     A mechanism that is exactly eps0-DP is (eps, delta)-DP for smaller eps, so that eps0, its ``epsilon``, may exceed
@@ -88,7 +88,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
     member, numbers = split_arguments(constructor, arguments)
     numbers, epsilon, delta = promote(numbers, epsilon, delta)
 
-    def excess(budget: Real, setting: tuple[Any, Real, Real]) -> Any:
+    def excess(budget: Real, setting: tuple[Any, Real, Real]) -> float:
         numbers, epsilon, delta = setting
         return realised(member(budget, numbers), epsilon) - delta
 
@@ -121,7 +121,7 @@ def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, 
     return _narrowest(DiscreteLaplace, Laplace(1.0), epsilon, delta, sensitivity, step)
 
 
-def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any) -> Additive:
+def _narrowest(noise: Callable[[float, float], Lattice], unit: Distribution, *target: Any) -> Additive:
     epsilon, delta, sensitivity, step = target
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
@@ -132,7 +132,7 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Any, *target: Any
         )
     apart = math.ceil(Fraction(sensitivity) / Fraction(step))
 
-    def excess(scale: Any, _: Any) -> Any:
+    def excess(scale: Any, _: object) -> Real:
         p = noise(scale, step).probabilities
         other = np.concatenate([np.zeros(apart), p])[: len(p)]
         return float(np.maximum(p - math.exp(epsilon) * other, 0.0).sum()) - delta
@@ -168,7 +168,9 @@ def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilo
     return reweighted.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), reweighted.total
 
 
-def _summed_pieces(kernel: Any, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType) -> tuple[Any, Any]:
+def _summed_pieces(
+    kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType
+) -> tuple[RealArray, RealArray]:
     """Sum pieces between the steps of w(x) and w(x - D): each up to a cut, where the integrand is 0."""
     near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
     steps = xp.stack([-theta, near, far, D + theta])
@@ -215,12 +217,12 @@ def _weight_excess(u: Real, arguments: tuple[Distribution, Real, Real, Real, Rea
     return weighted_excess(arguments[0], u, *arguments[1:])
 
 
-def shape_shift(shape: Reweighted, epsilon: Any, delta: Any, most: Any, rtol: float = 0.0) -> Any:
+def shape_shift(shape: Reweighted, epsilon: Real, delta: Real, most: Real, rtol: float = 0.0) -> Real:
     """Return the largest shift, up to ``most``, over which even noise of this shape is (eps, delta)-DP, to ``rtol``."""
     return root(_shift_excess, (shape, epsilon, delta), 0.0, most, rtol)
 
 
-def _shift_excess(shift: Any, arguments: tuple[Reweighted, Real, Real]) -> Any:
+def _shift_excess(shift: Real, arguments: tuple[Reweighted, Real, Real]) -> RealArray:
     shape, epsilon, delta = arguments
     return weighted_excess(shape.kernel, shape.outside, shape.high, shift, epsilon, delta)
 
@@ -374,7 +376,7 @@ def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, up
     return _first_private(map(wider, _TRUNCATED_MARGINS), epsilon, delta, sensitivity)
 
 
-def _first_private(noises: Iterator[Reweighted], *target: Any) -> Additive:
+def _first_private(noises: Iterator[Reweighted], *target: Real) -> Additive:
     epsilon, delta, sensitivity = target
     noise = first_feasible(noises, lambda noise: _is_private(noise, *target))
     return Additive(noise, sensitivity, epsilon, delta)
@@ -429,7 +431,7 @@ def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
     return _bound_of(_log_variance, epsilon, delta, sensitivity)
 
 
-def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def _bound_of(least: Any, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return T of the shape sigma/T that minimises a function; for each shape one T meets the budget."""
     check_target(epsilon, delta, sensitivity)
     epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)
@@ -442,15 +444,15 @@ def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
     return float(T) if xp is np else T
 
 
-def _log_bound(log_shape: Any, target: tuple[Real, Real]) -> Any:
+def _log_bound(log_shape: Real, target: tuple[Real, Real]) -> Real:
     xp = namespace(log_shape, *target)
     return -xp.log(xp.asarray(shape_shift(_truncated(log_shape), *target, 2.0)))
 
 
-def _log_variance(log_shape: Any, target: tuple[Real, Real]) -> Any:
+def _log_variance(log_shape: Real, target: tuple[Real, Real]) -> Real:
     xp = namespace(log_shape, *target)
     return 2 * _log_bound(log_shape, target) + xp.log(_truncated(log_shape).variance)
 
 
-def _truncated(log_shape: Any) -> Reweighted:
+def _truncated(log_shape: Real) -> Reweighted:
     return Reweighted(Gaussian(namespace(log_shape).exp(log_shape)), -1.0, 1.0, 0.0)

@@ -75,7 +75,7 @@ class RiskLimit:
 
 
 def risk_limit(
-    epsilon: Real | None, delta: Any, advantage: Real | None, true_positive_rate: Any, numbers: Any = ()
+    epsilon: Real | None, delta: Any, advantage: Real | None, true_positive_rate: Any, numbers: object = ()
 ) -> RiskLimit | None:
     """Return the limit that is given, or None if epsilon and delta are.
 

@@ -115,7 +115,9 @@ class _Grid:
         return -self.xp.expm1(self.xp.where(x < 0, x, 0.0))
 
 
-def _bracket(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: Any, tables: dict[Any, Any]) -> AdaptiveBounds:
+def _bracket(
+    order: tuple[str, ...], epsilon0: Any, epsilon: Real, cells: Any, tables: dict[Any, Any]
+) -> AdaptiveBounds:
     checks.positive("epsilon0", epsilon0)
     grid = _Grid(checks.number("epsilon0", epsilon0), checks.integer_in("cells", cells, 2, 10**5))
     checks.within("epsilon", epsilon, 0.0, np.inf)
@@ -195,7 +197,7 @@ def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Any) -> RealArray:
     """
     xp, N, inside = grid.xp, grid.cells, len(A) + 1 - 2 * grid.cells
 
-    def chord(start: Any) -> tuple[Any, Any]:
+    def chord(start: Real) -> tuple[Any, Any]:
         at = slice(start, start + inside) if xp is np else start + xp.arange(inside)
         return A[at], S[at]
 
@@ -221,7 +223,7 @@ def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.n
     return np.where(beyond, 0.0, np.maximum(np.maximum(np.maximum(left, right), lower[i + 1]), 0.0))
 
 
-def _between(grid: _Grid, table: Any, epsilon: Any) -> tuple[Any, Any, Any]:
+def _between(grid: _Grid, table: Any, epsilon: Real) -> tuple[Any, Any, Any]:
     """Return node i at or below eps; y in e^x, 0 there and 1 at the next node; and whether eps exceeds all losses."""
     count = (len(table) - 1) // (2 * grid.cells) - 1
     xp, x = grid.xp, grid.nodes(count)

@@ -19,7 +19,7 @@ _FINITE = np.finfo(float).max
 _UP = 1 + 2.0**-48  # More than a few float roundings.
 
 
-def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add_remove") -> tuple[float, float]:
+def parallel_composition(epsilons: object, deltas: object = 0.0, adjacency: str = "add_remove") -> tuple[float, float]:
     """Return a sound (eps, delta) of independent mechanisms, each on its own part of the data (Jiang 2024, Remark 2).
 
     A record's part must depend on that record alone. Mechanism i must be (eps_i, delta_i)-DP for one record more or
@@ -56,7 +56,7 @@ def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add
     return 2 * float(eps.max()), min(float(twice.max()) * _UP, 1.0)
 
 
-def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
+def basic_composition(epsilons: object, deltas: object = 0.0) -> tuple[float, float]:
     """Return a sound (eps, delta) of mechanisms on the same data: the sums (Jiang 2024, Remark 3).
 
     Later mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand.
@@ -104,7 +104,7 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> R
     return np.minimum((leak + (1 - leak) * pure) * _UP, 1.0)[()]
 
 
-def _budgets(epsilons: Any, deltas: Any) -> tuple[np.ndarray, np.ndarray]:
+def _budgets(epsilons: object, deltas: object) -> tuple[np.ndarray, np.ndarray]:
     checks.within("epsilons", epsilons, 0.0, _FINITE)
     checks.within("deltas", deltas, 0.0, 1.0)
     eps, delta = np.broadcast_arrays(np.asarray(epsilons, float), np.asarray(deltas, float))

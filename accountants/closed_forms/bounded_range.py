@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,11 @@ import numpy as np
 from accountants.closed_forms import pure as pure_composition
 from accountants.closed_forms.pure import grid_delta, grid_epsilon, numbers, pure_losses
 from dpkernels import checks
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, namespace, without_derivative
+from dpkernels.numerics import GAUSS_LEGENDRE, Boolean, Real, RealArray, namespace, without_derivative
 from dpkernels.solve import while_loop
+
+if TYPE_CHECKING:
+    from dpkernels.pytrees import PyTree
 
 # The error of a probability, in units in the last place of 1, of each mechanism and of the logarithms.
 _UNITS = 2
@@ -109,7 +112,7 @@ def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) ->
     return m * t + n * eps0, eps0, mass
 
 
-def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> RealArray:
+def _binomial(m: int, eps0: Real, t: Any, gap: Any) -> RealArray:
     """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0 = -gap."""
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
@@ -126,7 +129,7 @@ def _doubled(mass: Real) -> Real:
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
-def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
+def _best_t(m: int, n: int, eps0: Real, eps: Real) -> tuple[Any, Any, Any]:
     """Return t_l of Theorem 3's best l, eps0 - t_l, and l, for numbers, without derivative.
 
     The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], with the sums B and C of 2 J.
@@ -165,7 +168,7 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     return xp.minimum(delta * (1 + 8 * xp.finfo(delta.dtype).eps), 1.0)
 
 
-def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
+def _mixed_epsilon(m: int, n: int, eps0: RealArray, delta: RealArray) -> Real:
     xp = namespace(eps0, delta)
     t = _worst_t(m, n, *without_derivative((eps0, delta))) if m else eps0 / 2
     eps = grid_epsilon(*_mix_losses(m, n, eps0, t), delta)
@@ -182,7 +185,7 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
     def eps_at(t: Real) -> Real:
         return grid_epsilon(*_mix_losses(m, n, eps0, t), delta)
 
-    def unfinished(state: Any) -> Real:
+    def unfinished(state: PyTree) -> Boolean:
         *_, low, high, gain = state
         return (gain > tolerance * low) & (high - low > tolerance * low)
 
@@ -200,7 +203,7 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
     return while_loop(unfinished, onwards, (0, half, eps_at(half), (m + n) * eps0, eps0))[1]
 
 
-def _each(function: Callable[..., Any], epsilon0: Any, bounded_range: Any, pure: Real, values: Any) -> RealArray:
+def _each(function: Callable[..., Any], epsilon0: Real, bounded_range: int, pure: Real, values: Any) -> RealArray:
     m = checks.integer_in("bounded_range", bounded_range, 0, 4000)
     n = checks.integer_in("pure", pure, 0, pure_composition.MOST)
     checks.positive("epsilon0", epsilon0)

@@ -98,8 +98,8 @@ def _budget(value: Real, name: str = "epsilon") -> Real:
 class Concentrated:
     """A mechanism that is leak-approximately rho-zCDP: rho does not cover events of probability ``leak`` in [0, 1)."""
 
-    rho: Any
-    leak: Any = 0.0
+    rho: Real
+    leak: Real = 0.0
 
     def __post_init__(self) -> None:
         _budget(self.rho, "rho")

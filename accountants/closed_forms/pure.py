@@ -31,7 +31,7 @@ MOST = 10**6  # The most mechanisms: an array of 8 MB.
 _UNITS = 4
 
 
-def pure_delta(epsilon0: Real, k: Real, epsilon: Any) -> RealArray:
+def pure_delta(epsilon0: Real, k: Real, epsilon: Real) -> RealArray:
     """Return the optimal delta at eps of k <= 10^6 eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
 
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
@@ -117,7 +117,7 @@ def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[A
     return xp.where(is_below_top, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
 
 
-def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
+def grid_epsilon(top: Any, step: Any, mass: Any, delta: Real) -> Any:
     """Return the least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding.
 
     With the last s such that C(s) <= delta:  eps = top - s step + ln(1 - (delta - C(s))/B(s)).
@@ -139,7 +139,7 @@ def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
     return B, xp.concatenate([xp.zeros_like(steps[..., :1]), steps[..., :-1]], -1)
 
 
-def decayed(mass: Any, step: Any) -> RealArray:
+def decayed(mass: Any, step: Real) -> RealArray:
     """Return the sum over j <= s of mass(j) e^-((s - j) step), by sum of x^i = (1 + x)(1 + x^2)(1 + x^4)..."""
     xp, size = namespace(mass, step), mass.shape[-1]
     step, place = xp.expand_dims(step, -1), np.arange(size)
@@ -165,7 +165,7 @@ def _entry(values: RealArray, s: RealArray) -> RealArray:
     return xp.take_along_axis(spread, xp.broadcast_to(s, shape)[..., None], -1)[..., 0]
 
 
-def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Real, delta: Real, scale: Real) -> RealArray:
+def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Real, delta: Real, scale: Real) -> Any:
     """Return eps moved up, in growing steps, until the profile is at most delta; the move has no derivative."""
     xp = namespace(epsilon)
     parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))
@@ -175,7 +175,7 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Real, delta:
         eps = xp.where(above, eps + step, eps)
         return eps, 4 * step, at(eps, parameters) > delta
 
-    first = 4 * xp.finfo(start.dtype).eps * (start + scale)
+    first = 4 * xp.finfo(xp.asarray(start).dtype).eps * (start + scale)
     moved = while_loop(lambda state: xp.any(state[2]), move, (start, first, at(start, parameters) > delta))[0]
     return epsilon + (moved - start) if xp is jnp else moved
 
@@ -219,6 +219,6 @@ def split(value: Real) -> tuple[Any, Any]:
     return first, value - first
 
 
-def numbers(*values: Any) -> Any:
+def numbers(*values: object) -> Any:
     """Return the values as arrays of one floating type: NumPy float64, or JAX's if any value is JAX's."""
     return promote(*(value if isinstance(value, jax.Array) else np.asarray(value, float) for value in values))

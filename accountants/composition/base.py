@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpkernels.numerics import choose, namespace
+from dpkernels.numerics import Boolean, Real, RealArray, choose, namespace
 from dpkernels.solve import while_loop
+
+if TYPE_CHECKING:
+    from accountants.composition.self_composed import RepeatedLoss
+    from dpkernels.pytrees import PyTree
 
 _STEPS = 60
 _CREEPING = 12  # By this step Newton's method has ended, unless it creeps.
@@ -32,11 +36,11 @@ class ComposedProfile(abc.ABC):
     def empty(self) -> Any:
         """Return an evaluation of zeros: the shape of what ``evaluate`` returns last."""
 
-    def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
+    def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
         """Return whether floating point resolves the eps at which log delta has a value; see ``solve``."""
         return epsilon > -np.inf
 
-    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any, precision: float) -> tuple[Any, ...]:
+    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Real, precision: float) -> tuple[Any, ...]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
         The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root, and later every
@@ -48,14 +52,14 @@ class ComposedProfile(abc.ABC):
         unit = xp.finfo(log_delta.dtype).eps
         near = unit**precision + noise
 
-        def is_found(eps: Any, value: Any, slope: Any) -> Any:
+        def is_found(eps: RealArray, value: Real, slope: RealArray) -> Any:
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
             return xp.isfinite(value) & (xp.abs(value - log_delta) <= near + rounding)
 
-        def newton_step(eps: Any, value: Any, slope: Any) -> Any:
+        def newton_step(eps: RealArray, value: Real, slope: RealArray) -> Real:
             return xp.maximum(eps - (value - log_delta) / choose(slope < 0, slope, -1.0), floor)
 
-        def unfinished(state: Any) -> Any:
+        def unfinished(state: PyTree) -> Boolean:
             k, eps, value, slope, low, high, _ = state
             done = is_found(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
             return (k < _STEPS) & ~done & ((high == np.inf) | (high - low > unit * high))
@@ -91,7 +95,7 @@ class Composer(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def applies(cls, direction: Any) -> Any:
+    def applies(cls, direction: Any) -> Boolean:
         """Return whether the method applies to a ``direction.Direction``; this may be a traced boolean."""
 
     @classmethod
@@ -107,15 +111,15 @@ class Composer(abc.ABC):
     def profile_of(self, prepared: Any, direction: Any) -> ComposedProfile:
         """Return the privacy profile of the finite losses that were prepared for a direction."""
 
-    def compose(self, direction: Any) -> tuple[ComposedProfile, Any]:
+    def compose(self, direction: Any) -> tuple[ComposedProfile, Real]:
         """Return the privacy profile of a direction's finite losses, and the probability of an infinite loss."""
         prepared, infinite = self.prepare(direction.losses)
         return self.profile_of(prepared, direction), infinite
 
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Real:
         """Return an estimate of the eps at which log delta has a value."""
         return 0.0 * log_delta
 
-    def rounding(self, losses: Any, like: Any) -> Any:
+    def rounding(self, losses: tuple[RepeatedLoss, ...], like: Any) -> Real:
         """Return the approximate relative error of delta in the type of a number."""
         return sum(term.count for term in losses) * namespace(like).finfo(like.dtype).eps

@@ -15,7 +15,7 @@ import numpy as np
 from accountants.composition.grid import heaviest_atoms
 from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
-from dpkernels.numerics import gauss_legendre
+from dpkernels.numerics import Real, gauss_legendre
 from dpkernels.proven import proven
 from dpkernels.solve import shares_with_ends, turning_points
 
@@ -383,7 +383,7 @@ def cells_on_grid(
     )  # fmt: skip
 
 
-def reduced(p: np.ndarray, gain: np.ndarray, p_error: Any, gain_error: Any) -> tuple[np.ndarray, np.ndarray]:
+def reduced(p: np.ndarray, gain: np.ndarray, p_error: Real, gain_error: Real) -> tuple[np.ndarray, np.ndarray]:
     """Return masses and gains with errors subtracted; nothing of a half cell whose gain is lost in its error."""
     left = np.maximum(p - p_error, 0.0)
     gain = gain * (left / np.maximum(p, 1e-300)) - gain_error

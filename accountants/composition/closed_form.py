@@ -5,15 +5,19 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accountants.composition.trade_off import CurvePoint, around, curve_point
 from accountants.dominating_pairs.base import cap, lower_profile, profile
 from accountants.profile import epsilon_of
+from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible
+
+if TYPE_CHECKING:
+    from accountants.guarantee import Guarantee
 
 # The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
 _OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
@@ -24,7 +28,7 @@ _LARGE_MU = 10.0  # The mu from which on one Gaussian release may need a larger 
 _ZOOM_POINTS, _ZOOMS = 33, 12
 
 
-def more_than_least(delta: Any) -> Any:
+def more_than_least(delta: Real) -> Any:
     """Return an upper bound of a profile where products and sums may be below the floats."""
     return np.minimum(np.asarray(delta) + _LOST, 1.0)
 
@@ -34,7 +38,7 @@ class ClosedForm(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def of(cls, guarantee: Any) -> ClosedForm | None:
+    def of(cls, guarantee: Guarantee) -> ClosedForm | None:
         """Return the formula's bounds of a guarantee, or None if it does not apply."""
 
     @abc.abstractmethod
@@ -89,7 +93,7 @@ class OneRelease(ClosedForm):
     pairs: tuple[Any, ...]
 
     @classmethod
-    def of(cls, guarantee: Any) -> OneRelease | None:
+    def of(cls, guarantee: Guarantee) -> OneRelease | None:
         (first, *others) = guarantee.numeric.terms
         if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
             return None

@@ -18,13 +18,14 @@ from accountants.composition.question import Question
 from accountants.composition.self_composed import (
     GREATEST_TILT,
     LossTuple,
+    RepeatedLoss,
     TiltedLoss,
     infinity_mass,
     least_step,
 )
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
-from dpkernels.numerics import Real, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
 
 FEW_RELEASES = 32  # Up to this number of releases, those on samples are composed from samples of their densities.
 PANELS = 256  # The panels of quadrature that the varying losses of one release share.
@@ -60,7 +61,7 @@ class Direction:
         return any(term.source is not None for term in self.losses)
 
     @cached_property
-    def _bound_and_start(self) -> tuple[Any, Any]:
+    def _bound_and_start(self) -> tuple[Real, Real]:
         """Return the largest eps of interest, and the tilt of the least upper bound of delta, or of eps.
 
         delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0.
@@ -74,12 +75,12 @@ class Direction:
         return self.question.bound(log_moment + c * xp.log(c) - (c + 1) * xp.log1p(c), c, infinite)
 
     @property
-    def bound(self) -> Any:
+    def bound(self) -> Real:
         """Return an upper bound of the eps that is given, or wanted."""
         return self._bound_and_start[0]
 
     @cached_property
-    def capped(self) -> tuple[LossTuple, Any]:
+    def capped(self) -> tuple[tuple[RepeatedLoss, ...], RealArray]:
         """Return the losses that matter up to the bound, and the probability of an infinite loss."""
         return capped_losses(self.losses, self.bound)
 
@@ -97,7 +98,7 @@ class Direction:
         return Tilt(*self.question.saddle_point(losses, infinite, start, greatest), losses)
 
 
-def tilt_losses(losses: LossTuple, c: Any) -> tuple[list[TiltedLoss], Any]:
+def tilt_losses(losses: LossTuple, c: Real) -> tuple[list[TiltedLoss], Real]:
     """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c)
     tilted = [term.tilted(c) for term in losses]
@@ -106,7 +107,7 @@ def tilt_losses(losses: LossTuple, c: Any) -> tuple[list[TiltedLoss], Any]:
     return (tilted if xp is np and reduced == c else [term.tilted(reduced) for term in losses]), reduced
 
 
-def largest_needed_loss(losses: LossTuple, epsilon: Real) -> Any:
+def largest_needed_loss(losses: LossTuple, epsilon: Real) -> RealArray:
     """Return the loss above which losses count as partly infinite: eps minus the least that all others add up to."""
     least = sum(term.count * namespace(epsilon).maximum(term.largest_loss(-1), 0.0) for term in losses)
     return without_derivative(epsilon + least + 1e-9)
@@ -120,7 +121,7 @@ def cap_losses(losses: LossTuple, epsilon: Real) -> LossTuple:
     return tuple(term.map_losses(lambda nodes: nodes.capped(cap)) for term in losses)
 
 
-def capped_losses(losses: LossTuple, bound: Any) -> tuple[LossTuple, Any]:
+def capped_losses(losses: LossTuple, bound: Real) -> tuple[tuple[RepeatedLoss, ...], RealArray]:
     """Return the losses capped for an eps of at most ``bound``, and the probability of an infinite loss."""
     capped = tuple(dataclasses.replace(term, source=None) for term in cap_losses(losses, bound))
     return capped, infinity_mass(capped)
@@ -141,7 +142,7 @@ def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
     return list(zip(*(map(pad_losses, directions) for directions in (fine, coarse)), strict=True))
 
 
-def are_few(guarantee: Any) -> bool:
+def are_few(guarantee: object) -> bool:
     """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
     return _are_at_most(FEW_RELEASES, guarantee)
 
@@ -156,9 +157,9 @@ def _are_at_most(most: int, guarantee: Any) -> bool:
 class TiltedComposer(Composer):
     """A method that composes capped losses at a tilt."""
 
-    bound: Any  # Sums of losses are needed up to here.
-    tilt: Any  # c.
-    guess: Any  # An estimate of the eps that is given, or wanted.
+    bound: Real  # Sums of losses are needed up to here.
+    tilt: Real  # c.
+    guess: RealArray  # An estimate of the eps that is given, or wanted.
 
     @classmethod
     def of(cls, direction: Direction) -> TiltedComposer:
@@ -167,5 +168,5 @@ class TiltedComposer(Composer):
     def prepare(self, losses: LossTuple) -> tuple[Any, Any]:
         return capped_losses(losses, self.bound)
 
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Any:
+    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Real:
         return self.guess

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from accountants.composition.base import FOR_DERIVATIVES, Composer
 from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
@@ -30,6 +31,10 @@ from dpkernels import checks
 from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, namespace, plain
 
+if TYPE_CHECKING:
+    from accountants.guarantee import Guarantee
+    from dpkernels.pytrees import PyTree
+
 METHODS: tuple[type[Composer], ...] = (GaussianNoise, InfiniteLosses, ThreePointLosses, SampledDensities, LossesOnGrid)
 NO_SECOND_DERIVATIVES = (
     "delta, epsilon: composed releases have first derivatives only; for second ones take differences of gradients, as "
@@ -38,7 +43,7 @@ NO_SECOND_DERIVATIVES = (
 _TOGETHER = 8  # The most values that are evaluated together under vmap on a CPU.
 
 
-def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Any:
+def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
     """Return the largest answer over the neighbour directions.
 
     ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
@@ -88,13 +93,13 @@ def answer_of(direction: Direction) -> Any:
 
 
 @partial(jax.jit, static_argnames=("quantity", "may_sample"))
-def _evaluate_traced(guarantee: Any, quantity: type[Question], at: RealArray, may_sample: bool = False) -> Real:
+def _evaluate_traced(guarantee: Guarantee, quantity: type[Question], at: RealArray, may_sample: bool = False) -> Real:
     directions = guarantee.repeated_losses(PANELS, may_sample=may_sample)
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(directions)))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *directions)
     padded = pad_losses(stacked)
 
-    def evaluate_one(number: Any) -> Any:
+    def evaluate_one(number: RealArray) -> Any:
         number = jnp.minimum(number, jnp.finfo(at.dtype).max ** 0.5)  # Also for an infinite eps.
         return _largest_value(quantity, padded, number)
 
@@ -119,7 +124,7 @@ class _Answer(NamedTuple):
     """The answer of one neighbour direction, and derivatives of delta in its losses and in eps, or None."""
 
     value: Any
-    by_losses: Any = None
+    by_losses: PyTree = None
     by_epsilon: Any = None
 
 
@@ -158,11 +163,11 @@ def _value_and_slopes(composer: Composer, direction: Direction) -> _Answer:
     return _Answer(value, by_losses, by_epsilon)
 
 
-def _zero(_: LossTuple, at: Any) -> _Answer:
+def _zero(_: LossTuple, at: Array) -> _Answer:
     return _Answer(0.0 * at)
 
 
-def _zero_and_slopes(losses: LossTuple, at: Any) -> _Answer:
+def _zero_and_slopes(losses: LossTuple, at: Real) -> _Answer:
     return _Answer(0.0 * at, *jax.tree.map(jnp.zeros_like, (losses, at)))
 
 
@@ -170,7 +175,7 @@ _VALUE = _Computation(_value, _zero)
 _SLOPES = _Computation(_value_and_slopes, _zero_and_slopes)
 
 
-def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
+def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: object) -> Any:
     """Return the computed value where it is needed, by a loop, as lax.cond under vmap computes both sides for all."""
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
@@ -200,19 +205,19 @@ def _largest_in_batches(
 ) -> Callable[[LossTuple, Any], tuple[Any, _Answer]]:
     """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
 
-    def together(directions: LossTuple, _: Any) -> int:
+    def together(directions: LossTuple, _: object) -> int:
         return 1 if may_be_three_points(directions) else _TOGETHER
 
     return vmap_in_batches(partial(_largest, computation, quantity), together)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _largest_value(quantity: type[Question], directions: LossTuple, at: Any) -> Any:
+def _largest_value(quantity: type[Question], directions: LossTuple, at: Array) -> RealArray:
     return _largest_in_batches(_VALUE, quantity)(directions, at)[1].value
 
 
 @_largest_value.defjvp
-def _(quantity: type[Question], primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     """Differentiate delta(eps) of the direction that has the largest value."""
     number, (value, by_losses, by_epsilon) = _largest_with_slopes(quantity, *primals)
     factor, by_at = quantity.chain(by_epsilon)
@@ -225,10 +230,10 @@ def _(quantity: type[Question], primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _largest_with_slopes(quantity: type[Question], directions: LossTuple, at: Any) -> tuple[Any, _Answer]:
+def _largest_with_slopes(quantity: type[Question], directions: LossTuple, at: Real) -> tuple[Any, _Answer]:
     return _largest_in_batches(_SLOPES, quantity)(directions, at)
 
 
 @_largest_with_slopes.defjvp
-def _(*_: Any) -> Any:
+def _(*_: object) -> Any:
     raise NotImplementedError(NO_SECOND_DERIVATIVES)

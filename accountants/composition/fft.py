@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from jax import Array
 
 from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
@@ -33,7 +34,7 @@ from accountants.composition.self_composed import (
     least_step,
 )
 from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels.numerics import like, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
@@ -51,9 +52,9 @@ class _OnGrid(NamedTuple):
     shares: Any  # Its interpolation on the grid; None for Gaussian noise.
     # The transforms of all its masses, and of the lumped ones if there may be some; for Gaussian noise the logarithm.
     spectrum: tuple[Any, ...]
-    offset: Any  # Its grid point.
+    offset: float  # Its grid point.
 
-    def powers(self) -> list[Any]:
+    def powers(self) -> list[RealArray]:
         count = self.tilted.part.count
         xp = namespace(*self.spectrum, count)
         if self.shares is None:
@@ -69,7 +70,7 @@ class _Evaluation(NamedTuple):
     epsilon: Any
     near: Any  # Weights of the smooth masses around eps, in delta and in minus its slope.
     below: Any  # The number of the grid point below eps.
-    sums: Any  # The tilted delta and minus its slope.
+    sums: RealArray  # The tilted delta and minus its slope.
 
 
 @pytree
@@ -78,12 +79,12 @@ class ComposedPLD(ComposedProfile):
     """The distribution of the composed privacy loss on a grid."""
 
     start: Any  # The first grid point.
-    step: Any  # h.
-    g: Any  # The tilted masses, of sum about 1.
-    smooth: Any  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
-    tilt: Any  # c.
-    log_scale: Any  # K(c).
-    first: Any  # The number of the first grid point.
+    step: Real  # h.
+    g: RealArray  # The tilted masses, of sum about 1.
+    smooth: RealArray  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
+    tilt: RealArray  # c.
+    log_scale: RealArray  # K(c).
+    first: RealArray  # The number of the first grid point.
     spectrum: list[Any]  # The transforms of all masses, and of the sums of lumped ones if there may be some.
     parts: tuple[_OnGrid, ...]  # The losses that are composed.
     weights: tuple[Any, Any]  # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0.
@@ -106,30 +107,30 @@ class ComposedPLD(ComposedProfile):
         log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
         return log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, near, below, sums)
 
-    def _sums_above(self, below: Any) -> list[Any]:
+    def _sums_above(self, below: RealArray) -> list[RealArray]:
         """Return the sums of weighted masses above eps, as if the first grid point there had the distance 0 from it."""
         if namespace(self.g) is np:
             g = self.g[below + 1 :]
             return [(g * row[: len(g)]).sum() for row in self.weights]
         return [(self.g * row).sum() for row in self._weights_above(below)]
 
-    def _weights_above(self, below: Any) -> list[Any]:
+    def _weights_above(self, below: Any) -> list[Array]:
         padded = (namespace(row).pad(row, (SIZE, 0)) for row in self.weights)
         return [_slice(row, SIZE - 1 - below, SIZE) for row in padded]
 
-    def _at_distance(self, below: Any, place: Any, weights: Any) -> Any:
+    def _at_distance(self, below: RealArray, place: RealArray, weights: Any) -> Any:
         """Return weights of this kind, or sums by them, for the distance that this grid point has."""
         xp, (delta, slope) = namespace(place, weights), weights
         x = xp.maximum((below + 1 - place) * self.step, 0.0)
         fall = xp.where(place <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
         return xp.stack([fall * (delta - xp.expm1(-x) * slope), fall * xp.exp(-x) * slope])
 
-    def _place(self, epsilon: Any) -> tuple[Any, Any]:
+    def _place(self, epsilon: Any) -> tuple[RealArray, RealArray]:
         xp = namespace(self.g, epsilon)
         place = (epsilon - self.start) / self.step
         return xp.clip(xp.floor(place), 2, SIZE - 4).astype(int), place
 
-    def _near(self, s: Any) -> Any:
+    def _near(self, s: RealArray) -> RealArray:
         """Return the weights of the smooth masses around eps in the corrections of delta and of minus its slope."""
         xp = namespace(self.g, s)
         powers = xp.power(1 - s, _POWERS)[:, None]
@@ -141,7 +142,7 @@ class ComposedPLD(ComposedProfile):
         both = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
         return (both[..., None] * like(COEFFICIENTS, self.g)).sum(1)
 
-    def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
+    def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
         xp = namespace(value)
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
@@ -184,7 +185,7 @@ class ComposedPLD(ComposedProfile):
             derivatives.append(RepeatedLoss(losses, 0.0 * term.mu, scale * by_count))
         return tuple(derivatives), -scale * slope
 
-    def _by_losses(self, on_grid: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
+    def _by_losses(self, on_grid: _OnGrid, by_mass: Any, scale: RealArray) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         xp = namespace(by_mass)
         shares, p = on_grid.shares, cast(PrivacyLossDistribution, on_grid.tilted.part.losses).p
@@ -219,7 +220,7 @@ def _bernoulli_polynomials() -> np.ndarray:
 _BERNOULLI = _bernoulli_polynomials()[2:] / _POWERS[2:, None]  # B_n(t)/n for n from 2.
 
 
-def _kinks(c: Any, step: Any) -> Any:
+def _kinks(c: Any, step: Real) -> RealArray:
     """Return the weights of Taylor coefficients in the correction of smooth masses at the kink, by powers of t.
 
     The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
@@ -232,7 +233,7 @@ def _kinks(c: Any, step: Any) -> Any:
     return (like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
 
 
-def _weights(c: Any, step: Any) -> tuple[Any, Any]:
+def _weights(c: Any, step: object) -> tuple[RealArray, RealArray]:
     """Return e^(-c x) (1 - e^-x) and e^(-(c+1) x) at the multiples x of the step, from products of short tables."""
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
@@ -241,7 +242,7 @@ def _weights(c: Any, step: Any) -> tuple[Any, Any]:
     return (falling * lost).ravel(), (falling * (xp.exp(-x) * xp.exp(-y))).ravel()
 
 
-def _log(spectrum: Any) -> Any:
+def _log(spectrum: RealArray) -> RealArray:
     """Return the logarithm of a transform, 0 where it has none."""
     xp = namespace(spectrum)
     return xp.log(xp.where(xp.abs(spectrum) > _NOTHING, spectrum, 1.0))
@@ -254,7 +255,7 @@ def _slice(values: Any, start: Any, size: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(values, start, size, -1)
 
 
-def _placed(values: Any, start: Any, size: int) -> Any:
+def _placed(values: Any, start: RealArray, size: int) -> RealArray:
     """Return zeros along the last axis with the values from ``start`` on."""
     xp = namespace(values)
     zeros = xp.zeros((*values.shape[:-1], size), values.dtype)
@@ -269,7 +270,7 @@ class Grid(NamedTuple):
 
     step: Any
     offsets: list[Any]
-    low: Any
+    low: np.ndarray
 
 
 def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
@@ -332,12 +333,12 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
     return Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
 
 
-def _count_of_atoms(count: Any) -> Any:
+def _count_of_atoms(count: Real) -> RealArray:
     """Return how many atoms are added up; a huge number for many releases, whose sums of atoms are smooth."""
     return namespace(count).where(count <= FEW_RELEASES, count, 1e30)
 
 
-def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Any:
+def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> RealArray:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
     variance = sum(loss.part.count * loss.variance for loss in tilted)
@@ -365,6 +366,6 @@ class LossesOnGrid(TiltedComposer):
         tilted, tilt = tilt_losses(prepared, self.tilt)
         return compose(tilted, tilt, grid_of(tilted, tilt, direction.tilt.losses))
 
-    def compose(self, direction: Direction) -> tuple[ComposedProfile, Any]:
+    def compose(self, direction: Direction) -> tuple[ComposedProfile, Real]:
         capped, infinite = direction.capped
         return self.profile_of(capped, direction), infinite

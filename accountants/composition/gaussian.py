@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,9 +24,12 @@ from accountants.composition.direction import Direction
 from accountants.composition.self_composed import LossTuple, RepeatedLoss
 from accountants.composition.trade_off import around
 from accountants.loss_intervals import UNIT
-from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
+
+if TYPE_CHECKING:
+    from accountants.guarantee import Guarantee
 
 # Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are integrated.
 _PANELS, _DEEPEST = 8, 45.0
@@ -45,7 +48,7 @@ class GaussianProfile(ComposedProfile):
     """The privacy profile of repeated losses that are all Gaussian."""
 
     parts: LossTuple  # The repeated losses.
-    mu: Any  # Sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
+    mu: Real  # Sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
 
     @classmethod
     def of(cls, losses: LossTuple) -> GaussianProfile:
@@ -55,7 +58,7 @@ class GaussianProfile(ComposedProfile):
     def empty(self) -> Any:
         return 0.0 * self.mu
 
-    def guess(self, log_delta: Any) -> Any:
+    def guess(self, log_delta: Any) -> Real:
         """Return an initial guess of the eps at which log delta has a value, from the quantile of the loss."""
         xp = namespace(self.mu, log_delta)
         quantile = xp.maximum(-ndtri(xp.maximum(xp.exp(log_delta), xp.finfo(log_delta.dtype).tiny)), 0.0)
@@ -86,12 +89,12 @@ class GaussianProfile(ComposedProfile):
         return moved, -by_mu * mills(evaluation / mu + mu / 2)
 
 
-def log_delta_units(log_delta: Any, x: Any, y: Any) -> Any:
+def log_delta_units(log_delta: Any, x: Any, y: Real) -> Real:
     """Return a bound on the error of log delta = log phi(x) + log(M(x) - M(y)), in roundings of a float."""
     return _SUMS + _LOGS * abs(log_delta) + _PLACES * y * (abs(x) + 2)
 
 
-def mills(z: Any, mu: Any = None) -> Any:
+def mills(z: Any, mu: Any = None) -> RealArray:
     """Return M(z) for z >= -1, or M(z) - M(z + mu) for a mu that is small compared with 1 or z."""
     xp = namespace(z, mu)
     # z t + t^2/2 is 45 at the end.
@@ -120,10 +123,10 @@ class GaussianNoise(Composer):
     def profile_of(self, prepared: LossTuple, direction: Any) -> GaussianProfile:
         return GaussianProfile.of(prepared)
 
-    def initial_guess(self, composed: Any, log_delta: Any) -> Any:
+    def initial_guess(self, composed: Any, log_delta: Any) -> Real:
         return composed.guess(log_delta)
 
-    def rounding(self, losses: LossTuple, like: Any) -> Any:
+    def rounding(self, losses: LossTuple, like: Any) -> Real:
         return 0.0 * like
 
 
@@ -139,7 +142,7 @@ class GaussianReleases(ClosedForm):
     form: GaussianProfile
 
     @classmethod
-    def of(cls, guarantee: Any) -> GaussianReleases | None:
+    def of(cls, guarantee: Guarantee) -> GaussianReleases | None:
         if not all(term.is_gaussian for term in guarantee.numeric.terms):
             return None
         (losses,) = guarantee.numeric.repeated_losses()

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
-from dpkernels.numerics import Real, add_at, like, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, add_at, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
+
+if TYPE_CHECKING:
+    from jax import Array
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights in powers of the
 # distance of the outcome from that point.
@@ -46,14 +49,14 @@ class GridInterpolation:
     """Outcomes, distributed over the grid points around them."""
 
     mass: Any  # The tilted masses of the outcomes.
-    on_grid: Any  # Whether an outcome is an atom on the grid.
+    on_grid: Boolean  # Whether an outcome is an atom on the grid.
     # Whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on a scale
     # that no grid resolves.
     lumped: Any
     below: Any  # The number of the grid point below each outcome.
     above: Any  # The distance from it, in steps.
 
-    def masses(self, size: int) -> list[Any]:
+    def masses(self, size: int) -> list[RealArray]:
         """Return all tilted masses on the grid, and those of lumped outcomes if there may be some."""
         xp = namespace(self.mass)
         if xp is not np:
@@ -64,7 +67,7 @@ class GridInterpolation:
         rows = [heavy, lumped] if lumped.any() else [heavy]
         return [_spread(size, self.mass[entries], self.below[entries], self.above[entries]) for entries in rows]
 
-    def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
+    def interpolate(self, grid: Any, at_atoms: RealArray) -> tuple[Array, Array]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
         xp = namespace(grid)
         index = xp.mod(self.below + POINTS[:, None], len(grid))
@@ -86,7 +89,7 @@ def _spread(size: int, mass: np.ndarray, below: np.ndarray, above: np.ndarray) -
     return np.bincount(point.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
 
 
-def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
+def interpolation(above: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
     """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
     for row in like(coefficients, above)[::-1]:
@@ -94,7 +97,7 @@ def interpolation(above: Any, coefficients: np.ndarray = COEFFICIENTS) -> Any:
     return value
 
 
-def taylor_shift(s: Any) -> tuple[Any, Any]:
+def taylor_shift(s: RealArray) -> tuple[RealArray, RealArray]:
     """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s."""
     powers = namespace(s).power(s, np.arange(len(POINTS)))
     return powers[_UPPER] * like(_SHIFT, s), powers[np.maximum(_UPPER - 1, 0)] * like(_UPPER * _SHIFT, s)
@@ -119,7 +122,9 @@ def share_on_grid(
     return GridInterpolation(mass, on_grid, lumped, below.astype(int), above)
 
 
-def heaviest_atoms(nodes: PrivacyLossDistribution, mass: Any, others: int = 1) -> tuple[Any, Any, Any]:
+def heaviest_atoms(
+    nodes: PrivacyLossDistribution, mass: Any, others: int = 1
+) -> tuple[RealArray, RealArray, RealArray]:
     """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and their masses."""
     loss, is_atom = nodes.finite[1], nodes.width == 0
     xp = namespace(loss)
@@ -136,7 +141,7 @@ def heaviest_atoms(nodes: PrivacyLossDistribution, mass: Any, others: int = 1) -
     return heaviest, *(xp.stack(column) for column in zip(*next_atoms, strict=True))
 
 
-def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> Any:
+def step_on_atoms(least: Real, distances: RealArray, masses: RealArray, count: Real = 1) -> RealArray:
     """Return a step of at least ``least`` that divides the distance of two atoms, by an even number if possible.
 
     A third atom in the middle is then on the grid. Of the steps that are up to a quarter wider, the one is taken for
@@ -181,7 +186,7 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     return join([finite, PrivacyLossDistribution(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])
 
 
-def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: Any) -> Any:
+def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: RealArray) -> RealArray:
     """Return masses on a grid: every outcome is split between two points, keeping its masses under p and q."""
     loss = nodes.finite[1]
     xp = namespace(loss, step)
@@ -193,7 +198,7 @@ def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: Any) -> An
     return add_at(_SIZE, index, mass - up)[0] + add_at(_SIZE, index + 1, up)[0]
 
 
-def profile_on_grid(masses: Any, step: Any) -> Any:
+def profile_on_grid(masses: RealArray, step: Real) -> RealArray:
     """Return delta at grid points from masses at them, both from the largest loss down, as sums of positive terms.
 
     delta_k = delta_(k-1) + (1 - e^-h) B_(k-1), where B_k = w_k + e^-h B_(k-1).
@@ -201,7 +206,7 @@ def profile_on_grid(masses: Any, step: Any) -> Any:
     return decayed(-namespace(step).expm1(-step) * _next(decayed(masses, step)), 0.0 * step)
 
 
-def masses_of_profile(profile: Any, step: Any) -> Any:
+def masses_of_profile(profile: RealArray, step: Real) -> RealArray:
     """Return the masses that have this profile on the grid."""
     xp = namespace(profile, step)
     B = (profile - _next(profile)) / -xp.expm1(-step)
@@ -209,6 +214,6 @@ def masses_of_profile(profile: Any, step: Any) -> Any:
     return B - xp.exp(-step) * _next(B)
 
 
-def _next(values: Any) -> Real:
+def _next(values: RealArray) -> Real:
     xp = namespace(values)
     return xp.concatenate([xp.zeros_like(values[:1]), values[:-1]])

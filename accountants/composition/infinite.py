@@ -11,7 +11,7 @@ import numpy as np
 from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.direction import Direction, capped_losses
 from accountants.composition.self_composed import LossTuple
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Boolean, Real, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -37,10 +37,10 @@ class EmptyProfile(ComposedProfile):
 class InfiniteLosses(Composer):
     """Plain numbers of which no sum of finite losses is larger than eps."""
 
-    bound: Any  # This eps.
+    bound: Real  # This eps.
 
     @classmethod
-    def applies(cls, direction: Direction) -> Any:
+    def applies(cls, direction: Direction) -> Boolean:
         if namespace(direction.question.at) is not np:
             return False
         largest_sum = sum(term.count * term.largest_loss(1) for term in direction.losses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,11 @@ from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import log_ratio
 from dpkernels import checks
-from dpkernels.numerics import Real, log_or_never, map_over, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, log_or_never, map_over, namespace, without_derivative
 from dpkernels.proven import proven
+
+if TYPE_CHECKING:
+    from accountants.guarantee import Guarantee
 
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
@@ -37,8 +40,8 @@ _DIGITS, _PRECISE = 12, 1e-15  # The digits in which equal losses agree, and the
 class JointOutcomes(NamedTuple):
     """Logs of the probabilities of every joint outcome under p and under q, for one neighbour direction."""
 
-    log_p: Any
-    log_q: Any
+    log_p: RealArray
+    log_q: RealArray
 
     def _loss(self) -> tuple[Any, Any]:
         """Return the losses, and whether a probability is NaN, which comparisons would take for no loss."""
@@ -136,7 +139,7 @@ def _tables(term: RepeatedReleases) -> tuple[tuple[Any, Any], tuple[Any, Any]] |
     return (p, q), (q, p)
 
 
-def _log_repeated(mass: Any, count: int) -> Any:
+def _log_repeated(mass: Any, count: int) -> RealArray:
     """Return the logs of the probabilities of all counts of the outcomes; NaN stays."""
     xp = namespace(mass)
     logs = xp.where(xp.isnan(mass), np.nan, log_or_never(mass))
@@ -159,7 +162,7 @@ def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
     return times, log_orders
 
 
-def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) -> Any:
+def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) -> Real:
     """Return the maximum over the directions of "delta" at eps or of "epsilon" at delta, of any shape."""
     leaves = jax.tree.leaves(directions)
     xp = namespace(at, *leaves)
@@ -181,7 +184,7 @@ class FewOutcomes(ClosedForm):
     mass_error: float  # The relative error of the mass of one release's outcome.
 
     @classmethod
-    def of(cls, guarantee: Any) -> FewOutcomes | None:
+    def of(cls, guarantee: Guarantee) -> FewOutcomes | None:
         terms = guarantee.numeric.terms
         directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
         if directions is None:

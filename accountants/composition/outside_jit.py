@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,15 @@ from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
-from dpkernels.numerics import Real, floating, namespace, plain
+from dpkernels.numerics import Real, RealArray, floating, namespace, plain
+
+if TYPE_CHECKING:
+    from dpkernels.pytrees import PyTree
 
 _MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
-def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Any:
+def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
     """Return the largest answer over the neighbour directions.
 
     ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array. Of
@@ -53,12 +56,12 @@ def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Any:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: type[Question], guarantee: Any, at: Any) -> Any:
+def _value(quantity: type[Question], guarantee: Any, at: Real) -> Any:
     return _value_and_slopes(quantity, (), guarantee, at)[0]
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
-def _(quantity: type[Question], primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     """Return the value and its derivative along the tangents of the numbers that move."""
     moved = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
     moving = tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in moved)
@@ -74,7 +77,7 @@ def _(quantity: type[Question], primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _value_and_slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, at: Any
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, at: RealArray
 ) -> tuple[Any, list[Any]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
     numbers = jax.tree.leaves(guarantee)
@@ -82,7 +85,7 @@ def _value_and_slopes(
     shapes = [at.shape, *(at.shape + np.shape(number) for number, moves in zip(numbers, moving, strict=False) if moves)]
     shapes += [at.shape] if moving and moving[-1] else []
 
-    def compute(numbers: Any) -> list[np.ndarray]:
+    def compute(numbers: RealArray) -> list[np.ndarray]:
         return _of_numbers(quantity, moving, *as_float64(numbers))
 
     value, *slopes = call_on_host(compute, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], (guarantee, at))
@@ -90,11 +93,13 @@ def _value_and_slopes(
 
 
 @_value_and_slopes.defjvp
-def _(*_: Any) -> Any:
+def _(*_: object) -> Any:
     raise NotImplementedError(dispatch.NO_SECOND_DERIVATIVES)
 
 
-def _of_numbers(quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, at: np.ndarray) -> list[np.ndarray]:
+def _of_numbers(
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: object, at: np.ndarray
+) -> list[np.ndarray]:
     """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``at``."""
     if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, at))):
         unknown = [number for number, moves in zip(jax.tree.leaves((guarantee, at[()])), moving, strict=False) if moves]
@@ -112,7 +117,7 @@ def _of_numbers(quantity: type[Question], moving: tuple[bool, ...], guarantee: A
 
 
 def _slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, epsilon: float, value: float
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: object, epsilon: float, value: float
 ) -> list[np.ndarray]:
     """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
     parameters = [number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves]
@@ -124,7 +129,7 @@ def _slopes(
     return [*(factor * by for by in by_parameters), *([np.asarray(factor * by_at)] if moving[-1] else [])]
 
 
-def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Any) -> tuple[list[np.ndarray], Any]:
+def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tuple[list[np.ndarray], Any]:
     """Return the derivatives of delta(eps) in the numbers that move, and in eps, of plain float64 numbers."""
     parameters = _Parameters.of(guarantee, moving)
     if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
@@ -137,11 +142,11 @@ def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Any) -> tupl
     return _composed_slopes(guarantee, parameters, epsilon)
 
 
-def _delta_of_one_release(guarantee: Any, epsilon: Any) -> Any:
+def _delta_of_one_release(guarantee: Any, epsilon: Real) -> Any:
     return profile(guarantee.terms[0].one_release(), epsilon)
 
 
-def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Any) -> Any:
+def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: object) -> Any:
     """Return delta by enumeration, whose arrays depend on the counts."""
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
@@ -175,7 +180,7 @@ class _Parameters:
     moving: tuple[bool, ...]
 
     @classmethod
-    def of(cls, guarantee: Any, moving: tuple[bool, ...]) -> _Parameters:
+    def of(cls, guarantee: object, moving: tuple[bool, ...]) -> _Parameters:
         numbers, structure = jax.tree.flatten(guarantee)
         return cls(tuple(numbers), structure, moving)
 
@@ -184,7 +189,7 @@ class _Parameters:
         moving = jax.tree.unflatten(self.structure, self.moving)
         return any(term.count for term in moving.terms)
 
-    def gradient(self, function: Callable[..., Any], static: tuple[Any, ...], epsilon: Any) -> tuple[list[Any], Any]:
+    def gradient(self, function: Callable[..., Any], static: tuple[Any, ...], epsilon: Real) -> tuple[list[Any], Any]:
         """Return the derivatives of function(guarantee, *static, eps) in the numbers that move and in eps."""
         with jax.enable_x64(True):
             slopes = _gradient(function, static, self.structure, self.moving, *self._split, epsilon)
@@ -192,7 +197,7 @@ class _Parameters:
         return by_moving, by_epsilon
 
     def differentiate(
-        self, function: Callable[..., Any], static: tuple[Any, ...], *arguments: Any
+        self, function: Callable[..., Any], static: tuple[Any, ...], *arguments: object
     ) -> tuple[Any, Callable[[Any], list[np.ndarray]]]:
         """Return the results (losses, infinite) of a function, and a map from derivatives in the losses.
 
@@ -207,7 +212,7 @@ class _Parameters:
             )
         results = jax.tree.map(np.asarray, results)
 
-        def pull(by_losses: Any) -> list[np.ndarray]:
+        def pull(by_losses: PyTree) -> list[np.ndarray]:
             cotangents = by_losses, np.ones_like(results[1])
             if forwards:
                 sizes = [number.size for number in moving]
@@ -227,7 +232,7 @@ class _Parameters:
         return [number for number, moves in pairs if moves], [number for number, moves in pairs if not moves]
 
 
-def _joined(structure: Any, moving: tuple[bool, ...], moved: Sequence[Any], others: Sequence[Any]) -> Any:
+def _joined(structure: object, moving: tuple[bool, ...], moved: Sequence[Any], others: Sequence[Any]) -> Any:
     sources = {True: iter(moved), False: iter(others)}
     return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
 
@@ -271,5 +276,5 @@ def _backwards(
 
 
 @jax.jit
-def _pulled_back(back: Any, cotangents: Any) -> Any:
+def _pulled_back(back: Any, cotangents: PyTree) -> Any:
     return back(cotangents)[0]

@@ -11,9 +11,9 @@ import numpy as np
 from accountants.composition import self_composed
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.self_composed import LossTuple
-from accountants.dominating_pairs.base import profile
+from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.profile import epsilon_of
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Boolean, Real, RealArray, namespace
 
 _SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this factor, by rounding.
 
@@ -23,30 +23,30 @@ class Question(abc.ABC):
     """A number that is asked of one neighbour direction; the answer is the largest over the directions."""
 
     at: Any
-    best: Any = -np.inf  # The largest answer so far; answers that do not exceed it may be anything up to it.
+    best: Real = -np.inf  # The largest answer so far; answers that do not exceed it may be anything up to it.
 
     name: ClassVar[str]
 
     @staticmethod
     @abc.abstractmethod
-    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Any:
+    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Any:
         """Return the answer of the exact profile of one release."""
 
     @property
     @abc.abstractmethod
-    def least_epsilon(self) -> Any:
+    def least_epsilon(self) -> Real:
         """Return an eps below which delta is of no interest."""
 
     @abc.abstractmethod
-    def log_target(self, infinite: Any) -> Any:
+    def log_target(self, infinite: Real) -> Any:
         """Return the log of the part of delta that remains for finite losses; of no use where eps is given."""
 
     @abc.abstractmethod
-    def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
+    def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
         """Return an upper bound of eps and the tilt of the least one, from bounds delta(eps) <= e^(moment - c eps)."""
 
     @abc.abstractmethod
-    def saddle_point(self, losses: LossTuple, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+    def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
         """Return the tilt at which the losses are composed best, and the estimate of eps that belongs to it."""
 
     def answer(self, composer: Composer, direction: Any) -> Any:
@@ -55,7 +55,7 @@ class Question(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: LossTuple, precision: float
+        self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
     ) -> tuple[Any, Any]:
         """Return the answer, and the evaluation of the profile from which its derivatives follow.
 
@@ -65,7 +65,7 @@ class Question(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def is_at_end(value: Any) -> Any:
+    def is_at_end(value: Real) -> Boolean:
         """Return whether a value is at an end of its range, where it does not move."""
 
     @staticmethod
@@ -80,31 +80,31 @@ class DeltaAt(Question):
     name = "delta"
 
     @staticmethod
-    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Any:
+    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Any:
         return profile(pairs, at)
 
     @property
-    def least_epsilon(self) -> Any:
+    def least_epsilon(self) -> Real:
         return self.at
 
-    def log_target(self, infinite: Any) -> Any:
+    def log_target(self, infinite: Real) -> Any:
         return None
 
-    def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
+    def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
         return self.at, c[(log_moment - c * self.at).argmin()]
 
-    def saddle_point(self, losses: LossTuple, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+    def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
         return self_composed.saddle_point(losses, self.at, start, greatest), self.at
 
     def read(
-        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: LossTuple, precision: float
+        self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
     ) -> tuple[Any, Any]:
         xp = namespace(self.at)
         log_delta, _, evaluation = composed.evaluate(self.at)
         return xp.clip(infinite + xp.exp(log_delta), 0.0, 1.0), evaluation
 
     @staticmethod
-    def is_at_end(value: Any) -> Any:
+    def is_at_end(value: Real) -> Boolean:
         return (value <= 0) | (value >= 1)
 
     @staticmethod
@@ -118,26 +118,26 @@ class EpsilonAt(Question):
     name = "epsilon"
 
     @staticmethod
-    def of_one_release(pairs: tuple[Any, ...], at: Real) -> Any:
+    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Any:
         return epsilon_of(pairs, at)
 
     @property
-    def least_epsilon(self) -> Any:
+    def least_epsilon(self) -> Real:
         return self.best
 
-    def log_target(self, infinite: Any) -> Any:
+    def log_target(self, infinite: Real) -> Any:
         xp, remaining = namespace(self.at), self.at - infinite
         return xp.log(xp.where(remaining > 0, remaining, xp.finfo(self.at.dtype).tiny))
 
-    def bound(self, log_moment: Any, c: Any, infinite: Any) -> tuple[Any, Any]:
+    def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
         bounds = (log_moment - self.log_target(infinite)) / c
         return namespace(bounds).maximum(bounds.min(), 0.0), c[bounds.argmin()]
 
-    def saddle_point(self, losses: LossTuple, infinite: Any, start: Any, greatest: float) -> tuple[Any, Any]:
+    def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
         return self_composed.saddle_point_of_delta(losses, self.log_target(infinite), start, greatest)
 
     def read(
-        self, composer: Composer, composed: ComposedProfile, infinite: Any, losses: LossTuple, precision: float
+        self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
     ) -> tuple[Any, Any]:
         xp, log_delta = namespace(self.at), self.log_target(infinite)
         floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
@@ -152,7 +152,7 @@ class EpsilonAt(Question):
         return xp.where(least_delta > _SLACK * self.at, np.inf, eps), evaluation
 
     @staticmethod
-    def is_at_end(value: Any) -> Any:
+    def is_at_end(value: Real) -> Boolean:
         return (value <= 0) | (value == np.inf)
 
     @staticmethod
@@ -162,7 +162,7 @@ class EpsilonAt(Question):
         return xp.where(falls, -1 / xp.where(falls, by_epsilon, 1.0), 0.0), -1.0
 
 
-def _delta_of_one_release(losses: LossTuple, epsilon: Any) -> Any:
+def _delta_of_one_release(losses: LossTuple, epsilon: RealArray) -> RealArray:
     """Return delta of the worst single release, which that of all releases cannot be below; 0 for Gaussian noise."""
     finite = [term.losses for term in losses if term.losses is not None]
     xp, largest = namespace(epsilon), 0.0 * epsilon

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,21 @@ from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, floating, gauss_legendre, like, log_or_never, namespace, plain, without_derivative
+from dpkernels.numerics import (
+    Boolean,
+    Real,
+    RealArray,
+    floating,
+    gauss_legendre,
+    like,
+    log_or_never,
+    namespace,
+    plain,
+    without_derivative,
+)
+
+if TYPE_CHECKING:
+    from accountants.guarantee import Guarantee
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 _HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
@@ -43,7 +57,7 @@ _OVERFLOWS = 600.0  # An exponent whose exponential does not overflow.
 _MOST = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
 
-def renyi_divergence(guarantee: Any, order: Real) -> Any:
+def renyi_divergence(guarantee: Guarantee, order: Real) -> Real:
     """Return the Renyi divergence of a guarantee in its worse neighbour direction, an upper bound up to rounding.
 
     In each direction the divergences of the releases add up, each that of its worse pair, also if these are chosen
@@ -71,7 +85,7 @@ def _divergence_of_traced(guarantee: Any, order: jax.Array) -> jax.Array:
     return jnp.where(is_resolved, value, jnp.inf)
 
 
-def _divergence(guarantee: Any, order: Any) -> tuple[Any, Any]:
+def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
     """Return (the divergence, whether it is resolved)."""
     c = order - 1
     xp = namespace(c)
@@ -90,7 +104,7 @@ def _divergence(guarantee: Any, order: Any) -> tuple[Any, Any]:
     return value, xp.stack(resolved).all() | unknown
 
 
-def _log_moment(term: RepeatedReleases, number: int, mirror: bool, c: Any) -> tuple[Any, Any]:
+def _log_moment(term: RepeatedReleases, number: int, mirror: bool, c: Any) -> tuple[Real, Boolean]:
     """Return log E_q e^(a l) of one release, rounded upwards, and whether it is resolved."""
     xp, pair = namespace(c), term.pairs[number]
     if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
@@ -121,7 +135,7 @@ def _losses(term: RepeatedReleases, number: int, mirror: bool) -> PrivacyLossDis
     return losses.mirrored() if mirror else losses
 
 
-def _log_q(losses: PrivacyLossDistribution) -> Any:
+def _log_q(losses: PrivacyLossDistribution) -> RealArray:
     """Return log q of outcomes: where q underflows, and the loss is finite, log p less the loss."""
     xp = namespace(losses.p, losses.loss)
     is_lost = (losses.q < xp.finfo(losses.q.dtype).tiny) & (losses.p > 0) & (losses.loss < np.inf)
@@ -151,7 +165,7 @@ class _Terms(NamedTuple):
         return top[..., 0] + log_or_never(total), error, noise
 
 
-def _terms(log_q: Any, loss: Any, log_p: Any, c: Any) -> _Terms:
+def _terms(log_q: Any, loss: Any, log_p: Real, c: Any) -> _Terms:
     xp, a = namespace(log_q, loss, c), 1 + c
     is_infinite, endless = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
     present = (log_q > -np.inf) & (loss < np.inf)
@@ -176,7 +190,7 @@ def _terms(log_q: Any, loss: Any, log_p: Any, c: Any) -> _Terms:
     return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
 
 
-def _series(loss: Any, c: Any) -> Any:
+def _series(loss: RealArray, c: float) -> RealArray:
     """Return g at small losses: the sum over k from 2 of (a^k - a) l^k/k! = (1 - a^(1 - k)) (a l)^k/k!."""
     xp = namespace(loss, c)
     x, log_a, value = (1 + c) * loss, xp.log1p(c), 0.0
@@ -185,7 +199,7 @@ def _series(loss: Any, c: Any) -> Any:
     return value * x
 
 
-def _log_sum(logs: Any) -> Any:
+def _log_sum(logs: RealArray) -> float:
     xp = namespace(logs)
     top = without_derivative(logs.max())
     top = xp.where(xp.isfinite(top), top, 0.0)
@@ -199,8 +213,8 @@ def _log_sum(logs: Any) -> Any:
 class _Places:
     """Points x = base + span t of pieces: 0 < t < 1 in a piece with two ends, and other t in a piece without."""
 
-    base: Any
-    span: Any
+    base: RealArray
+    span: RealArray
     edges: Any  # The ends of the first panels in t, of shape (pieces, edges).
 
     @classmethod
@@ -326,7 +340,7 @@ def _search_on_host(term: RepeatedReleases, number: int, mirror: bool, index: in
     """Return the integral of JAX numbers, without derivatives, from the host: the search takes minutes to compile."""
     leaves, structure = jax.tree.flatten((without_derivative(c), without_derivative(term)))
 
-    def search(*leaves: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def search(*leaves: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with np.errstate(all="ignore"):
             at, on_host = as_float64(jax.tree.unflatten(structure, map(_unpacked, leaves)))
             integral = _search(_losses(on_host, number, mirror).pieces[index], at[()])
@@ -349,24 +363,30 @@ def _search_on_host(term: RepeatedReleases, number: int, mirror: bool, index: in
 # A callback runs with the default settings of JAX, in which numbers have 32 bits: their bits are passed as integers.
 
 
-def _packed(leaf: Any) -> Any:
+def _packed(leaf: object) -> Any:
     leaf = jnp.asarray(leaf)
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32) if leaf.dtype == jnp.float64 else leaf
 
 
-def _unpacked(leaf: Any) -> np.ndarray:
+def _unpacked(leaf: object) -> np.ndarray:
     leaf = np.asarray(leaf)
     return np.ascontiguousarray(leaf).view(np.float64)[..., 0] if leaf.dtype == np.uint32 else leaf
 
 
-def _integrate(pieces: SmoothPieces, integral: _Integral, c: Any) -> Any:
+def _integrate(pieces: SmoothPieces, integral: _Integral, c: RealArray) -> Any:
     """Return the log of the integral over the panels that matter."""
     panels = _evaluate(pieces, _Places.of(pieces), c, integral.piece, integral.start, integral.end, integral.start)
     return _log_sum(panels.halves.ravel())
 
 
 def _evaluate(
-    pieces: SmoothPieces, places: _Places, c: Any, piece: Any, start: Any, end: Any, integrals: Any = None
+    pieces: SmoothPieces,
+    places: _Places,
+    c: object,
+    piece: RealArray,
+    start: RealArray,
+    end: Real,
+    integrals: RealArray | None = None,
 ) -> _Panels:
     """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
     xp, row = namespace(c, start), piece[:, None]
@@ -390,7 +410,7 @@ def _evaluate(
     return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
 
 
-def _extrapolated(logs: Any) -> Any:
+def _extrapolated(logs: Any) -> RealArray:
     """Return the largest value of functions between their nodes, as if they were concave there."""
     xp, gaps = namespace(logs), like(_GAPS, logs)
     logs = xp.where(logs == logs, logs, -np.inf)

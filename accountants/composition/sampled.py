@@ -24,7 +24,7 @@ from accountants.composition.direction import (
 )
 from accountants.composition.self_composed import LossTuple, infinity_mass
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
-from dpkernels.numerics import namespace, special_functions, without_derivative
+from dpkernels.numerics import Real, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
 # All in steps: the distance from the ends at which sampling starts; the width of the
@@ -49,7 +49,7 @@ class SampledDensities(TiltedComposer):
     """Releases some of whose losses are sampled on a grid."""
 
     points: fft.Grid
-    cap: Any  # Losses above it are gathered.
+    cap: Real  # Losses above it are gathered.
 
     @classmethod
     def applies(cls, direction: Direction) -> bool:
@@ -60,7 +60,7 @@ class SampledDensities(TiltedComposer):
         losses, tilt = direction.losses, tilt_losses(direction.capped[0], direction.tilt.c)[1]
         coarse = losses if direction.coarse is None else direction.coarse
 
-        def points_up_to(bound: Any) -> fft.Grid:
+        def points_up_to(bound: Real) -> fft.Grid:
             tilted = [term.tilted(tilt) for term in cap_losses(losses, bound)]
             return fft.grid_of(tilted, tilt, cap_losses(coarse, bound))
 
@@ -84,7 +84,7 @@ class SampledDensities(TiltedComposer):
 
 
 def sample_on_grid(
-    smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Any, grid: tuple[Any, Any, Any]
+    smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Real, grid: tuple[Any, Any, Any]
 ) -> PrivacyLossDistribution:
     """Return outcomes whose loss density is smooth on the grid: (a grid point, the step, the cap).
 
@@ -104,7 +104,9 @@ def sample_on_grid(
     return join([atoms, *samples]).padded().capped(cap - _ATOM_BELOW * step)
 
 
-def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, needed: tuple[Any, Any]) -> list[Any]:
+def _sample_pieces(
+    pieces: SmoothPieces, offset: Any, step: Any, cap: Real, needed: tuple[float, float]
+) -> list[PrivacyLossDistribution]:
     """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
     xp, inverse = namespace(step), cast(Any, pieces.inverse)
     numbers = np.flatnonzero(pieces.right > pieces.left) if xp is np else np.arange(len(pieces.left))

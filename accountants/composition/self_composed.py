@@ -47,7 +47,7 @@ class ConvergenceError(ValueError):
     """The promised precision cannot be reached."""
 
 
-def check_one_mechanism(terms: Any) -> None:
+def check_one_mechanism(terms: tuple[RepeatedReleases, ...]) -> None:
     """Raise ValueError if a parameter is an array, so that these are releases of several mechanisms."""
     for leaf in jax.tree.leaves(terms, is_leaf=is_whole):
         if not is_whole(leaf) and np.ndim(leaf):
@@ -64,7 +64,7 @@ class RepeatedReleases:
 
     pairs: tuple[Any, ...]  # The mechanism's dominating pairs; its profile is the maximum over them.
     count: Any  # n, the number of releases.
-    sampling_rate: Any = None  # The probability r that a sample contains a record, or None for all the data.
+    sampling_rate: Real | None = None  # The probability r that a sample contains a record, or None for all the data.
     neighbours: str = "add_remove"  # The neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
 
     @property
@@ -98,14 +98,14 @@ class RepeatedReleases:
         pairs = tuple(self._one_release(pair) for pair in self.pairs)
         return pairs if self.is_symmetric else (*pairs, *(pair.mirror() for pair in pairs if pair.may_be_asymmetric))
 
-    def _one_release(self, pair: Any) -> DominatingPair:
+    def _one_release(self, pair: DominatingPair) -> DominatingPair:
         if self.sampling_rate is None:
             return pair
         if self.neighbours == "replace":
             return replaced_pair(pair, self.sampling_rate)
         return Sampled(pair, self.sampling_rate)
 
-    def privacy_loss(self, pair: Any) -> PrivacyLossDistribution:
+    def privacy_loss(self, pair: DominatingPair) -> PrivacyLossDistribution:
         return self._one_release(pair).privacy_loss()
 
     def repeated_losses(
@@ -169,7 +169,7 @@ def with_one_neighbouring(releases: tuple[RepeatedReleases, ...]) -> tuple[Repea
     return releases
 
 
-def check_releases(releases: Any) -> None:
+def check_releases(releases: object) -> None:
     """Raise a TypeError or ValueError for releases, read from a file, that ``guarantee`` could not have made."""
     if not (
         isinstance(releases, tuple) and releases and all(isinstance(release, RepeatedReleases) for release in releases)
@@ -207,7 +207,7 @@ class RepeatedLoss:
     source: tuple[RepeatedReleases, Any] | None = None
 
     @property
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Real:
         """Return the probability of an infinite loss of one release, at most the largest float below 1."""
         if self.losses is None:
             return 0.0 * self.mu
@@ -228,7 +228,7 @@ class RepeatedLoss:
             return namespace(self.mu).asarray(np.inf, self.mu.dtype)
         return (sign * self.losses.finite[1]).max()
 
-    def tilted(self, c: Any) -> TiltedLoss:
+    def tilted(self, c: Real) -> TiltedLoss:
         """Return the loss of one release, tilted by a number c."""
         if self.losses is None:
             square = self.mu**2
@@ -241,7 +241,7 @@ class RepeatedLoss:
         mean = (mass * loss).sum()
         return TiltedLoss(self, mass, top[0] + xp.log(total), mean, (mass * (loss - mean) ** 2).sum())
 
-    def log_moment(self, c: Any) -> Any:
+    def log_moment(self, c: Any) -> RealArray:
         """Return log E_p exp(c l) of one release over its finite losses; c has any shape."""
         if self.losses is None:
             return c * (c + 1) * self.mu**2 / 2
@@ -264,7 +264,7 @@ class TiltedLoss(NamedTuple):
     variance: Any  # Their tilted variance.
 
 
-def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Any:
+def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Real:
     """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them all out."""
     xp, least = namespace(c), 0.0 * c
     for term in tilted:
@@ -275,7 +275,7 @@ def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Any:
     return least
 
 
-def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
+def _exp_relative_to_largest(size: RealArray) -> tuple[RealArray, RealArray]:
     """Return (the largest size, e^(size - largest)) along the last axis; 0 where all sizes are -inf."""
     xp = namespace(size)
     top = without_derivative(size.max(-1, keepdims=True))
@@ -296,10 +296,10 @@ def cumulants(losses: LossTuple, c: Real) -> tuple[Any, ...]:
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
-def saddle_point(losses: LossTuple, epsilon: Real, start: Any = 1.0, greatest: float = GREATEST_TILT) -> Any:
+def saddle_point(losses: LossTuple, epsilon: Real, start: Real = 1.0, greatest: float = GREATEST_TILT) -> RealArray:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 
-    def excess(log_c: Any) -> tuple[Any, Any]:
+    def excess(log_c: RealArray) -> tuple[RealArray, RealArray]:
         c = namespace(log_c).exp(log_c)
         _, mean, variance = cumulants(losses, c)
         return mean - epsilon - 1 / c - 1 / (1 + c), c * (variance + 1 / c**2 + 1 / (1 + c) ** 2)
@@ -308,11 +308,11 @@ def saddle_point(losses: LossTuple, epsilon: Real, start: Any = 1.0, greatest: f
 
 
 def saddle_point_of_delta(
-    losses: LossTuple, log_delta: Real, start: Any = 1.0, greatest: float = GREATEST_TILT
-) -> tuple[Any, Any]:
+    losses: LossTuple, log_delta: Real, start: Real = 1.0, greatest: float = GREATEST_TILT
+) -> tuple[RealArray, RealArray]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
 
-    def excess(log_c: Any) -> tuple[Any, Any]:
+    def excess(log_c: RealArray) -> tuple[RealArray, RealArray]:
         c = namespace(log_c).exp(log_c)
         value, _, variance = approximate(losses, c)
         return log_delta - value, c**2 * variance
@@ -324,7 +324,7 @@ def saddle_point_of_delta(
     return c, eps + namespace(off).where(abs(off) < _NEAR_ROOT, off, 0.0) / c
 
 
-def _tilt_at_root(rising: Any, like: Any, start: Any, greatest: float) -> Any:
+def _tilt_at_root(rising: Any, like: Real, start: Real, greatest: float) -> RealArray:
     """Return the tilt where a function of log c is 0; an end of the range of tilts if it is nowhere."""
     xp = namespace(like, start)
     low, high = xp.full_like(like, np.log(_LEAST)), xp.full_like(like, np.log(greatest))

@@ -14,9 +14,9 @@ import numpy as np
 
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import Real, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.proven import proven
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import PyTree, pytree
 
 Curve = Callable[[Any], Any]
 
@@ -58,7 +58,7 @@ class DominatingPair(abc.ABC):
         """Return a lower bound of the divergence of plain numbers: at a higher eps and without all allowances."""
         above, unit = self.nearest_curve(), np.finfo(np.float64).eps
 
-        def at(eps: Any) -> Any:
+        def at(eps: np.ndarray) -> Any:
             delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
             size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + UNITS_OF_EPS * np.abs(eps)
             below = delta * (1 - (UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
@@ -83,7 +83,7 @@ class DominatingPair(abc.ABC):
         """Return pairs that bound this one from below, each also if composed; none if its own profile is attained."""
         return ()
 
-    def symmetry_gap(self) -> Any:
+    def symmetry_gap(self) -> Real:
         """Return how far the pair is from being symmetric by reflection: 0 if it is, inf if that is unknown."""
         return np.inf
 
@@ -104,7 +104,7 @@ class Mixed(DominatingPair):
 
     weight: Any
     first: Any
-    second: Any
+    second: DominatingPair
 
     @property
     def near(self) -> bool:  # type: ignore[override]
@@ -133,7 +133,7 @@ class Mixed(DominatingPair):
     def mirror(self) -> Mixed:
         return Mixed(self.weight, self.first.mirror(), self.second.mirror())
 
-    def symmetry_gap(self) -> Any:
+    def symmetry_gap(self) -> Real:
         first, second = self.first.symmetry_gap(), self.second.symmetry_gap()
         return namespace(first, second).maximum(first, second)
 
@@ -174,7 +174,7 @@ def cap(dtype: Any) -> float:
     return 0.97 * float(np.log(float(np.finfo(dtype).max)))
 
 
-def lowered(epsilon: Any) -> Any:
+def lowered(epsilon: Any) -> RealArray:
     """Return eps lowered by more than the rounding errors: since delta falls with eps, its delta is an upper bound.
 
     p - e^eps q cancels next to the largest loss. Its error there is a few units of p and of eps p, and its slope is -p.
@@ -183,7 +183,7 @@ def lowered(epsilon: Any) -> Any:
     return epsilon - _UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + abs(epsilon))
 
 
-def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
+def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Real:
     """Return the pointwise maximum of the hockey-stick divergences of several pairs, whose numbers broadcast with eps.
 
     delta is NumPy float64 for NumPy arguments, and JAX for JAX arguments.
@@ -194,7 +194,7 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
         return _profile(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
 
 
-def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
+def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Real:
     """Return a lower bound of ``profile`` for plain numbers."""
     eps = np.minimum(np.atleast_1d(np.asarray(epsilon, np.float64)), cap(np.float64))
     with np.errstate(all="ignore"):
@@ -202,14 +202,14 @@ def lower_profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
     return np.clip(np.max(values, axis=0), 0.0, 1.0).reshape(np.shape(epsilon))[()]
 
 
-def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
+def _profile(pairs: tuple[DominatingPair], epsilon: RealArray) -> RealArray:
     leaves, structure = jax.tree.flatten(pairs, is_leaf=is_whole)
     numbers = [leaf for leaf in leaves if not is_whole(leaf)]
     if all(np.ndim(leaf) == 0 for leaf in numbers):
         return curve(pairs)(epsilon.ravel()).reshape(epsilon.shape)
     xp = namespace(epsilon, *jax.tree.leaves(pairs))
 
-    def one(eps: Any, *numbers: Any) -> Any:
+    def one(eps: Real, *numbers: Real) -> Real:
         entries = iter(numbers)
         entry_pairs = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else next(entries) for leaf in leaves])
         return curve(entry_pairs)(xp.atleast_1d(eps))[0]
@@ -220,12 +220,12 @@ def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
 compiled_profile = jax.jit(_profile)
 
 
-def as_float64(tree: Any) -> Any:
+def as_float64(tree: PyTree) -> Any:
     """Convert every number of a pytree to NumPy float64, so that its type does not decide what is compiled."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-def is_whole(item: Any) -> bool:
+def is_whole(item: object) -> bool:
     """Return whether the arrays of an item belong together, instead of broadcasting with eps."""
     return isinstance(item, DominatingPair) and item.joint
 
@@ -234,7 +234,7 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     """Return the maximum of the pairs' hockey-stick divergences as a function of eps up to the cap, rounded upwards."""
     sticks = [upper(pair) for pair in pairs]
 
-    def at(epsilon: Any) -> Any:
+    def at(epsilon: RealArray) -> Any:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         capped = xp.minimum(epsilon, cap(epsilon.dtype))
         return xp.clip(xp.stack([stick(capped) for stick in sticks]).max(0), 0.0, 1.0)
@@ -242,7 +242,7 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     return at
 
 
-def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False, side: int = 1) -> Curve:
+def sampled_profile(profile: Curve, rate: Real, *, removed: bool = False, side: int = 1) -> Curve:
     """Return the profile of a release on a Poisson sample of rate r from that on all data, t -> H_t.
 
     With s the odds on all data that lead to the odds e^eps of the sample, it is r H_s(P, Q) for an added record, and
@@ -251,7 +251,7 @@ def sampled_profile(profile: Curve, rate: Any, *, removed: bool = False, side: i
     """
     sign = -1 if removed else 1
 
-    def at(epsilon: Any) -> Any:
+    def at(epsilon: RealArray) -> Any:
         xp = namespace(epsilon, rate)
         kind = xp.finfo(xp.result_type(epsilon))
         eps = xp.minimum(epsilon, cap(kind.dtype))
@@ -273,12 +273,12 @@ _TOGETHER = 1 << 18
 def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
     """Return eps -> the sum of the positive values of pieces, which are along a last axis; ``count`` are computed."""
 
-    def at(eps: Any) -> Any:
+    def at(eps: RealArray) -> RealArray:
         values = of_pieces(eps[..., None])
         # A maximum with 0 would halve the derivative of a value of 0. NaN stays NaN.
         return namespace(values).where(values < 0, 0.0, values).sum(-1)
 
-    def in_blocks(eps: Any) -> Any:
+    def in_blocks(eps: RealArray) -> RealArray:
         together = max(1, _TOGETHER // count)
         if np.size(eps) <= together:
             return at(eps)
@@ -294,7 +294,7 @@ def upper(pair: DominatingPair) -> Curve:
     """Return an upper bound of the pair's hockey-stick divergence, as a function of eps."""
     stick = pair.hockey_stick()
 
-    def at(epsilon: Any) -> Any:
+    def at(epsilon: RealArray) -> RealArray:
         # The sum of pieces is rounded, too, where it hardly changes with eps.
         delta = stick(lowered(epsilon))
         return delta * (1 + _UNITS * namespace(delta).finfo(delta.dtype).eps)

@@ -51,7 +51,7 @@ class Atoms(DominatingPair):
         error_p, error_q = (_rounding(mass, _OF_TABLES if self.moved is None else _OF_NORMS) for mass in (p, q))
         p, q = p * (1 + side * error_p), q * (1 - side * error_q)
 
-        def at(eps: Any) -> Any:
+        def at(eps: RealArray) -> Any:
             xp = namespace(eps, p, q)
             return xp.maximum(p - xp.exp(eps)[..., None] * q, 0.0).sum(-1)
 
@@ -67,7 +67,7 @@ class Atoms(DominatingPair):
     def mirror(self) -> Atoms:
         return Atoms(self.q, self.p, near=self.near)
 
-    def symmetry_gap(self) -> Any:
+    def symmetry_gap(self) -> Real:
         if self.moved is not None:
             return 0.0
         gap = self.q - self.p[::-1]
@@ -111,7 +111,7 @@ class RowPair(Atoms):
 NO_LOSS = Atoms(np.ones(1), np.ones(1))  # A pair of equal distributions.
 
 
-def _rounding(mass: Any, units: int) -> Any:
+def _rounding(mass: RealArray, units: int) -> RealArray:
     """Return bounds on the relative errors of computed probabilities: units, and more for exponents of small ones."""
     mass = without_derivative(mass)
     xp = namespace(mass)
@@ -123,7 +123,7 @@ def _tolerance(dtype: np.dtype) -> float:
     return max(1e-9, 64 * float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0)
 
 
-def discrete_pair(p: Any, q: Any) -> Atoms:
+def discrete_pair(p: object, q: object) -> Atoms:
     """Return the pair of two distributions on the same finite set of reports; JAX arrays stay differentiable.
 
     A neighbour may have either distribution, and delta is the larger one of both directions. In a composition all
@@ -143,7 +143,7 @@ def discrete_pair(p: Any, q: Any) -> Atoms:
     return pair
 
 
-def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
+def randomised_response(epsilon: Real, categories: int = 2) -> Atoms:
     """Return the dominating pair of (generalised) randomised response on k >= 2 categories; epsilon may be traced.
 
     It reports the true category with probability e^eps/(e^eps + k - 1), and any other category with 1/(e^eps + k - 1).
@@ -260,18 +260,18 @@ def _grouped(p: np.ndarray, q: np.ndarray) -> Atoms:
     return Atoms(np.add.reduceat(p[order], starts), np.add.reduceat(q[order], starts))
 
 
-def _largest(p: Any, cells: int, t: Any) -> Any:
+def _largest(p: RealArray, cells: int, t: Real) -> RealArray:
     """Return the maximum over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
     return namespace(p).stack([gap.max() for gap in _row_profiles(p, cells, t)]).max()
 
 
-def _row_profiles(p: Any, cells: int, t: Any) -> list[Any]:
+def _row_profiles(p: Any, cells: int, t: Real) -> list[Any]:
     """Return sum_j max(0, p_ij - t p_i'j) for i' = i - 1, i + 1, i - 2, ..., each an array over the lesser of both."""
     pairs = (pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
     return [namespace(p).maximum(x - t * y, 0.0).sum(1) for x, y in pairs]
 
 
-def shifted_pair(weights: Any, n: int) -> Atoms:
+def shifted_pair(weights: RealArray, n: int) -> Atoms:
     """Return the pair of the weights of even noise on a lattice and the same weights n points further on."""
     xp = namespace(weights)
     none = xp.zeros(n)

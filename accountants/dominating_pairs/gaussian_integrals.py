@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
 
 _STANDARD = Gaussian(1.0)
 _NODES, _WEIGHTS = gauss_legendre(12)
@@ -45,7 +45,7 @@ _UNITS = 16
 _LARGE = 1e10
 
 
-def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
+def gain(start: np.ndarray, width: np.ndarray, a: Real, lead: np.ndarray) -> tuple[Real, Real, Real]:
     """Return upper bounds of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
 
     Each exceeds the true value by a few units in the last place times 1 + start^2 and similar terms.
@@ -55,12 +55,12 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
     return _difference(start, width, a, lead, p, q), p + error[0], q + error[1]
 
 
-def endless_gain(start: Any, a: Any) -> Any:
+def endless_gain(start: RealArray, a: Real) -> RealArray:
     """Return the first value of ``gain`` for an infinite width, from the point at which the loss is eps."""
     return _difference(start, np.inf + 0 * start, a, 0.0 * start, _STANDARD.sf(start), _STANDARD.sf(start + a))
 
 
-def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> Any:
+def _difference(start: RealArray, width: RealArray, a: Real, lead: RealArray, p: Real, q: Real) -> RealArray:
     xp = namespace(start, width, a, lead)
     kind = xp.finfo(xp.result_type(start, width, a, lead))
     steep = xp.minimum(a, _LARGE)
@@ -75,7 +75,7 @@ def _difference(start: Any, width: Any, a: Any, lead: Any, p: Any, q: Any) -> An
     return xp.where(near, summed, apart + without_derivative(error))
 
 
-def _mass(start: Any, width: Any) -> Any:
+def _mass(start: RealArray, width: RealArray) -> RealArray:
     xp = namespace(start, width)
     far = start + width
     across = (start < 0) & (far > 0)
@@ -85,11 +85,11 @@ def _mass(start: Any, width: Any) -> Any:
     return value + _partial(0.0 * value, xp.where(across, -start, 0.0))
 
 
-def _mass_error(start: Any, width: Any, mass: Any) -> Any:
+def _mass_error(start: RealArray, width: RealArray, mass: Any) -> np.ndarray:
     return np.finfo(mass.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * mass
 
 
-def _partial(near: Any, width: Any) -> Any:
+def _partial(near: RealArray, width: RealArray) -> RealArray:
     """Return the mass of [near, near + width] for near >= 0: a difference of tails, or quadrature if it is narrow."""
     xp = namespace(near, width)
     has_width = xp.isfinite(near) & (width > 0)
@@ -101,16 +101,16 @@ def _partial(near: Any, width: Any) -> Any:
     return xp.where(has_width, xp.where(narrow, _where_any(narrow, _narrow, near, width), apart), 0.0)
 
 
-def _narrow(near: Any, width: Any) -> Any:
+def _narrow(near: np.ndarray, width: np.ndarray) -> np.ndarray:
     nodes, weights = (like(rule, width) for rule in (_NODES, _WEIGHTS))
     return width * (_density(near[..., None] + width[..., None] * nodes) @ weights)
 
 
-def _density(x: Any) -> Any:
+def _density(x: RealArray) -> RealArray:
     return namespace(x).exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
 
 
-def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
+def _where_any(needed: Any, function: Callable[..., Any], *values: Real) -> RealArray:
     xp = namespace(needed, *values)
     values = xp.broadcast_arrays(needed, *values)[1:]
     if xp is jnp:
@@ -118,13 +118,13 @@ def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
     return function(*values) if np.any(needed) else np.zeros_like(values[0])
 
 
-def _nearest(start: Any, width: Any) -> Any:
+def _nearest(start: RealArray, width: RealArray) -> RealArray:
     """Return the distance from 0 of the nearest point of the interval, clipped to where it matters."""
     xp = namespace(start, width)
     return xp.clip(xp.maximum(start, -(start + width)), 0.0, _LARGE)
 
 
-def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
+def _by_nodes(start: RealArray, width: RealArray, a: RealArray, lead: RealArray) -> RealArray:
     """Return the integral by Gauss-Legendre quadrature between the points at which the density becomes negligible."""
     xp = namespace(start, width, a, lead)
     reach = xp.sqrt(_nearest(*without_derivative((start, width))) ** 2 + 2 * _NEGLIGIBLE)

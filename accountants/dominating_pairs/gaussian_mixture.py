@@ -22,7 +22,7 @@ from accountants.dominating_pairs.gaussian_integrals import endless_gain
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import floating, namespace, ndtr, without_derivative
+from dpkernels.numerics import Real, RealArray, floating, namespace, ndtr, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -49,13 +49,13 @@ class GaussianMixture(DominatingPair):
     rounds_up: ClassVar[bool] = True
     neighbours: ClassVar[str | None] = "add_remove"
 
-    def _log_mixture(self, y: Any) -> Any:
+    def _log_mixture(self, y: RealArray) -> Real:
         xp = namespace(y, self.centres)
         logs = _STANDARD.log_prob(y[..., None] - self.centres) + xp.log(self.weights)
         top = without_derivative(logs.max(-1))
         return top + xp.log(xp.exp(logs - top[..., None]).sum(-1))
 
-    def _loss(self, y: Any) -> Any:
+    def _loss(self, y: Any) -> RealArray:
         """Return log p/q of the pair that is not mirrored."""
         xp = namespace(y, self.centres)
         logs = self.centres * (y[..., None] - self.centres / 2) + xp.log(self.weights)
@@ -83,15 +83,15 @@ class GaussianMixture(DominatingPair):
         sign = -1.0 if self.is_mirrored else 1.0
         still = without_derivative(self)
 
-        def at(eps: Any) -> Any:
+        def at(eps: Any) -> Real:
             xp = namespace(eps, self.centres)
             unit, level = xp.finfo(eps.dtype).eps, without_derivative(sign * eps)
             low, high = xp.full_like(level, -_FARTHEST), xp.full_like(level, _FARTHEST + still.centres.max())
 
-            def first(level: Any) -> Any:
+            def first(level: Real) -> Any:
                 return bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)[0]
 
-            def masses(pair: GaussianMixture, y: Any) -> tuple[Any, Any]:
+            def masses(pair: GaussianMixture, y: RealArray) -> tuple[Any, Any]:
                 mixture = (pair.weights * ndtr(sign * (pair.centres - y[..., None]))).sum(-1)
                 return (ndtr(y), mixture) if self.is_mirrored else (mixture, ndtr(-y))
 
@@ -118,7 +118,7 @@ class GaussianMixture(DominatingPair):
 
         return at
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         xp = namespace(self.centres, self.weights)
         at_zero = xp.where(self.centres == 0, self.weights, 0.0).sum()
         return xp.where(self.is_mirrored & (at_zero > 0), -xp.log(xp.where(at_zero > 0, at_zero, 1.0)), np.inf)

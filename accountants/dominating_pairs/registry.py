@@ -47,7 +47,7 @@ from dpkernels.proven import proven
 from dpkernels.solve import maximum_on
 
 
-def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
+def dominating_pairs(mechanism: object, sensitivity: object = None) -> tuple[Any, ...]:
     """Return pairs the pointwise maximum of whose profiles is the mechanism's profile at every eps >= 0.
 
     For bounded mechanisms neighbours are any two inputs, or those within the mechanism's own sensitivity. For additive
@@ -72,7 +72,7 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
     return D
 
 
-def reject_sensitivity(sensitivity: Any) -> None:
+def reject_sensitivity(sensitivity: object) -> None:
     """Raise ValueError for a sensitivity: a bounded mechanism has none or one of its own."""
     if sensitivity is not None:
         raise ValueError(
@@ -81,7 +81,7 @@ def reject_sensitivity(sensitivity: Any) -> None:
         )
 
 
-def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
+def noise_pairs(noise: object, sensitivity: Real) -> tuple[DominatingPair, ...]:
     """Return the dominating pairs of additive noise over shifts of size up to D; a TypeError for unknown noise.
 
     For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one is enough.
@@ -161,7 +161,7 @@ def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> R
 
 
 @singledispatch
-def bounded_pair(mechanism: Any) -> DominatingPair:
+def bounded_pair(mechanism: object) -> DominatingPair:
     """Return the dominating pair of a mechanism that takes no sensitivity."""
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
 
@@ -279,7 +279,7 @@ bounded_pair.register(CategorySampler, category_pair)
 
 
 @singledispatch
-def pure_epsilon(mechanism: Any) -> float:
+def pure_epsilon(mechanism: object) -> float:
     """Return the smallest eps for which the mechanism is eps-DP, of one report in exact arithmetic.
 
     Neighbours are any two inputs of the interval, or those within the sensitivity of a mechanism that has one.

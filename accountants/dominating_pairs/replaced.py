@@ -23,7 +23,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair, sampled_pro
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -59,7 +59,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 
 @proven("worst_pairs#8-poisson-samples-one-record-replaced")
-def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
+def replaced_pair(pair: DominatingPair, rate: Real) -> DominatingPair:
     """Return the symmetric pair of one release on a Poisson sample with one record replaced, from that on all data."""
     if isinstance(pair, AdditivePair):
         return ReplacedNoise(pair, rate)
@@ -68,7 +68,7 @@ def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
     return ReplacedBounded(pair, rate)
 
 
-def _symmetrized(pair: Atoms, rate: Any) -> Atoms:
+def _symmetrized(pair: Atoms, rate: Real) -> Atoms:
     """Return the pair of a lattice that is shifted forwards and back: p starts with the weights, and q with zeros."""
     xp = namespace(pair.p, rate)
     none = xp.zeros(int(pair.moved or 0))
@@ -77,7 +77,7 @@ def _symmetrized(pair: Atoms, rate: Any) -> Atoms:
     return Atoms((1 - rate) * middle + rate * forth, (1 - rate) * middle + rate * back)
 
 
-def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
+def replaced_atoms(pair: Atoms, rate: Real) -> Atoms:
     """Return the dominating pair of a table, as a table."""
     losses = replaced_pair(pair, rate).privacy_loss()
     return Atoms(losses.p, losses.q)
@@ -89,7 +89,7 @@ class ReplacedBounded(DominatingPair):
     """The pair of one release of a bounded mechanism, from that on all data; its profile is that of an added record."""
 
     pair: Any
-    rate: Any
+    rate: Real
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
@@ -105,7 +105,7 @@ class ReplacedBounded(DominatingPair):
         sides = (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
         sticks = [sampled_profile(upper(side), self.rate) for side in sides]
 
-        def at(eps: Any) -> Any:
+        def at(eps: Real) -> Real:
             values = [stick(eps) for stick in sticks]
             return symmetric * namespace(*values).stack(values).max(0)
 
@@ -114,7 +114,7 @@ class ReplacedBounded(DominatingPair):
     def lower_hockey_stick(self) -> Curve:
         return sampled_profile(self.pair.lower_hockey_stick(), self.rate, side=-1)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         levels = [sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())]
         return namespace(*levels).stack(levels).max()
 
@@ -125,7 +125,7 @@ class ReplacedBounded(DominatingPair):
     def mirror(self) -> ReplacedBounded:
         return self
 
-    def symmetry_gap(self) -> Any:
+    def symmetry_gap(self) -> Real:
         return 0.0
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ class ReplacedBounded(DominatingPair):
             raise ValueError("pair: is noise, whose replaced records are twice the sensitivity apart")
 
 
-def _one_if_symmetric(pair: Any) -> Any:
+def _one_if_symmetric(pair: Any) -> Real:
     """Return 1 for a symmetric pair, and NaN for another one, which only tracing lets through."""
     odd = pair.symmetry_gap()
     return namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
@@ -169,7 +169,7 @@ class ReplacedNoise(ReplacedBounded):
     def lower_hockey_stick(self) -> Curve:
         return DominatingPair.lower_hockey_stick(self)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         """Return the loss where p has the other record's largest density, relative to f, and q its least."""
         level = self.pair.largest_loss()
         return sampled_loss(level, self.rate) - sampled_loss(-level, self.rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from jax.experimental.jet import jet
 
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 _ORDER, _ROUNDING = 8, 1e-6
 
@@ -68,7 +71,7 @@ def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.
     return start, end, start + share * (end - start)
 
 
-def _derivatives(function: Callable[[Any], Any], z: Any) -> list[np.ndarray]:
+def _derivatives(function: Callable[[Any], Any], z: Real) -> list[np.ndarray]:
     """Return the derivatives of the function at every z, of order 1 to 8."""
     ones, zeros = jnp.ones_like(z), jnp.zeros_like(z)
     try:
@@ -82,5 +85,5 @@ def _derivatives(function: Callable[[Any], Any], z: Any) -> list[np.ndarray]:
         return derivatives
 
 
-def _slope(function: Callable[[Any], Any], z: Any) -> Any:
+def _slope(function: Callable[[Any], Any], z: Real) -> Any:
     return jax.jvp(function, (z,), (jnp.ones_like(z),))[1]

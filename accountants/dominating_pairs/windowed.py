@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_at
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
@@ -36,17 +37,17 @@ class WindowedPair(DominatingPair):
 
     window: Window
     base: Base
-    width: Any
-    relative_height: Any
-    apart: Any
-    centre: Any = 0.0
+    width: Real
+    relative_height: Real
+    apart: Real
+    centre: Real = 0.0
 
     @property
-    def level(self) -> Any:
+    def level(self) -> Real:
         return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
     @property
-    def height(self) -> Any:
+    def height(self) -> Real:
         return self.relative_height * self.level
 
     def hockey_stick(self) -> Curve:
@@ -80,7 +81,7 @@ class WindowedPair(DominatingPair):
         steepness: Any = None
         if window is not None and base is not None:  # Outside of both windows the densities are the base.
 
-            def steepness(left: Any, _: Any, i: Any) -> Any:
+            def steepness(left: np.ndarray, _: object, i: np.ndarray) -> Any:
                 return 0 * left + np.where((side.in_p | side.in_q)[i], max(window / self.width, base), base)
 
         return PrivacyLossDistribution.of_pieces(
@@ -97,7 +98,7 @@ class WindowedPair(DominatingPair):
     def mirror(self) -> WindowedPair:
         return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)
 
-    def symmetry_gap(self) -> Any:
+    def symmetry_gap(self) -> Real:
         return namespace(self.centre).abs(self.centre)
 
     def check(self) -> None:
@@ -137,14 +138,14 @@ class Side(NamedTuple):
     in_p: Any  # Whether p's window covers each piece.
     in_q: Any
 
-    def p(self, e: Any, inside: Any) -> Any:
+    def p(self, e: RealArray, inside: Boolean) -> Any:
         """Return the density of p at e; at the end of a piece, the limit from inside the piece."""
         return self._density(e, e, inside)
 
-    def q(self, e: Any, inside: Any) -> Any:
+    def q(self, e: RealArray, inside: Boolean) -> Any:
         return self._density(e, e - self.apart, inside)
 
-    def loss(self, e: Any, in_p: Any, in_q: Any) -> Any:
+    def loss(self, e: RealArray, in_p: Boolean, in_q: Boolean) -> Any:
         ratio = self.p(e, in_p) / self.q(e, in_q)
         return namespace(ratio).log(ratio)
 
@@ -152,7 +153,7 @@ class Side(NamedTuple):
     def densities(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         return (self.p, self.in_p), (self.q, self.in_q)
 
-    def _density(self, e: Any, in_window: Any, inside: Any) -> Any:
+    def _density(self, e: RealArray, in_window: RealArray, inside: Boolean) -> RealArray:
         pair, z = self.pair, in_window / self.pair.width
         xp = namespace(z)
         window = xp.where(inside, pair.height * pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
@@ -193,7 +194,7 @@ def _linear(side: Side) -> Curve:
     """Sum w a^2 / (2 (a - b)), the positive part's mass on a piece of width w with values a > 0 > b at its ends."""
     (p0, p1), (q0, q1) = ([density(e, inside) for e in (side.left, side.right)] for density, inside in side.densities)
 
-    def of_pieces(eps: Any) -> Any:
+    def of_pieces(eps: RealArray) -> RealArray:
         xp = namespace(eps, p0)
         ends = p0 - xp.exp(eps) * q0, p1 - xp.exp(eps) * q1
         high, low = xp.maximum(*ends), xp.minimum(*ends)
@@ -220,7 +221,7 @@ class _Runs(NamedTuple):
 def _rate(side: Side, e: Any) -> RealArray:
     """Return the derivative of the loss, p'/p - q'/q, or 0 where the difference is a rounding error."""
 
-    def relative(density: Any, inside: Any) -> Any:
+    def relative(density: Any, inside: Boolean) -> Array:
         value, slope = jax.jvp(lambda at: density(at, inside), (e,), (jnp.ones_like(e),))
         return slope / value
 
@@ -259,7 +260,7 @@ def _cut_at_turns(side: Side, cells: int) -> Any:
     return starts, ends, wide[rows]
 
 
-def _inside(left: Any, right: Any) -> tuple[Any, Any]:
+def _inside(left: Any, right: Real) -> tuple[RealArray, RealArray]:
     """Return both ends of an interval, moved inside it: at a knot the derivative of the loss may jump."""
     inset = _INSET * (right - left) + 4 * np.finfo(left.dtype).eps * (abs(left) + abs(right))
     return left + inset, right - inset
@@ -282,12 +283,12 @@ def _smooth(side: Side, runs: _Runs) -> Curve:
     """Integrate p - e^eps q from the top of each run, where the loss is largest, to the point where the loss is eps."""
     frozen = without_derivative((side, runs))
 
-    def gap(share: Any, eps: Any, side: Side = side, runs: _Runs = runs) -> Any:
+    def gap(share: Real, eps: object, side: Side = side, runs: _Runs = runs) -> Any:
         """Return p - e^eps q at a share of each run; its slope, unlike the loss's, is moderate where a window ends."""
         e = runs.top + runs.extent * share
         return side.p(e, runs.in_p) - namespace(e, eps).exp(eps) * side.q(e, runs.in_q)
 
-    def of_pieces(eps: Any) -> Any:
+    def of_pieces(eps: Any) -> RealArray:
         xp, still = namespace(eps, runs.top), without_derivative(eps)
         none = 0 * (still + frozen[1].top)
         top_above, all_above = (gap(none + share, still, *frozen) > 0 for share in (0.0, 1.0))

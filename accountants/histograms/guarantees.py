@@ -17,18 +17,18 @@ from accountants.profile import epsilon_of
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.mechanisms import named
-from dpkernels.numerics import ndtr
+from dpkernels.numerics import Real, ndtr
 
 MOST_COUNTS = 10**6  # The most mechanisms that ``pure_delta`` composes.
 
 
-def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:
+def gaussian_histogram_rho(l0_sensitivity: int, linf_sensitivity: Real, sigma: Real) -> Any:
     """Return rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count, of l2 sensitivity sqrt(D0) Dinf (Lemma 6.3)."""
     checks.positive("l0_sensitivity", l0_sensitivity)
     return np.asarray(l0_sensitivity, float) * concentrated.gaussian_rho(sigma, linf_sensitivity)
 
 
-def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
+def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Real) -> Any:
     """Return an upper bound of delta at eps of Laplace noise of scale b: D0 counts, each (Dinf/b)-DP (Lemma 6.2)."""
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.positive("scale", scale)
@@ -50,7 +50,7 @@ class HistogramGuarantee:
 
 
 def known_domain_guarantee(
-    k: Any, discovery_epsilon: Any, delta: Any, *, sigma: Any = None, scale: Any = None, leak: Any = 0.0
+    k: Real, discovery_epsilon: Any, delta: Real, *, sigma: Any = None, scale: Real | None = None, leak: Real = 0.0
 ) -> HistogramGuarantee:
     """Return the guarantee of ``known_domain_top_k``, from exactly one of sigma and scale; arguments broadcast.
 

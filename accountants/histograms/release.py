@@ -56,7 +56,7 @@ class UnknownTopK:
 
 
 def known_domain_top_k(
-    counts: Any,
+    counts: np.ndarray,
     k: int,
     *,
     noise: Additive,
@@ -97,7 +97,7 @@ def known_domain_top_k(
     return KnownTopK(items, most_likely(noisy), noisy, charged)
 
 
-def most_likely(noisy: Any) -> np.ndarray:
+def most_likely(noisy: np.ndarray) -> np.ndarray:
     """Return the non-increasing, non-negative counts nearest to noisy ones in squares: isotonic regression, cut at 0.
 
     For Gaussian noise they are the maximum likelihood estimate under that order. For other noise they are a projection.
@@ -194,7 +194,7 @@ def _charge(noise: Additive) -> dict[str, float]:
     return {"scale": 1 / float(noise.epsilon), "leak": float(noise.delta)}
 
 
-def _counts(counts: Any) -> np.ndarray:
+def _counts(counts: object) -> np.ndarray:
     array = checks.integers("counts", counts)
     if array.min() < 0 or array.max() >= 1 << 53:
         raise ValueError(f"counts: {array.min()} to {array.max()} is not within 0..2^53")

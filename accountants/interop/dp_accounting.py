@@ -42,7 +42,7 @@ from accountants.closed_forms.concentrated import best_delta
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.privacy_loss import sampled_loss
 from accountants.shuffle.bracket import lower_hull
-from dpkernels.numerics import ndtri
+from dpkernels.numerics import Real, ndtri
 
 _Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
 
@@ -86,7 +86,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         self._counts = Counter[_AccountedRelease]()
         self._composed: accountants.Guarantee | None = None
 
-    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+    def _maybe_compose(self, event: object, count: int, do_compose: bool) -> Any:
         try:
             releases = [(one, times) for one, times in _releases(event, count, self.neighboring_relation) if times]
         except _Unsupported as error:
@@ -147,7 +147,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         closed_form = self._known_delta(target_epsilon)
         return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
-    def get_true_positive_rates(self, false_positive_rates: Any, deltas: Any = None) -> Any:
+    def get_true_positive_rates(self, false_positive_rates: Any, deltas: object = None) -> Any:
         """Return upper bounds of the true positive rates of any attack at some false positive rates.
 
         They are those of the trade-off curve itself, so that ``deltas``, at which dp_accounting looks, are not needed.
@@ -162,7 +162,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
             return np.ones_like(rates)[()]
         return self.guarantee.true_positive_rate(false_positive_rates) if self._counts else rates[()]
 
-    def get_gdp_parameter_estimate(self, false_positive_rates: Any = None, deltas: Any = None) -> float:
+    def get_gdp_parameter_estimate(self, false_positive_rates: object = None, deltas: object = None) -> float:
         """Return an estimate of the mu of a Gaussian mechanism that is no more private at some false positive rates.
 
         It is inf if an infinite loss is more likely than the least rate. The default rates are 100 from 1e-12 to 0.5.
@@ -428,7 +428,7 @@ def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acc
         yield release, count
 
 
-def _is_whole(value: Any, least: int) -> bool:
+def _is_whole(value: Real, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
@@ -484,7 +484,7 @@ def _fixed_size(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRele
         yield replace(release, fixed=(int(batch), int(examples))), 1
 
 
-def _check_relation(event: Any, relation: Relation, *allowed: Relation) -> None:
+def _check_relation(event: object, relation: Relation, *allowed: Relation) -> None:
     if relation not in allowed:
         names = " or ".join(f"`{option.name}`" for option in allowed)
         reason = f"neighboring_relation must be {names} for `{type(event).__name__}`. Found {relation}."

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import opendp.prelude as dp
@@ -35,6 +35,9 @@ import dpkernels as dpk
 from accountants.dominating_pairs.discrete import shifted_pair
 from dpkernels.decimals import float_at_least, rational
 
+if TYPE_CHECKING:
+    from dpkernels.numerics import RealArray
+
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.
 _STEP = 2.0**-20
@@ -42,7 +45,7 @@ _STEP = 2.0**-20
 _FARTHEST = 2.0**1000
 
 
-def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = float) -> dp.Measurement:
+def make_measurement(mechanism: object, *, delta: float | None = None, T: type = float) -> dp.Measurement:
     """Return the OpenDP measurement of a mechanism.
 
     OpenDP's features "contrib" and "honest-but-curious" must be enabled: the map is computed here, not by OpenDP.
@@ -166,10 +169,10 @@ def _vector_map(form: Any, T: type) -> Callable[[float], tuple[float, float]]:
     return privacy_map
 
 
-def _release(form: Any, T: type) -> Callable[[Any], Any]:
+def _release(form: object, T: type) -> Callable[[Any], Any]:
     """Return the function that perturbs a value or a list, with a new key for every call."""
 
-    def release(x: Any) -> Any:
+    def release(x: RealArray) -> Any:
         values = np.asarray(x, float)
         if T is float:  # It moves no two values apart, and without it an infinity would be an error, which shows it.
             values = np.clip(values, -_FARTHEST, _FARTHEST)

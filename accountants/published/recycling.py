@@ -55,7 +55,7 @@ def published_profile(kernel: Distribution, theta: Real, q: Real, sensitivity: R
     return (1 - W) * of_kernel(epsilon) + W * of_kernel(epsilon - Lq)
 
 
-def published_baseline_rate(epsilon: Any, kernel_epsilon: Any) -> Any:
+def published_baseline_rate(epsilon: Real, kernel_epsilon: Any) -> Real:
     """Return Jiang 2024's baseline q = 1 - exp(-(eps - eps_kernel)); sound only for a pure-DP kernel.
 
     The two losses simply add, and the step's ratio is 1/(1 - q). It is wasteful. A kernel's own delta is scaled by
@@ -64,7 +64,7 @@ def published_baseline_rate(epsilon: Any, kernel_epsilon: Any) -> Any:
     return -namespace(epsilon, kernel_epsilon).expm1(kernel_epsilon - epsilon)
 
 
-def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def published_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Any:
     """Return q of Jiang 2024, Algorithm 1: the largest whose ``published_profile`` is at most delta; **not sound**.
 
     **Unsound for theta above about 2.5 sigma**: with a Gaussian kernel calibrated for eps 2.7, D = 1 and theta = 5, it
@@ -77,7 +77,7 @@ def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, 
     return xp.where(published_excess(0.0, parameters) <= 0, q, xp.nan)[()]
 
 
-def published_excess(q: Any, parameters: tuple[Any, ...]) -> Any:
+def published_excess(q: Real, parameters: tuple[Any, ...]) -> Any:
     """Return how far ``published_profile``, **not sound**, is above delta."""
     kernel, theta, eps, delta, D = parameters
     return published_profile(kernel, theta, q, D, eps) - delta

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,6 +26,10 @@ from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, namespace
 
+if TYPE_CHECKING:
+    from accountants.tune.families.constructed import Composite
+    from accountants.tune.objectives import Objective
+
 _STEPS = (0.1, 0.01, 0.001)  # The source's, one a round.
 _BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that one shape is compiled.
 
@@ -39,13 +43,13 @@ class Enumerated:
 
     source: str
     mechanism: Any
-    parameters: dict[str, Any]
+    parameters: dict[str, float]
     value: float
     evaluations: int
     rounds: list[float]
 
 
-def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:
+def composite_search(family: Composite, objective: Any, stop_at: float | None = None) -> Enumerated:
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
     The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
@@ -85,7 +89,7 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     return Enumerated("Zhang 2024", mechanism, parameters, rounds[-1], count, rounds)
 
 
-def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
+def _feasible(points: np.ndarray, family: Composite) -> np.ndarray:
     y, k, m = points.T
     mass = family.window.area * k * m
     good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
@@ -93,7 +97,7 @@ def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
     return points[_on_unit_interval(points.T, family)[1] < 2]
 
 
-def _on_unit_interval(point: RealArray, family: Any) -> tuple[Any, Any, Any]:
+def _on_unit_interval(point: RealArray, family: Composite) -> tuple[np.ndarray, RealArray, RealArray]:
     """Return (edge r = t/y of the quartic base, m, k/y) on the interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
     quartic = family.base is None
@@ -102,7 +106,7 @@ def _on_unit_interval(point: RealArray, family: Any) -> tuple[Any, Any, Any]:
     return r, m / L, k / y
 
 
-def _values(objective: Any, family: Any, points: np.ndarray) -> np.ndarray:
+def _values(objective: object, family: Composite, points: np.ndarray) -> np.ndarray:
     """Return the objective at every point, in batches of one shape, so that it is compiled once."""
     rows = np.stack(_on_unit_interval(points.T, family), -1)
     rows = np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _BATCH, 0)])
@@ -114,10 +118,10 @@ def _values(objective: Any, family: Any, points: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def _objective_at(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
+def _objective_at(shape: tuple[Window, Base], objective: Objective, interval: RealArray, rows: Real) -> Real:
     window, base = shape
 
-    def one(row: Any) -> Any:
+    def one(row: Any) -> Real:
         return objective(Windowed(window, Quartic(row[0]) if base is None else base, row[1], row[2], *interval))
 
     return jax.vmap(one)(rows)
@@ -126,7 +130,7 @@ def _objective_at(shape: tuple[Window, Base], objective: Any, interval: RealArra
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 
 
-def recycled_search(family: Any, objective: Any) -> Enumerated:
+def recycled_search(family: Any, objective: object) -> Enumerated:
     """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``."""
     _check_acceptance(family, objective)
     best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
@@ -134,7 +138,7 @@ def recycled_search(family: Any, objective: Any) -> Enumerated:
     return Enumerated("Jiang 2024", mechanism, {}, float(best.acceptance), count, [float(best.acceptance)])
 
 
-def sampled_search(family: Any, objective: Any) -> Enumerated:
+def sampled_search(family: Any, objective: object) -> Enumerated:
     """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def _hidden(n: int, p: float, alpha: float, clones: float, epsilon: float) -> fl
     return float(np.where(slope > 0, base * tails[0] + slope * tails[1], 0.0).sum().clip(0.0, 1.0))
 
 
-def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = "bennett") -> float:
+def published_blanket(mechanism: object, n: int, epsilon: float, inequality: str = "bennett") -> float:
     """Return delta at eps > 0 by Balle, Bell, Gascon & Nissim 2019, by "hoeffding" or "bennett"; sound.
 
     It bounds E[(L_1 + ... + L_m)_+], averaged over Bin(n, gamma).

@@ -79,7 +79,7 @@ class Allocated(TablePair):
         p, q, loss = traced_losses(self.removed, numbers, partial(mean_divergence, self.removed, *numbers))
         return OneDirection(p, q, loss, 0 * p, pair=self)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         """Return the loss where every step has the ratio that is worst in one step."""
         return (self.pair.mirror() if self.removed else self.pair).largest_loss()
 
@@ -110,7 +110,7 @@ class AllocatedBlock(Allocated):
         return (NO_LOSS,)
 
 
-def allocated_pairs(pair: DominatingPair, steps: Any, times: int = 1) -> list[tuple[DominatingPair, int]]:
+def allocated_pairs(pair: DominatingPair, steps: object, times: int = 1) -> list[tuple[DominatingPair, int]]:
     """Return (pair, count) of releases that bound an allocation to ``times`` of so many steps, exactly so for one.
 
     A random partition of t steps into k blocks of f or f + 1, and a random step of each block, is a random subset of k

@@ -13,7 +13,7 @@ so that (g P + (1 - g) Q, Q) is the pair of every release, or they have the valu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from accountants.dominating_pairs.additive import AdditivePair, HalvedPair, additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Sampled
@@ -23,6 +23,9 @@ from accountants.schemes.groups import LOG_CONCAVE
 from dpkernels import checks
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 
 @proven("schemes#4-samples-of-a-fixed-size")
@@ -74,7 +77,7 @@ def check_symmetric(pair: DominatingPair) -> None:
         )
 
 
-def fixed_size_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
+def fixed_size_pair(pair: DominatingPair, rate: Real) -> DominatingPair:
     """Return the pair of a release on a sample that holds the share ``rate`` of all records."""
     check_symmetric(pair)
     far = replacing_pair(pair)

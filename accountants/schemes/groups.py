@@ -29,7 +29,7 @@ from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.logistic import Logistic
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -38,7 +38,7 @@ _ROUNDING = 1e-11  # More than the relative errors of the weights, and of the su
 LOG_CONCAVE = (Gaussian, Laplace, Logistic)
 
 
-def binomial_weights(records: int, rate: Any) -> Any:
+def binomial_weights(records: int, rate: Real) -> Any:
     """Return the probabilities of 0 to ``records`` records in a sample, for a rate in (0, 1)."""
     xp, j = namespace(rate), np.arange(records + 1.0)
     choices = np.concatenate([[0.0], np.cumsum(np.log((records - j[:-1]) / (j[:-1] + 1)))])
@@ -102,7 +102,7 @@ class Grouped(TablePair):
     def lower_hockey_stick(self) -> Curve:
         return self.table.delta if self.is_lower else self.attained()[0].lower_hockey_stick()
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         """Return the loss where all ratios are the largest ones, or the smallest ones if removed."""
         weights = binomial_weights(self.records, self.rate)
         sign, total = -1.0 if self.removed else 1.0, weights[0]
@@ -134,7 +134,7 @@ def grouped_pair(pair: DominatingPair, records: int) -> DominatingPair:
     )
 
 
-def sampled_group_pair(pair: DominatingPair, records: int, rate: Any) -> DominatingPair:
+def sampled_group_pair(pair: DominatingPair, records: int, rate: Real) -> DominatingPair:
     """Return the pair of a release of noise on a Poisson sample of this rate, for groups of so many records.
 
     Raises:

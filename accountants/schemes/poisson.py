@@ -32,7 +32,7 @@ from dpkernels.pytrees import pytree
 _OF_BINOMIAL = 1e-9
 
 
-def amplified_budget(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
+def amplified_budget(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
     """Return ln(1 + p (e^eps - 1)) and p delta, the budget on the whole data of a mechanism that has this on a sample.
 
     Raises:
@@ -42,7 +42,7 @@ def amplified_budget(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     return sampled_loss(epsilon, rate)[()], rate * delta
 
 
-def _check(epsilon: Any, delta: Any, rate: Any) -> None:
+def _check(epsilon: Real, delta: Real, rate: Real) -> None:
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
     checks.within("rate", rate, 5e-324, 1.0)
@@ -105,7 +105,7 @@ class Truncated(DominatingPair):
     def lower_hockey_stick(self) -> Curve:
         return self.attained()[0].lower_hockey_stick()
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         levels = [pair.largest_loss() for _, pair in self._parts]
         return namespace(*levels).stack(levels).max()
 
@@ -141,7 +141,7 @@ def full_and_kept(rate: Real, capacity: int, examples: int) -> tuple[Any, Any]:
     return full, xp.where(some, xp.minimum(capacity / examples * more / xp.where(some, full, 1.0), 1.0), 0.0)[()]
 
 
-def truncated_pair(pair: DominatingPair, far: DominatingPair, rate: Real, capacity: Any, examples: Any) -> Any:
+def truncated_pair(pair: DominatingPair, far: DominatingPair, rate: Real, capacity: object, examples: object) -> Any:
     """Return the pair of a Poisson sample with a capacity; without one that can be exceeded, of a Poisson sample.
 
     Args:

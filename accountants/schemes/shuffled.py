@@ -27,7 +27,7 @@ from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -54,7 +54,7 @@ class ShuffledBatches(DominatingPair):
     def hockey_stick(self) -> Curve:
         return self.pair.hockey_stick()
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         return self.pair.largest_loss()
 
     def privacy_loss(self) -> PrivacyLossDistribution:

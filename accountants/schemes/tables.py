@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -19,6 +19,9 @@ from accountants.composition.masses import above, below
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.proven import proven
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real, RealArray
 
 # The step of the losses of one ratio, the least and the most of their points, and the masses beyond their reach.
 _STEP, _FEWEST, _MOST, _BEYOND = 2e-3, 1 << 13, 1 << 15, 1e-30
@@ -69,15 +72,15 @@ class OneDirection(PrivacyLossDistribution):
     """Losses that bound those of a pair in one direction only; the mirrored ones are those of the pair's mirror."""
 
     pair: Any = None
-    weight: Any = 1.0  # Of all masses.
+    weight: Real = 1.0  # Of all masses.
 
-    def mirrored(self, sign: Any = -1) -> PrivacyLossDistribution:
+    def mirrored(self, sign: Real = -1) -> PrivacyLossDistribution:
         return self if sign == 1 else self.pair.mirror().privacy_loss().scaled(self.weight)
 
     def of_its_direction(self) -> PrivacyLossDistribution:
         return PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
 
-    def scaled(self, weight: Any) -> OneDirection:
+    def scaled(self, weight: RealArray) -> OneDirection:
         masses = weight * self.p, weight * self.q
         return OneDirection(*masses, self.loss, self.width, pair=self.pair, weight=weight * self.weight)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.schemes.ratio_sums import law_of, self_sum
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.
@@ -45,7 +48,7 @@ def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, 
     words = [jax.lax.bitcast_convert_type(jnp.asarray(number, jnp.float64), jnp.uint32) for number in numbers]
     places = [np.shape(number) for number in numbers]
 
-    def call(*words: Any) -> list[np.ndarray]:
+    def call(*words: object) -> list[np.ndarray]:
         pairs = [np.ascontiguousarray(np.asarray(word, np.uint32)) for word in words]
         values = [pair.view(np.float64).reshape(place) for pair, place in zip(pairs, places, strict=True)]
         results = [
@@ -113,7 +116,7 @@ def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def mean_divergence(removed: bool, ratio: Any, mass: Any, infinite: Any, steps: Any, epsilon: Any) -> Any:
+def mean_divergence(removed: bool, ratio: Real, mass: Real, infinite: Real, steps: object, epsilon: Real) -> Any:
     """Return D at eps of any shape, from the values of one ratio and their masses under q."""
     numbers = ratio, mass, infinite, steps, epsilon
     return _on_host(lambda *numbers: [_divergence(removed, numbers)], [jnp.shape(epsilon)], *numbers)[0]

@@ -40,7 +40,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
-from dpkernels.numerics import GAUSS_LEGENDRE, floating, like, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, floating, like, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import rising_root
@@ -64,7 +64,7 @@ class Blanket:
     q: Any  # R_x'/omega of the hidden report.
     gamma: Any  # The probability of a draw of omega.
 
-    def losses(self, epsilon: Any) -> Any:
+    def losses(self, epsilon: Real) -> Any:
         return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
 
     @property
@@ -107,9 +107,9 @@ class OutcomeProbabilities:
     """Probabilities of outcomes."""
 
     least: Any  # The smallest over all inputs.
-    first: Any  # Under the input x.
-    second: Any  # Under x'.
-    others: Any  # Of shape (k, outcomes), under inputs that all others may hold.
+    first: Real  # Under the input x.
+    second: RealArray  # Under x'.
+    others: RealArray  # Of shape (k, outcomes), under inputs that all others may hold.
 
     @property
     def upper(self) -> Blanket:
@@ -122,14 +122,14 @@ class OutcomeProbabilities:
         """Return blankets of others that all hold one input: lower bounds of the worst delta."""
         return tuple(self._in_blanket(row, 1.0) for row in self.others)
 
-    def _in_blanket(self, mass: Any, gamma: Any) -> Blanket:
+    def _in_blanket(self, mass: RealArray, gamma: Real) -> Blanket:
         xp = namespace(mass)
         has_mass = mass > 0  # Panels of no width have no mass, under JAX.
         p, q = (xp.where(has_mass, column / xp.where(has_mass, mass, 1.0), 1.0) for column in (self.first, self.second))
         return Blanket(mass, p, q, gamma)
 
 
-def moments(mass: Any, L: Any, c: Any) -> tuple[Any, Any, Any]:
+def moments(mass: Real, L: RealArray, c: Real) -> tuple[Any, Any, Any]:
     """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
     xp = namespace(mass, L, c)
     x = xp.minimum(c * L, LARGEST_EXPONENT)
@@ -137,12 +137,12 @@ def moments(mass: Any, L: Any, c: Any) -> tuple[Any, Any, Any]:
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def saddle_point(mass: Any, L: Any, n: Any) -> tuple[Any, Any]:
+def saddle_point(mass: Real, L: RealArray, n: Real) -> tuple[float, float]:
     """Return c with K'(c) = 2/c by Newton's method, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
     highest = xp.log(LARGEST_EXPONENT / xp.maximum(L.max(), 1e-300))
 
-    def excess(log_c: Any) -> tuple[Any, Any]:
+    def excess(log_c: Real) -> tuple[float, float]:
         c = xp.exp(log_c)
         decay, slope, bend = moments(mass, L, c)
         rise, bend = c * slope / (1 + decay), c**2 * bend / (1 + decay)
@@ -170,7 +170,7 @@ class WorstInputs:
     exact: bool = True
 
 
-def of_level(level: Any, gamma: Any) -> OutcomeProbabilities:
+def of_level(level: Real, gamma: Real) -> OutcomeProbabilities:
     """Return reports at least as informative as any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
 
     R_x/omega and R_x'/omega are each gamma e^eps0 with probability w = (1/gamma - 1)/(e^eps0 - 1), and gamma otherwise.
@@ -203,7 +203,7 @@ _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)
 
 @proven("shuffle#proof")
 @singledispatch
-def worst_inputs(mechanism: Any) -> WorstInputs:
+def worst_inputs(mechanism: object) -> WorstInputs:
     """Return the worst inputs of a local mechanism, of its exact sampler (then of the integers), or of a table of rows.
 
     The mechanism is bounded, and eps0-DP for any two inputs. Row x of a table has the probabilities of the reports of
@@ -258,14 +258,14 @@ def _(mechanism: TwoPoint) -> WorstInputs:
 
 @worst_inputs.register(Mixture)
 @worst_inputs.register(ExactMixture)
-def _(mixture: Any) -> WorstInputs:
+def _(mixture: ExactMixture | Mixture) -> WorstInputs:
     """Publish the choice: E(L - t)_+ is the sum of both parts', so a pair that is worst for both is the worst."""
     weight: Any = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
     first, second = worst_inputs(mixture.first), worst_inputs(mixture.second)
     if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
         raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
 
-    def join(one: Any, other: Any) -> Any:
+    def join(one: RealArray, other: RealArray) -> RealArray:
         return namespace(weight, one, other).concatenate([weight * one, (1 - weight) * other], axis=-1)
 
     level = namespace(first.level, second.level).maximum(first.level, second.level)
@@ -295,7 +295,7 @@ def _(mechanism: Windowed) -> WorstInputs:
     return WorstInputs((outcomes,), jnp.log((outcomes.upper.p / outcomes.upper.q).max()), exact=False)
 
 
-def _density(m: Windowed, v: Any, middle: Any) -> Any:
+def _density(m: Windowed, v: RealArray, middle: Real) -> Any:
     return m.level * m.base.density(v) + m.height * m.window.density((v - middle) / m.width + 0.5)
 
 

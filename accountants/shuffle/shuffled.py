@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
@@ -84,12 +85,12 @@ class Shuffled(ComposableGuarantee):
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return self._upper_ends(self._upper_epsilon, delta)
 
-    def _upper_ends(self, bound: Callable[[float], float], at: Any) -> Any:
+    def _upper_ends(self, bound: Callable[[float], float], at: Real) -> Real:
         self._check_proven()
         return _each(bound, at)
 
     @in_64_bits
-    def estimate_delta(self, epsilon: Any) -> Any:
+    def estimate_delta(self, epsilon: object) -> Any:
         """Return an estimate of the least delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
         | case | method | relative error of delta |
@@ -118,7 +119,7 @@ class Shuffled(ComposableGuarantee):
         return _each(self._upper_delta, epsilon)
 
     @in_64_bits
-    def estimate_epsilon(self, delta: Any) -> Any:
+    def estimate_epsilon(self, delta: object) -> Any:
         """Return an estimate of the least eps >= 0 at delta, as accurate as ``estimate_delta``.
 
         Derivatives are implicit.
@@ -131,7 +132,7 @@ class Shuffled(ComposableGuarantee):
             return _traced("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.level)
         return _each(self._upper_epsilon if self._is_bounded() else lambda one: self._upper.epsilon(one)[0], delta)
 
-    def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
+    def lower(self, *, epsilon: Real | None = None, delta: Real | None = None) -> Any:
         """Return delta at eps, or eps at delta, if all others hold one input; also an estimate.
 
         The value is the largest of those for an end and for the middle (for five rows of a table).
@@ -179,7 +180,7 @@ class Shuffled(ComposableGuarantee):
         high = bracket.conservative_epsilon(self._upper_delta, delta, *self._upper.epsilon(delta), 1)
         return min(high, self._pure_epsilon())
 
-    def _is_bounded(self, *values: Any) -> bool:
+    def _is_bounded(self, *values: object) -> bool:
         """Return whether the worst pair is not proven, but a bound over all pairs is, and is returned instead."""
         return self.inputs.stop_loss is not None and self.inputs.exact and not self._is_traced(*values)
 
@@ -247,10 +248,10 @@ class Shuffled(ComposableGuarantee):
                 f"release samples: shuffled(dpkernels.exact_sampler(mechanism), n){otherwise}"
             )
 
-    def _is_traced(self, *values: Any) -> bool:
+    def _is_traced(self, *values: object) -> bool:
         return namespace(*values, self.n, *jax.tree.leaves(self.inputs.pairs)) is jnp
 
-    def _evaluate(self, estimate: ShuffleEstimate, epsilon: Any) -> Any:
+    def _evaluate(self, estimate: ShuffleEstimate, epsilon: object) -> Real:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
             return _traced("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
@@ -264,7 +265,7 @@ class Shuffled(ComposableGuarantee):
         return partial(bracket.lower_delta, self._lower.blankets[self._lower.argmax(epsilon)], n)
 
 
-def shuffled(mechanism: Any, n: Real) -> Shuffled:
+def shuffled(mechanism: object, n: Real) -> Shuffled:
     """Return the guarantee of n reports of a local mechanism whose senders a trusted shuffler hides.
 
     Args:
@@ -297,11 +298,11 @@ def _(mechanism: Shuffled) -> Atoms:
     return pair
 
 
-def _each(function: Callable[[float], float], values: Any) -> Any:
+def _each(function: Callable[[float], float], values: Any) -> Real:
     return plain(np.array([function(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values)))
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: object) -> Array:
     wide = jnp.asarray(value, float)
     if wide.dtype != jnp.float64:
         raise ValueError("shuffled: 32 bits do not resolve sums over many reports; enable JAX's 64-bit types")
@@ -309,9 +310,9 @@ def _wide(value: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Any, level: Any) -> Any:
+def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Array, level: Array) -> Array:
 
-    def largest(at: Any) -> Any:
+    def largest(at: Array) -> Array:
         if quantity == "epsilon":
             return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
         return jnp.exp(jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max())

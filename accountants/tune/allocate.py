@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 __all__ = ["Allocation", "allocate"]
 
@@ -62,7 +65,7 @@ def allocate(
     *,
     epsilon: float,
     delta: float = 0.0,
-    weights: Any = None,
+    weights: object = None,
     objective: Objective = "variance",
     levels: int | None = None,
 ) -> Allocation:
@@ -136,7 +139,7 @@ class _Problem:
     delta: float
 
     @classmethod
-    def of(cls, queries: Any, weights: Any, epsilon: Any, delta: Any) -> _Problem:
+    def of(cls, queries: object, weights: object, epsilon: Any, delta: Real) -> _Problem:
         checks.epsilon(epsilon)
         checks.below_one("delta", delta)
         if delta:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
 _END = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
@@ -64,8 +64,8 @@ _domain = partial(pytree, static=("span", "count"))
 class GreaterThan(Domain):
     """The numbers above ``low``: x = low + unit e^z."""
 
-    low: Any
-    unit: Any = 1.0
+    low: Real
+    unit: Real = 1.0
     span: tuple[float, float] = (-3.0, 3.0)
     count: int = 0
 
@@ -84,12 +84,12 @@ class GreaterThan(Domain):
 
 @dataclass(frozen=True)
 class _Interval(Domain):
-    low: Any
-    high: Any
+    low: Real
+    high: Real
     span: tuple[float, float] = (-1.3, 1.3)
     count: int = 0
 
-    def share(self, value: Real) -> Any:
+    def share(self, value: Real) -> Real:
         """Return which share of the interval is below a parameter."""
         with np.errstate(invalid="ignore"):  # Of an interval of one number the share is NaN.
             return (value - self.low) / (self.high - self.low)
@@ -141,7 +141,7 @@ class LogBetween(_Interval):
     def _logarithms(self, xp: Any) -> Between:
         return Between(xp.log(self.low), xp.log(self.high))
 
-    def share(self, value: Real) -> Any:
+    def share(self, value: Real) -> Real:
         with np.errstate(divide="ignore", invalid="ignore"):
             return self._logarithms(np).share(np.log(value))
 
@@ -172,7 +172,7 @@ class Ordered(Domain):
         return LogBetween(self.low, self.high).is_at_end(np.diff(value, prepend=0.0))
 
 
-def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
+def values(domains: dict[str, Domain], z: RealArray) -> dict[str, Any]:
     """Return the parameters at z, of shape (..., n)."""
     parameters, start = {}, 0
     for name, domain in domains.items():
@@ -182,7 +182,7 @@ def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
     return parameters
 
 
-def point(domains: dict[str, Domain], parameters: dict[str, Any]) -> np.ndarray:
+def point(domains: dict[str, Domain], parameters: dict[str, float]) -> np.ndarray:
     """Return z, of shape (n,), of the parameters; see ``Domain.z_of``."""
     places = (np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items())
     return np.concatenate([np.zeros(0), *places])

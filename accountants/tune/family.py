@@ -72,7 +72,7 @@ class Family(abc.ABC):
         """Return every parameter of a member by its name in the constructor, those solved for too."""
         return dict(free)
 
-    def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
         return expression(mechanism)
 
@@ -81,15 +81,15 @@ class Family(abc.ABC):
         """Return the length that a search measures errors in: the sensitivity, or half the interval of the inputs."""
         return getattr(self, "sensitivity", 1.0)
 
-    def for_error(self, theta: Any) -> Family:
+    def for_error(self, theta: object) -> Family:
         """Return the family for an objective with this tolerated error, None if it has none."""
         return self
 
-    def solved_budget(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Real:
         """Return what a member's release may spend of a budget that several meet together."""
         return 0.0
 
-    def build_near(self, free: dict[str, Any], solved: Any) -> Member:
+    def build_near(self, free: dict[str, Real], solved: Real) -> Member:
         """Return what ``build`` does. Of several releases it starts to solve at ``solved``, if positive."""
         return self.build(free)
 
@@ -131,14 +131,14 @@ class Family(abc.ABC):
             raise NotPrivateError(f"{self.name}: {name} is {value:.12g}, above the {allowed:.12g} allowed")
 
 
-def checked(family: Any) -> Family:
+def checked(family: object) -> Family:
     """Return the argument, or raise a TypeError if it is no family."""
     if not isinstance(family, Family):
         raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
     return family
 
 
-def expression(value: Any) -> str:
+def expression(value: object) -> str:
     """Return a Python expression of a mechanism, of its parts, or of numbers."""
     if dataclasses.is_dataclass(value):
         home = "dpk." if type(value).__module__.startswith("dpkernels.") else ""

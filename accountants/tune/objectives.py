@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,13 @@ from accountants.risk import Risks
 from accountants.tune.family import Member
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Bounded, Local, Mechanism
+from dpkernels.mechanisms.base import Bounded, Local, Mechanism, Parabolic
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
+
+if TYPE_CHECKING:
+    from dpkernels.mechanisms.windowed.mechanism import Windowed
 
 __all__ = [
     "Constraint",
@@ -51,22 +54,22 @@ _BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
 _BINS, _CELLS, _IN_BIN = 48, 192, 4  # Of an estimated distribution; inputs a bin, evenly spaced.
 
 
-def probability_within(mechanism: Any, x: Any, theta: Any) -> Any:
+def probability_within(mechanism: Any, x: Any, theta: Real) -> Real:
     """Return P(|release - x| <= theta), NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, mechanism.probability_within(x, theta))
 
 
-def variance_given(mechanism: Any, x: Any) -> Any:
+def variance_given(mechanism: Parabolic, x: RealArray) -> Real:
     """Return Var(release | x), NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, _unbiased(mechanism).variance(x))
 
 
-def largest_variance(mechanism: Any) -> Real:
+def largest_variance(mechanism: Windowed) -> Real:
     """Return the largest variance over inputs."""
     return _unbiased(mechanism).worst_variance
 
 
-def mean_absolute_error(mechanism: Any, x: Real) -> Real:
+def mean_absolute_error(mechanism: Mechanism, x: Real) -> Real:
     """Return E|release - x|, NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, mechanism.absolute_error(x))
 
@@ -134,7 +137,7 @@ def cdf_error(mechanism: Any, reports: Real) -> Real:
     return xp.sqrt(2 / xp.pi) * xp.sqrt(xp.maximum(variances[:-1], 1e-30)).mean() * (upper - lower)
 
 
-def _unbiased(mechanism: Any) -> Any:
+def _unbiased(mechanism: object) -> Any:
     if isinstance(mechanism, Local) and not isinstance(mechanism, Bounded):
         raise TypeError(
             f"mechanism: {type(mechanism).__name__} is biased, so its variance is not its error; use tune.distribution"
@@ -171,7 +174,7 @@ class Objective:
     name: str
     sign: int = 1
     numbers: tuple[Real | None, ...] = ()
-    theta: Any = None
+    theta: Real | None = None
     power: int | None = None
     places: int = 0
     bound: Callable[..., Any] | None = None
@@ -192,7 +195,7 @@ class Objective:
         theta = None if self.theta is None else 2 * self.theta / (upper - lower)
         return dataclasses.replace(self, numbers=(*places, *self.numbers[self.places :]), theta=theta)
 
-    def factor(self, unit: Any) -> Any:
+    def factor(self, unit: float) -> Real:
         """Return the factor from values in units of a length to those in data units."""
         return unit**self.power if self.power else 1.0
 
@@ -242,7 +245,7 @@ def _average_variance(mechanism: Any, edges: RealArray | None, weights: RealArra
     return ((variance_given(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
 
 
-def absolute_error(x: Any = None) -> Objective:
+def absolute_error(x: Real | None = None) -> Objective:
     """Return E|release - x|, by default at the worst input."""
     return _of_inputs(mean_absolute_error, "absolute error", 1, x, power=1)
 
@@ -333,7 +336,7 @@ def _risk(risk: Callable[..., Any], releases: Releases | None) -> Callable[..., 
     return partial(_risk_of, risk, releases)
 
 
-def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: Any, *numbers: Real) -> Any:
+def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: object, *numbers: Real) -> Any:
     report = guarantee(mechanism)
     return risk(report if releases is None else releases(report), *numbers)
 
@@ -370,7 +373,7 @@ def _at_worst(function: Callable[..., Any], sign: int) -> Callable[..., Any]:
     return partial(_worst_of, function, sign)
 
 
-def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers: Real) -> Real:
+def _worst_of(function: Callable[..., Any], sign: int, mechanism: object, *numbers: Real) -> Real:
     """Return the function of the worst input; for additive noise of 0, as all inputs are alike."""
     inputs: Any = np.zeros(1)
     if isinstance(mechanism, Local):
@@ -448,12 +451,12 @@ def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
     return _value_of(objective, mechanism) / objective.factor(unit)
 
 
-def evaluate(objective: Objective, mechanism: Any) -> Real:
+def evaluate(objective: Objective, mechanism: object) -> Real:
     """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
     return relative_to(1.0, objective, mechanism) if isinstance(mechanism, Local) else _value_of(objective, mechanism)
 
 
-def _value_of(objective: Objective, mechanism: Any) -> Real:
+def _value_of(objective: Objective, mechanism: object) -> Real:
     leaves = jax.tree.leaves(mechanism)
     is_pytree = not (len(leaves) == 1 and leaves[0] is mechanism)
     if objective.power is None and is_pytree and namespace(*leaves) is np:
@@ -461,7 +464,7 @@ def _value_of(objective: Objective, mechanism: Any) -> Real:
     return _number_of(objective, mechanism)
 
 
-def _number_of(objective: Objective, mechanism: Any) -> Any:
+def _number_of(objective: Objective, mechanism: object) -> Any:
     value: Any = objective(mechanism)
     if np.shape(value) or not isinstance(value, float | int | np.number | np.ndarray | jax.Array):
         raise TypeError(f"objective: {objective.name} of a mechanism is {value!r}; one number is needed")

@@ -12,17 +12,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 from accountants.tune import domains
 from accountants.tune.family import Family
 from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, relative_to
 from dpkernels.batching import QUICKLY_COMPILED
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real, RealArray
+    from dpkernels.pytrees import PyTree
 
 TRACES: list[str] = []  # Names of families, one each time members are traced.
 _NEGLIGIBLE = 1e-3  # What a step promises, by the slope, when a descent is done, in units of the gain that ends it.
@@ -137,12 +142,12 @@ class Cost:
         return slopes
 
 
-def _numbers(member: Any) -> list[Any]:
+def _numbers(member: Any) -> list[Real]:
     """Return the numbers of a member. Masses over a NaN interval are 0: its objective may be one all the same."""
     return [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
 
 
-def traced_cost(family: Family, objective: Objective, z: Any, solved: Any = 0.0) -> tuple[Any, Any]:
+def traced_cost(family: Family, objective: Objective, z: Array, solved: Real = 0.0) -> tuple[Array, Real]:
     """Return (the cost, the solved budget) of JAX numbers, infinite where no member meets the budget; see ``Cost``."""
     TRACES.append(family.name)
     member = family.build_near(domains.values(family.domains, z), solved)
@@ -151,7 +156,7 @@ def traced_cost(family: Family, objective: Objective, z: Any, solved: Any = 0.0)
     return jnp.where(infeasible, jnp.inf, value), family.solved_budget(member)
 
 
-def _traced(family: Family, objective: Objective, z: Any, solved: Any) -> tuple[Any, Any, Any]:
+def _traced(family: Family, objective: Objective, z: Array, solved: Array) -> tuple[Any, Any, Any]:
     """Return ``traced_cost``, and its derivatives, forwards along each axis; of one number none, Brent needs none."""
     at = partial(traced_cost, family, objective, solved=solved)
     if z.size == 1:
@@ -320,8 +325,8 @@ def descend(
 class BfgsState(NamedTuple):
     """The end of the last step, its gradient, and the estimate of the inverse Hessian, 0 before the first step."""
 
-    params: Any
-    gradient: Any
+    params: PyTree
+    gradient: PyTree
     inverse: Any
 
 
@@ -338,7 +343,7 @@ def bfgs() -> optax.GradientTransformation:
     def init(params: np.ndarray) -> BfgsState:
         return BfgsState(params, np.zeros_like(params), np.zeros((params.size, params.size)))
 
-    def update(gradient: Any, state: BfgsState, params: Any = None, **_: Any) -> tuple[np.ndarray, BfgsState]:
+    def update(gradient: Any, state: BfgsState, params: PyTree = None, **_: object) -> tuple[np.ndarray, BfgsState]:
         s, y, H = params - state.params, gradient - state.gradient, state.inverse
         sy = float(s @ y)
         if H[0, 0] == 0:
@@ -359,11 +364,11 @@ def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.Gradi
     rule = optax.with_extra_args_support(optimizer)
 
     @jax.custom_jvp
-    def value_at(z: Any) -> Any:
+    def value_at(z: RealArray) -> Any:
         return jax.pure_callback(lambda z: np.float64(cost(np.asarray(z))), jax.ShapeDtypeStruct((), z.dtype), z)
 
     @value_at.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def _(primals: PyTree, tangents: PyTree) -> Any:
         (z,), (moved,) = primals, tangents
         value = value_at(z)
         like = jax.ShapeDtypeStruct(z.shape, z.dtype)
@@ -371,10 +376,10 @@ def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.Gradi
         return value, (slopes * moved).sum()
 
     @jax.jit
-    def updated(gradient: Any, state: Any, params: Any, value: Any) -> Any:
+    def updated(gradient: Array, state: PyTree, params: Array, value: Array) -> Any:
         return rule.update(gradient, state, params, value=value, grad=gradient, value_fn=value_at)
 
-    def update(gradient: Any, state: Any, params: Any = None, *, value: Any) -> Any:
+    def update(gradient: Any, state: Any, params: PyTree = None, *, value: Real) -> Any:
         step, memory = updated(gradient, state, params, value)
         return np.asarray(step), memory
 
@@ -382,7 +387,7 @@ def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.Gradi
 
 
 def search_constrained(
-    cost: Cost, points: np.ndarray, turns: int, optimizer: Any, near: SearchResult | None
+    cost: Cost, points: np.ndarray, turns: int, optimizer: object, near: SearchResult | None
 ) -> SearchResult:
     """Return the best member that meets all constraints, by penalties that grow until they are met.
 

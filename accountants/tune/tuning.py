@@ -292,7 +292,7 @@ def many(
     return SweepResult(parameters, parameters.pop(""), cost.evaluations)
 
 
-def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: Any) -> list[SearchResult]:
+def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: object) -> list[SearchResult]:
     """Return what the search finds for each family, of which neighbours have budgets next to one another."""
     descents: list[SearchResult] = []
     for number, row in enumerate(rows):
@@ -317,7 +317,7 @@ def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
     return descents
 
 
-def _limits(turns: int, optimizer: Any) -> tuple[int, optax.GradientTransformation | None]:
+def _limits(turns: int, optimizer: object) -> tuple[int, optax.GradientTransformation | None]:
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
     return checks.integer_in("turns", turns, 1, _MOST), optimizer
@@ -359,7 +359,7 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 
-def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: Any) -> SearchResult:
+def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: object) -> SearchResult:
     """Search from all starts, and where there are dips once more around what is found."""
     if not points.size:
         value = cost(np.zeros(0))
@@ -378,7 +378,7 @@ def _by_search(
     points: np.ndarray,
     near: SearchResult | None,
     turns: int,
-    optimizer: Any,
+    optimizer: object,
 ) -> Result:
     # Of several numbers there are thousands of evaluations.
     program = QUICK if points.shape[-1] > 1 and not wanted else None
@@ -440,7 +440,7 @@ def _factor(family: Family, objective: Objective) -> float:
     return float(objective.sign * objective.factor(family.unit))
 
 
-def _value(objective: Objective, mechanism: Any) -> float:
+def _value(objective: Objective, mechanism: object) -> float:
     """Return the objective of a mechanism that is released."""
     with jax.enable_x64(True):
         return float(evaluate(as_float64(objective.of_release), as_float64(mechanism)))

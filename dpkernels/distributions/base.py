@@ -29,7 +29,7 @@ class Noise(Batchable, abc.ABC):
     is_even: bool = False  # The probabilities of z and -z are equal. Under tracing, whether this is known.
     _classes: ClassVar[dict[str, type[Noise]]] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         namesake = Noise._classes.get(cls.__name__)
         if namesake is not None and (namesake.__module__, namesake.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -73,7 +73,7 @@ class Noise(Batchable, abc.ABC):
         return z
 
     @abc.abstractmethod
-    def prob(self, z: Any) -> Any:
+    def prob(self, z: Real) -> Any:
         """Return the density at z."""
 
     @abc.abstractmethod
@@ -81,11 +81,11 @@ class Noise(Batchable, abc.ABC):
         """Return the log density at z, on a grid the log probability; -inf outside the support."""
 
     @abc.abstractmethod
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Any:
         """Return P(Z <= z), accurate in the lower tail."""
 
     @abc.abstractmethod
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: RealArray) -> Any:
         """Return the smallest z with cdf(z) >= u."""
 
     @property

@@ -60,7 +60,7 @@ class Lattice(Noise):
 
     @property
     @each_entry
-    def probabilities(self) -> Any:
+    def probabilities(self) -> RealArray:
         logs = self.log_weight(self.points)
         weights = namespace(logs).exp(logs)
         return weights / weights.sum()
@@ -79,7 +79,7 @@ class Lattice(Noise):
         return xp.where(possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
 
     @each_entry
-    def nearest_possible(self, z: Real, tolerance: Any) -> Any:
+    def nearest_possible(self, z: Real, tolerance: Real) -> Real:
         xp = namespace(z, self.step)
         point = self.step * xp.round(xp.clip(z / self.step, -self.reach - 1, self.reach + 1))
         return xp.where(xp.abs(z - point) <= xp.minimum(tolerance, self.step / 4), point, z)

@@ -73,7 +73,7 @@ def _beyond(power: int, z: Real) -> Real:
     return tail + z * _density(z) if power else tail
 
 
-def _within(power: int, m: Any, w: Real) -> Real:
+def _within(power: int, m: Real, w: Real) -> Real:
     """Return the integral of t^power phi(t) over [m, m + w], for m and w of at least 0, precise for small w."""
     xp, c = namespace(m, w), m + w / 2
     if power == 1:

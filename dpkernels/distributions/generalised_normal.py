@@ -155,7 +155,7 @@ def _log_half_width(b: Real) -> RealArray:
     return -namespace(b).log1p(_remainder(1 / b) / b)
 
 
-def _arrays(*values: Any) -> Any:
+def _arrays(*values: Real) -> Any:
     """Return JAX arrays of one shape and type."""
     return jnp.broadcast_arrays(*(jnp.asarray(value, jnp.result_type(float, *values)) for value in values))
 
@@ -182,7 +182,7 @@ def _upper_gamma(a: Real, x: Real) -> RealArray:
     power = xp.expm1(a * xp.log(near))
     series = -a * remainder - (1 + a * remainder) * (power + a * (1 + power) * total)
 
-    def step(n: Any, below: Real) -> Any:  # Legendre's continued fraction, from its end.
+    def step(n: int, below: Real) -> Any:  # Legendre's continued fraction, from its end.
         return far + (2 * n - 1) - a - n * (n - a) / below
 
     below = _repeated(_FRACTION, step, far + (2 * _FRACTION + 1) - a)
@@ -206,7 +206,7 @@ def _repeated(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
 
 
 @jax.custom_jvp
-def _traced_tail(t: Any, b: Any) -> Any:
+def _traced_tail(t: RealArray, b: RealArray) -> Any:
     return _upper_power(t, b) / 2
 
 
@@ -217,16 +217,16 @@ def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
     return _traced_tail(t, b), -_density(t, b) * tangents[0] + _slope_in_exponent(t, b) * tangents[1]
 
 
-def _slope_in_exponent(t: Any, b: Any) -> Any:
+def _slope_in_exponent(t: RealArray, b: Real) -> Any:
     return jax.jvp(lambda b: _upper_power(t, b), (b,), (jnp.ones_like(b),))[1] / 2
 
 
-def _density(t: Any, b: Any) -> Any:
+def _density(t: Real, b: Real) -> Any:
     return jnp.exp(-(t**b) - _log_half_width(b)) / 2
 
 
 @jax.custom_jvp
-def _traced_inverse(tail: Any, b: Any) -> Any:
+def _traced_inverse(tail: Any, b: RealArray) -> Any:
     """Return the t >= 0 of a tail <= 1/2 by Newton's method for its logarithm, which is concave in t.
 
     It starts near the root: far out at the x of x^(a - 1) e^-x = Gamma(a) q, near 0 on the tangent at 0.
@@ -239,7 +239,7 @@ def _traced_inverse(tail: Any, b: Any) -> Any:
     level = jnp.where(far, level, 2.0)
     t = jnp.where(far, (level - (1 - a) * jnp.log(level)) ** a, jnp.exp(_log_half_width(b)) * (1 - jnp.exp(log_q)))
 
-    def step(_: Any, t: Any) -> Any:
+    def step(_: object, t: RealArray) -> Any:
         tail = _upper_power(t, b) / 2
         return jnp.maximum(t + (jnp.log(2 * tail) - log_q) * (tail / _density(t, b)), 0.0)
 

@@ -94,7 +94,7 @@ class MergedLaplace(PiecewiseExponential):
     def geometric_tail(self) -> tuple[float, float | None]:
         return (float(self.breaks[-1]) if self.breaks else 0.0), None
 
-    def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
+    def _segments(self) -> list[tuple[Real, Real, Real, Real]]:
         """Return (start, end, rate, F) of every segment."""
         level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
         segments, start = [], 0 * level
@@ -105,7 +105,7 @@ class MergedLaplace(PiecewiseExponential):
             start = end
         return segments
 
-    def _columns(self, xp: ModuleType) -> tuple[Any, ...]:
+    def _columns(self, xp: ModuleType) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 

@@ -23,7 +23,7 @@ class Logistic(Symmetric):
 
     roundings: ClassVar[float] = 32.0
 
-    scale: Any
+    scale: Real
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)

@@ -29,8 +29,8 @@ class Reweighted(Distribution):
 
     kernel: Distribution
     low: Any
-    high: Any
-    outside: Any
+    high: Real
+    outside: Real
 
     def __post_init__(self) -> None:
         checks.within("low", self.low, -np.inf, 0.0, open_ends=True)
@@ -46,7 +46,7 @@ class Reweighted(Distribution):
         kernel, low, high = self.kernel.rescale(factor, unit), self.low * factor / unit, self.high * factor / unit
         return dataclasses.replace(self, kernel=kernel, low=low, high=high)
 
-    def steepness(self, left: Real, right: Real) -> Any:
+    def steepness(self, left: Real, right: Real) -> Real:
         return self.kernel.steepness(left, right)
 
     @property
@@ -55,12 +55,12 @@ class Reweighted(Distribution):
         return self.kernel.moment(0, self.low, self.high)
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Real:
         """Return Z, the probability that a kernel's draw is accepted at once."""
         return self.inside_mass + self.outside * (self.kernel.cdf(self.low) + self.kernel.sf(self.high))
 
     @property
-    def acceptance(self) -> Any:
+    def acceptance(self) -> Real:
         """Return P(low <= Z <= high)."""
         return self.inside_mass / self.total
 
@@ -72,7 +72,7 @@ class Reweighted(Distribution):
         return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)
 
     @property
-    def unweighted(self) -> Distribution:
+    def unweighted(self) -> Any:
         return self.kernel.unweighted
 
     def weight(self, z: Real) -> Real:

@@ -30,8 +30,8 @@ class Staircase(Symmetric):
     density_form: ClassVar[str] = "constant"
 
     epsilon: Any
-    period: Any
-    gamma: Any
+    period: Real
+    gamma: Real
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
@@ -68,11 +68,11 @@ class Staircase(Symmetric):
         """Return eps times a difference of whole numbers."""
         return self.epsilon * (self._steps_down(z - shift) - self._steps_down(z))
 
-    def _steps_down(self, z: Real) -> Any:
+    def _steps_down(self, z: Real) -> RealArray:
         k, position = self._position(namespace(z).abs(z))
         return k + namespace(position).where(position < self.gamma, 0.0, 1.0)
 
-    def steepness(self, left: Real, right: Real) -> Any:
+    def steepness(self, left: Real, right: Real) -> Real:
         return 0.0 * floating(left)
 
     def tail(self, z: Real) -> Real:
@@ -95,7 +95,7 @@ class Staircase(Symmetric):
         g, q = self.gamma, self._ratio
         xp = namespace(k, low, high, g)
 
-        def step(low: Real, high: Real) -> Any:
+        def step(low: Real, high: Real) -> Real:
             middle, width = k + (low + high) / 2, high - low
             return width * (1.0, middle, middle**2 + width**2 / 12)[power]
 

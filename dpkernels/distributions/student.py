@@ -27,7 +27,7 @@ class Student(Symmetric):
     supported.
     """
 
-    scale: Any
+    scale: float
     degrees: float = 3.0
 
     @property
@@ -86,7 +86,7 @@ class Student(Symmetric):
         reach = namespace(shift, self.scale).sqrt(shift**2 / 4 + self._square)
         return shift / 2 - reach, shift / 2 + reach
 
-    def steepness(self, left: Real, right: Real) -> Any:
+    def steepness(self, left: Real, right: Real) -> Real:
         """Return Cauchy's bound on circles of radius theta d, d the panel's distance from the poles +-i s sqrt(nu).
 
         On these circles |f| is at most (1 - theta)^-(nu + 1) f. The bound is smallest at theta = 8/(nu + 9).

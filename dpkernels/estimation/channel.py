@@ -384,7 +384,7 @@ def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
 
 
 def channel_of(
-    source: Any, *, column: str | None = None, bounds: tuple[float, float] | None = None, decimals: int | None = None
+    source: object, *, column: str | None = None, bounds: tuple[float, float] | None = None, decimals: int | None = None
 ) -> Channel:
     """Return the channel of a channel (itself), a mechanism, an exact sampler, a certificate, or a sidecar.
 

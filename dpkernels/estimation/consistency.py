@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import linalg
@@ -18,6 +18,9 @@ from dpkernels.estimation.released import bounds_of, rounding_of, table_of
 from dpkernels.exact.noise import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.release import containers
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 # The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
 _MOST_BINS = 1 << 12
@@ -88,7 +91,7 @@ class ConsistentCounts:
 
 
 def consistent_counts(
-    reports: Any, mechanism: Any, *, total: float | None = None, groups: Sequence[Sequence[int]] = ()
+    reports: Real, mechanism: object, *, total: float | None = None, groups: Sequence[Sequence[int]] = ()
 ) -> ConsistentCounts:
     """Return the counts nearest to released ones, by least squares, that are not negative and add up.
 
@@ -129,7 +132,7 @@ def consistent_counts(
     return ConsistentCounts(np.concatenate([bins, G @ bins]), r, total, G, noise)
 
 
-def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechanism: Any) -> np.ndarray:
+def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechanism: object) -> np.ndarray:
     """Return (g, d) ones where a group has a bin."""
     if reports.ndim != 1 or not len(reports):
         raise ValueError(f"reports: has shape {reports.shape}; one vector of counts is needed")

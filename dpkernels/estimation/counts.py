@@ -34,7 +34,7 @@ class Counts:
 
     def __init__(
         self,
-        mechanism: Any,
+        mechanism: object,
         *,
         column: str | None = None,
         bounds: tuple[float, float] | None = None,
@@ -75,7 +75,7 @@ class Counts:
         return together
 
 
-def numbers_of(name: str, column: Any) -> np.ndarray:
+def numbers_of(name: str, column: object) -> np.ndarray:
     """Return the numbers of an array or a column of any kind and shape."""
     try:
         return np.asarray(containers.unwrap(column)[0])

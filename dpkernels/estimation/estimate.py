@@ -160,7 +160,7 @@ def estimate(
     return Estimate(counts, bins, model, atoms, grid, assume, seed)
 
 
-def _category_estimate(reports: Any, mechanism: Any) -> CategoryEstimate:
+def _category_estimate(reports: Any, mechanism: object) -> CategoryEstimate:
     if not isinstance(reports, CategoryCounts):
         return CategoryEstimate(CategoryCounts(mechanism).add(reports))
     if mechanism is not None:
@@ -349,7 +349,7 @@ class Estimate:
                 raise TooFewReportsError(reason, math.ceil(enough))
         return Functional(plain(self.distribution.quantile(p)), intervals)
 
-    def histogram(self, bins: Any = 20) -> Histogram:
+    def histogram(self, bins: object = 20) -> Histogram:
         """Return the estimated shares and numbers of inputs in bins.
 
         ``bins`` is the number of equal bins, or their increasing edges within [lower, upper]; others are a ValueError.
@@ -491,7 +491,7 @@ class Estimate:
         return edges
 
 
-def _within(name: str, values: Any, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
+def _within(name: str, values: object, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
     array = checks.concrete(values)
     assert array is not None
     checks.within(name, array, low, high, open_ends=open_ends)

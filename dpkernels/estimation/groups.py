@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpkernels.estimation.estimate import estimate
 from dpkernels.release import containers
 
+if TYPE_CHECKING:
+    from dpkernels.numerics import RealArray
 
-def estimate_by(reports: Any, mechanism: Any, by: Any, **options: Any) -> dict[Any, Any]:
+
+def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: Any) -> dict[Any, Any]:
     """Return the estimate of each group of reports, by the group's label, in the order of first appearance.
 
     Args:

@@ -51,7 +51,7 @@ class TooFewReportsError(ValueError):
         return type(self), (self.reason, self.needed)
 
 
-def format_number(value: Any, digits: int = 5) -> str:
+def format_number(value: Real, digits: int = 5) -> str:
     """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
     array = np.asarray(value)
     if array.ndim:
@@ -144,8 +144,8 @@ class Moment:
     """
 
     _centre: Any
-    error: Any  #: the standard error
-    bias_bound: Any = 0.0
+    error: float  #: the standard error
+    bias_bound: float = 0.0
     smallest: float = -math.inf  #: the smallest possible value, at which intervals end
     largest: float = math.inf  #: the largest possible value, at which intervals end
     _bernstein: Callable[[float], Interval] | None = field(default=None, compare=False)
@@ -183,7 +183,7 @@ class Moment:
         low, high = self._bernstein(confidence)
         return self._cut(low), self._cut(high)
 
-    def _cut(self, number: Any) -> Any:
+    def _cut(self, number: int) -> Any:
         return plain(np.clip(number, self.smallest, self.largest) + 0.0)  # no -0
 
 
@@ -238,7 +238,7 @@ class MeanEstimate:
     that of all coordinates together (Bonferroni).
     """
 
-    value: Any  #: the mean of the reports
+    value: float  #: the mean of the reports
     count: int  #: n, the number of reports
     _interval: Callable[[float], Interval] = field(compare=False)
     _bernstein: Callable[[float], Interval] = field(compare=False)
@@ -262,7 +262,7 @@ class MeanEstimate:
         return self._bernstein(confidence)
 
 
-def estimate_mean(reports: Any, mechanism: Any) -> MeanEstimate:
+def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
     """Return the mean of the values behind reports of one mechanism, by post-processing, which costs no privacy.
 
     Args:
@@ -339,7 +339,7 @@ def _noise(mechanism: Any, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.interp(place, x, v) * factor, np.interp(place, x, convex_below(x, v)) * factor
 
 
-def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
+def _rows(mechanism: object, reports: np.ndarray) -> np.ndarray:
     if isinstance(mechanism, Multivariate):
         check_shape(mechanism, reports.shape)
         return reports.reshape(-1, mechanism.dimensions)

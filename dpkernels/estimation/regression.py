@@ -98,7 +98,7 @@ class Regression:
     slopes: Moment  # in the order of the columns
 
 
-def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
+def least_squares(target: object, columns: Sequence[Any]) -> Regression:
     """Return the least squares of the values behind one column on those behind others, as if there were no noise.
 
     With z the columns' values and a one, and t the target's, it solves mean(z z') beta = mean(z t). The squares in

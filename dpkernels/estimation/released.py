@@ -52,7 +52,12 @@ _MOST_HALVINGS = 60  # steps of that search afterwards
 
 
 def confidence_interval(
-    released: Any, mechanism: Any, confidence: float = 0.95, *, together: bool = False, lattice: float | None = None
+    released: object,
+    mechanism: object,
+    confidence: float = 0.95,
+    *,
+    together: bool = False,
+    lattice: float | None = None,
 ) -> tuple[Any, Any]:
     """Return lower and upper bounds of the true values behind released ones.
 
@@ -89,7 +94,7 @@ def confidence_interval(
     return plain(low), plain(high)
 
 
-def released_values(released: Any, mechanism: Any, *, lattice: float | None = None) -> Any:
+def released_values(released: object, mechanism: object, *, lattice: float | None = None) -> Any:
     """Return a ``ReleasedValue`` for a number, otherwise a NumPy array of them, which remember their noise.
 
     Sums, differences, multiples and ratios of the results have ``value`` and ``interval(confidence)``. Make them once
@@ -232,7 +237,7 @@ class ReleasedValue:
         common = math.lcm(*(step.denominator for step in steps))  # type: ignore[union-attr]
         return float(Fraction(math.gcd(*(int(step * common) for step in steps)), common))  # type: ignore[operator]
 
-    def __add__(self, other: Any) -> ReleasedValue:
+    def __add__(self, other: object) -> ReleasedValue:
         if isinstance(other, ReleasedValue):
             terms = dict(self._terms)
             for release, factor in other._terms.items():
@@ -241,7 +246,7 @@ class ReleasedValue:
         number = _number(other)
         return NotImplemented if number is None else ReleasedValue(self._terms, self._constant + number)
 
-    def __mul__(self, other: Any) -> ReleasedValue:
+    def __mul__(self, other: object) -> ReleasedValue:
         if (number := _number(other)) is None:
             return NotImplemented
         terms = {release: factor * number for release, factor in self._terms.items()}
@@ -253,10 +258,10 @@ class ReleasedValue:
     def __sub__(self, other: Any) -> ReleasedValue:
         return self + -other
 
-    def __rsub__(self, other: Any) -> ReleasedValue:
+    def __rsub__(self, other: object) -> ReleasedValue:
         return -self + other
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: object) -> Any:
         if isinstance(other, ReleasedValue):
             return ReleasedRatio(self, other)
         number = _number(other)
@@ -397,7 +402,7 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
     return certificate.table.finite, float(lattice)
 
 
-def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(released: object, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the released numbers as float64, and bounds on their rounding errors."""
     array = numbers_of("released", released)
     y = array.astype(np.float64)
@@ -423,14 +428,14 @@ def rounding_of(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = F
     return np.where(is_exact, 0.0, np.abs(y) * 2.0 ** (2 - digits))
 
 
-def _on_lattice(low: Any, high: Any, step: float | None) -> tuple[Any, Any]:
+def _on_lattice(low: Real, high: Real, step: float | None) -> tuple[Any, Any]:
     """Return the smallest and the largest multiple of the step within the ends."""
     if step is None:
         return low, high
     return np.ceil(low / step - _ROUNDING) * step, np.floor(high / step + _ROUNDING) * step
 
 
-def _number(value: Any) -> Fraction | None:
+def _number(value: object) -> Fraction | None:
     """Return a finite number as a fraction; None for what is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating | Fraction):
         return None

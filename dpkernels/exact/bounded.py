@@ -225,7 +225,7 @@ def _runs(weights: np.ndarray) -> list[list[int]]:
     return [[int(value), int(count)] for value, count in zip(weights[starts], counts, strict=True)]
 
 
-def _from_runs(name: str, runs: Any) -> np.ndarray:
+def _from_runs(name: str, runs: object) -> np.ndarray:
     if type(runs) is not list or not 0 < len(runs) <= MOST_WEIGHTS:
         raise ValueError(f"{name}: needs runs of weights, {MOST_WEIGHTS} at most")
     values, counts = zip(*(integers(name, run, 2) for run in runs), strict=True)
@@ -275,7 +275,7 @@ class SquareWaveCertificate(_OfWindow, kind="placed window"):
 class ExactWindow(BoundedSampler):
     """A mechanism that is one window table: windowed, square wave or two-point."""
 
-    def values(self, outcomes: RealArray, dtype: Any) -> RealArray:
+    def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
         if isinstance(outcomes, np.ndarray):
             return self._values[np.dtype(dtype)].take(outcomes)
         return self.reports_at(2 * outcomes - (self.table.codes - 1), dtype)
@@ -319,7 +319,7 @@ class ExactWindow(BoundedSampler):
 
         return Stacked(reports, (steps, bits, far, *numbers))
 
-    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: Any) -> RealArray:
+    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: object) -> RealArray:
         (noise, rounding), place = words, WindowPlace(*place)
         rows = rounded_rows(x, rounding, self.table.shifts, place.first, place.factor)
         return place.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
@@ -344,7 +344,7 @@ class WindowPlace(NamedTuple):
     coarse: Any
     fine: Any
 
-    def reports(self, doubled: RealArray, dtype: Any) -> RealArray:
+    def reports(self, doubled: RealArray, dtype: np.dtype) -> RealArray:
         """Return the reports of doubled places, as ``report_kernel`` does."""
         codes = doubled.astype(np.float64)
         return ((codes * self.coarse + self.centre) + codes * self.fine).astype(dtype, copy=False)
@@ -361,7 +361,7 @@ def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ..
         outcomes, *numbers = stacked_alias_kernel(columns)
         lengths = np.array([table.codes for table in tables], np.int32)
 
-        def codes(r: RealArray, row: RealArray, start: Any, log_columns: Any, n: Any) -> RealArray:
+        def codes(r: RealArray, row: RealArray, start: int, log_columns: object, n: int) -> RealArray:
             outcome = outcomes(r, start, log_columns)
             return namespace(r).where(outcome < n, outcome, row + outcome - n)
 
@@ -496,7 +496,7 @@ class ExactRows(BoundedSampler):
 
     short_rounding_stream = ROW_ROUNDING_STREAM  # Most have fewer rows, and words of 32 bits.
 
-    def values(self, outcomes: RealArray, dtype: Any) -> RealArray:
+    def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
         return self.reports_at(2 * outcomes, dtype)
 
 

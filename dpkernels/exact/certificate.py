@@ -167,7 +167,7 @@ def integers(name: str, values: Any, limit: int) -> list[int]:
     return values
 
 
-def frozen_weights(values: Any) -> np.ndarray:
+def frozen_weights(values: object) -> np.ndarray:
     """Return a read-only copy as uint64: what has been certified must stay what is sampled."""
     array = np.array(values, np.uint64)
     array.setflags(write=False)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.batches import freeze
+from dpkernels.batches import Batchable, freeze
 from dpkernels.bounded_json import integer
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import float_at_least, rational, shortest
@@ -267,7 +267,7 @@ def _(mechanism: Additive) -> Additive:
     return dataclasses.replace(mechanism, noise=noise, sensitivity=unit)
 
 
-def _has_hash(item: Any) -> bool:
+def _has_hash(item: Batchable) -> bool:
     try:
         hash(item)
     except TypeError:
@@ -276,11 +276,11 @@ def _has_hash(item: Any) -> bool:
 
 
 @bounded_cache(1 << 28)
-def _cached(mechanism: Any) -> Any:
+def _cached(mechanism: Mechanism) -> ExactSampler:
     return _sampler(_of_numbers(mechanism))
 
 
-def _of_numbers(mechanism: Any) -> Any:
+def _of_numbers(mechanism: object) -> Any:
     """Return a mechanism with plain numbers as parameters, of which there are no arrays but those of ``Optimal``."""
     if not isinstance(mechanism, Mechanism | AdditiveVector):
         return mechanism
@@ -302,7 +302,7 @@ def _of_numbers(mechanism: Any) -> Any:
 
 
 @singledispatch
-def _sampler(mechanism: Any) -> Any:
+def _sampler(mechanism: object) -> Any:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact sampler")
 
 

@@ -145,7 +145,7 @@ class ExactSampler(abc.ABC):
 class Derived(dict[tuple[Any, ...], Any]):
     """Values that are made once from an object, and kept as long as the object; threads make one together."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: object) -> None:
         self.source, self._lock = source, threading.RLock()
 
     def __missing__(self, key: tuple[Any, ...]) -> Any:
@@ -183,7 +183,7 @@ class BoundedSampler(ExactSampler):
         return self.values(self.kernel(noise, rows), x.dtype)
 
     @abc.abstractmethod
-    def values(self, outcomes: RealArray, dtype: Any) -> Any:
+    def values(self, outcomes: RealArray, dtype: np.dtype) -> Any:
         """Return the reports of the kernel's outcomes."""
 
     @cached_property
@@ -227,7 +227,7 @@ def take(table: np.ndarray, index: RealArray) -> RealArray:
     return jnp.asarray(table).at[index].get(mode="promise_in_bounds")
 
 
-def alias_columns(weights: Any, bits: int) -> AliasColumns:
+def alias_columns(weights: np.ndarray | Sequence[float], bits: int) -> AliasColumns:
     """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0.
 
     The light columns, one after the other, are filled up by the first heavy column that has something left, which is
@@ -367,7 +367,7 @@ def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]
     """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
     centre, coarse, fine = report_constants(middle, step / 2)
 
-    def reports(doubled: RealArray, dtype: Any) -> RealArray:
+    def reports(doubled: RealArray, dtype: np.dtype) -> RealArray:
         codes = doubled.astype(np.float64)
         return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
 

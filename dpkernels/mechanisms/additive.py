@@ -68,7 +68,7 @@ class Additive(Mechanism):
     def pdf(self, y: Real, x: Real) -> RealArray:
         return self.noise.prob(floating(y) - x)
 
-    def log_prob(self, y: Real, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Real) -> Any:
         """Return the log density of the noise at y - x, on a grid log probability; -inf outside its support."""
         return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
 
@@ -78,7 +78,7 @@ class Additive(Mechanism):
         z = y - x
         return self.noise.nearest_possible(z, 2 * np.finfo(z.dtype).eps * (abs(y) + abs(x)))
 
-    def mass(self, y: Real, x: Any) -> Any:
+    def mass(self, y: Real, x: Real) -> Real:
         if not len(self.noise.atoms[0]):
             return unless_nan(namespace(y, x).zeros_like(floating(y) + x), y, x)
         log_mass = self.log_prob(y, x)
@@ -87,7 +87,7 @@ class Additive(Mechanism):
     def cdf(self, y: Real, x: Real) -> Real:
         return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
 
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         return x + self.noise.icdf(u)
 
     def mean(self, x: Real) -> RealArray:
@@ -100,12 +100,12 @@ class Additive(Mechanism):
     def absolute_error(self, x: Real = 0.0) -> Real:
         return self.noise.absolute_moment + 0 * floating(x)
 
-    def probability_within(self, x: Any, theta: Any) -> Any:
+    def probability_within(self, x: Real, theta: Real) -> RealArray:
         if not isinstance(self.noise, Distribution):
             return super().probability_within(x, theta)
         return self.noise.mass(-theta, theta)
 
-    def error_bound(self, x: Real) -> Any:
+    def error_bound(self, x: Real) -> Real:
         noise = self.noise
         xp = namespace(x, *jax.tree.leaves(noise))
         tail = xp.full_like(floating(x), 1e-12)
@@ -157,7 +157,7 @@ class AdditiveVector:
         """Return the variance of every coordinate."""
         return self.coordinate.variance(x)
 
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Real) -> Any:
         """Return E(report | x)."""
         return self.coordinate.mean(x)
 

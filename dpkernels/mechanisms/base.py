@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, na
 from dpkernels.random.keys import simulation_key_of
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
+
+if TYPE_CHECKING:
+    from dpkernels.mechanisms.additive import Additive
 
 # How far a report may be from its atom, in units of rounding.
 _ROUNDED = 16
@@ -38,7 +41,7 @@ class Mechanism(Batchable, abc.ABC):
     epsilon: Any
 
     @abc.abstractmethod
-    def pdf(self, y: Real, x: Any) -> Any:
+    def pdf(self, y: Real, x: Real) -> Real:
         """Return the density at report ``y`` given input ``x``, per data unit, without the atoms; see ``atoms``."""
 
     @abc.abstractmethod
@@ -46,11 +49,11 @@ class Mechanism(Batchable, abc.ABC):
         """Return P(report <= y | x)."""
 
     @abc.abstractmethod
-    def mass(self, y: Real, x: Any) -> Any:
+    def mass(self, y: Real, x: Real) -> Real:
         """Return P(report = y | x), with y compared up to rounding; 0 except at an atom."""
 
     @abc.abstractmethod
-    def log_prob(self, y: Real, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Real) -> Any:
         """Return the log likelihood of report ``y``: log ``mass`` at an atom, else log ``pdf``; -inf if impossible."""
 
     @abc.abstractmethod
@@ -65,13 +68,13 @@ class Mechanism(Batchable, abc.ABC):
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         """Return the reports of positive probability and their probabilities, each of shape (atoms, *x.shape)."""
 
-    def probability_within(self, x: Any, theta: Any) -> Any:
+    def probability_within(self, x: Real, theta: Real) -> RealArray:
         """Return P(|report - x| <= theta)."""
         places, p = self.atoms(x)
         mass_at_low_end = namespace(places, x).where(places == x - theta, p, 0.0).sum(0)
         return self.cdf(x + theta, x) - self.cdf(x - theta, x) + mass_at_low_end
 
-    def error_bound(self, x: Real) -> Any:
+    def error_bound(self, x: Real) -> Real:
         """Return a bound of |report - x| that is exceeded with a probability below 1e-9."""
         low, high = self.output_interval
         return namespace(high, x).maximum(high - x, x - low)
@@ -87,7 +90,7 @@ class Mechanism(Batchable, abc.ABC):
         """Return the smallest and largest valid input."""
 
     @abc.abstractmethod
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Real) -> Any:
         """Return E(report | x)."""
 
     @property
@@ -95,7 +98,7 @@ class Mechanism(Batchable, abc.ABC):
     def worst_variance(self) -> Real:
         """Return the largest variance over valid inputs."""
 
-    def icdf(self, u: Real, x: Any) -> Any:
+    def icdf(self, u: Real, x: Real) -> RealArray:
         """Return the smallest possible report y with cdf(y, x) >= u; NaN unless u is in [0, 1] and x in its interval.
 
         The result increases with u, such as Sobol points or antithetic pairs of your own; u and x broadcast. At 0 and
@@ -121,7 +124,7 @@ class Mechanism(Batchable, abc.ABC):
         return xp.where(valid, self._solve_cdf(u, 1 - u, x), np.nan)
 
     @abc.abstractmethod
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, and each is accurate near 0."""
 
     def sampler(self) -> Any:
@@ -153,7 +156,7 @@ class Mechanism(Batchable, abc.ABC):
         return sample_from(self, key, 0, repeated(x, sample_shape), method)
 
 
-def one_array(x: Any) -> Array:
+def one_array(x: Real) -> Array:
     """Return inputs as a JAX array, or refuse what is not one, such as a dictionary of arrays, with a TypeError."""
     try:
         return jnp.asarray(x)
@@ -197,13 +200,13 @@ class Local(Mechanism):
         none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 
-    def mass(self, y: Real, x: Real) -> Any:
+    def mass(self, y: Real, x: Real) -> Real:
         report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         places, p = self.atoms(x)
         near = abs(report - places) <= self._room(places.astype(report.dtype))
         return unless_nan(namespace(near, p).where(near, p, 0.0).sum(0), report, x)
 
-    def _room(self, places: Any) -> Any:
+    def _room(self, places: Any) -> Real:
         """Return how far a report may be from its atom, by rounding and on the grid of an exact sampler."""
         low, high = self.output_interval
         rounded = _ROUNDED * np.finfo(places.dtype).eps * (abs(places) + abs(self.middle))
@@ -219,7 +222,7 @@ class Local(Mechanism):
         xp = namespace(y, low)
         return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
 
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         """Bisect the cdf."""
         return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
 
@@ -231,7 +234,7 @@ class Bounded(Local):
         return floating(x)
 
     @property
-    def central_variance(self) -> Any:
+    def central_variance(self) -> Real:
         """Return the variance at the middle of the input interval."""
         return self.variance(self.middle)
 
@@ -254,7 +257,7 @@ class Parabolic(Bounded):
 
 
 @partial(jax.jit, inline=True, static_argnums=4)
-def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
+def _sample(mechanism: Additive, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
     y = _reparameterised_reports(mechanism, u, x, inverse)
@@ -269,26 +272,26 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: 
     return _sample(mechanism if inverse else mechanism.sampler(), key, words, x, inverse)
 
 
-def _reparameterised_reports(mechanism: Any, u: Real, x: Real, inverse: bool) -> Any:
+def _reparameterised_reports(mechanism: Any, u: Real, x: Real, inverse: bool) -> Array:
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
     moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
 
-    def rebuilt(parameters: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def rebuilt(parameters: tuple[list[Real], Real, Real]) -> tuple[Any, Any, Any]:
         moved, u, x = parameters
         together = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
         return jax.tree.unflatten(structure, together), u, x
 
-    def beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
+    def beyond(y: Real, parameters: tuple[Any, Any, Any]) -> Any:
         mechanism, u, x = rebuilt(parameters)
         return mechanism.cdf(y, x) - u
 
-    def reports(parameters: tuple[Any, Any, Any]) -> RealArray:
+    def reports(parameters: tuple[Any, Any, Any]) -> Array:
         mechanism, u, x = rebuilt(parameters)
         return mechanism._icdf(u, x) if inverse else mechanism.draw(u, x)
 
-    def density(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
+    def density(y: RealArray, parameters: tuple[Any, Any, Any]) -> Any:
         """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
         mechanism, _, x = rebuilt(parameters)
         density, (places, _) = mechanism.pdf(y, x), mechanism.atoms(x)

@@ -68,7 +68,7 @@ class CentralPiecewise(Parabolic):
         return self.core + np.arange(self.steps) * (2 * self.sensitivity / (self.upper - self.lower))
 
     @property
-    def masses(self) -> tuple[Any, Any]:
+    def masses(self) -> tuple[np.ndarray, float]:
         """Return w_l, of shape (s,), and the mass of the base."""
         r = self.half_widths
         E = namespace(r, self.epsilon).exp(-self.epsilon)
@@ -92,7 +92,7 @@ class CentralPiecewise(Parabolic):
         far = self.reach * self.scale
         return self.middle - far, self.middle + far
 
-    def _scaled(self, y: Real, x: Real) -> tuple[Any, Any]:
+    def _scaled(self, y: Real, x: Real) -> tuple[Real, Real]:
         """Return v and t."""
         middle, half = self.middle, (self.upper - self.lower) / 2
         return (floating(y) - middle) / self.scale, (floating(x) - middle) / half
@@ -116,7 +116,7 @@ class CentralPiecewise(Parabolic):
         return total
 
     @each_entry
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         """Return the point of the step that holds u; a report above the input mirrors one below it."""
         (_, t), (windows, base), V = self._scaled(x, x), self.masses, self.reach
         mirrored = u > self.cdf(self.middle + self.scale * t, x)
@@ -206,7 +206,7 @@ def central_piecewise(
     return CentralPiecewise(r, steps, *setting)
 
 
-def _best_steps(*setting: Any) -> CentralPiecewise:
+def _best_steps(*setting: Real) -> CentralPiecewise:
     """Return the best mechanism over the number of steps, increased by an eighth until the variance stops falling."""
     best, steps = _best_core(1, *setting), 1
     while steps < _MOST_STEPS:
@@ -218,13 +218,13 @@ def _best_steps(*setting: Any) -> CentralPiecewise:
     return best
 
 
-def _best_core(steps: int, *setting: Any) -> CentralPiecewise:
+def _best_core(steps: int, *setting: Real) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
     def member(log_r: Real, setting: tuple[Any, ...]) -> CentralPiecewise:
         return CentralPiecewise(elementary(log_r).exp(log_r), steps, *setting)
 
-    def variance(log_r: Any, setting: tuple[Any, ...]) -> Any:
+    def variance(log_r: list[float], setting: tuple[Any, ...]) -> Real:
         return member(log_r[0], setting).worst_variance
 
     def on_host(setting: tuple[Any, ...]) -> np.ndarray:

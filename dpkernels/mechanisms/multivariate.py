@@ -40,7 +40,7 @@ class Multivariate:
 
     coordinate: Bounded
     lower: Any
-    upper: Any
+    upper: Real
     dimensions: int
     sampled: int
 
@@ -83,7 +83,7 @@ class Multivariate:
         """Return inputs on [-1, 1]."""
         return (x - self._middle) / self._half
 
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Real) -> Any:
         return floating(x)
 
     def variance(self, x: RealArray) -> RealArray:

@@ -53,8 +53,8 @@ HYBRID_EPSILON = math.log(
 
 
 def composite(
-    window: Any = "uniform",
-    base: Any = "constant",
+    window: object = "uniform",
+    base: object = "constant",
     *,
     epsilon: Real,
     lower: Real,
@@ -214,7 +214,7 @@ def multivariate(
     return Multivariate(inner, plain(low), plain(high), d, s)
 
 
-def _share(epsilon: Any, count: int) -> Any:
+def _share(epsilon: Any, count: int) -> Real:
     """Return the budget of one of several parts; read as decimals, plain numbers do not exceed the whole."""
     if checks.concrete(epsilon) is None:
         return epsilon / count
@@ -517,7 +517,7 @@ def discrete_gaussian(
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 
 
-def _cells(sensitivity: Real, step: Real) -> Any:
+def _cells(sensitivity: Real, step: Real) -> Real:
     """Return n, the largest number of grid steps between neighbours; the noise reaches farther."""
     checks.positive("step", step)
     if checks.concrete(sensitivity) is None or checks.concrete(step) is None:

@@ -58,7 +58,7 @@ class TwoPoint(Parabolic):
         xp = namespace(y, p)
         return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         low, high = self.output_interval
         p = self.probability_low(x)
         return namespace(u, p).where(u <= p, low, high)
@@ -118,7 +118,7 @@ class Mixture(Parabolic):
         return self.first.lower
 
     @property
-    def upper(self) -> Any:  # type: ignore[override]
+    def upper(self) -> Real:  # type: ignore[override]
         return self.first.upper
 
     def on_unit(self) -> Mixture:
@@ -139,13 +139,13 @@ class Mixture(Parabolic):
     def _mix(self, first: Real, second: Real) -> Real:
         return self.weight * first + (1 - self.weight) * second
 
-    def pdf(self, y: Real, x: Real) -> Any:
+    def pdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.pdf(y, x), self.second.pdf(y, x))
 
     def cdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
 
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at the rest of u."""
         if not isinstance(self.second, TwoPoint) or isinstance(self.first, TwoPoint):
             return super()._solve_cdf(u, above, x)

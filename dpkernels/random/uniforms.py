@@ -6,8 +6,6 @@ of ``jax.random.bits`` under jax's default (partitionable) threefry.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +19,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Array:
+def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: np.dtype) -> Array:
     """Return uniforms ``start .. start + count - 1`` of the stream of a typed key, Threefry or ChaCha20.
 
     ``start`` is (low, high) 32-bit words of the first index, for ChaCha20 a multiple of 16. Float32 has 23 random bits,
@@ -42,7 +40,7 @@ def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Ar
     return unit_interval(words, dtype)
 
 
-def unit_interval(words: Array, dtype: Any) -> Array:
+def unit_interval(words: Array, dtype: np.dtype) -> Array:
     """Map words as wide as the float type to (0, 1): (floor(word / 2^shift) + 1/2) 2^-precision."""
     info = jnp.finfo(dtype)
     top_bits = words >> words.dtype.type(info.bits - info.nmant)

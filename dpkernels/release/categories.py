@@ -46,7 +46,7 @@ class CategoryError(InputError):
         return CategoryError(self.row, self.value, self.reason, place)
 
 
-def is_categorical(mechanism: Any) -> bool:
+def is_categorical(mechanism: object) -> bool:
     """Return whether a mechanism, or that of a sampler, is for categories."""
     is_for_categories: bool = getattr(mechanism, "is_categorical", False)  # One call: small releases are fast.
     return is_for_categories

@@ -233,7 +233,7 @@ def _visible_type(kind: Any, column: Any = None) -> Any:
     return pl.List(_visible_type(kind.inner)) if isinstance(kind, pl.List) else kind
 
 
-def _check_dtype(dtype: Any) -> None:
+def _check_dtype(dtype: np.dtype) -> None:
     """Refuse types that are not numeric, including times and durations, which NumPy stores as integers."""
     kind = np.dtype(dtype).kind
     if kind not in "iuf" and not jnp.issubdtype(dtype, np.floating):  # Only JAX knows bfloat16.

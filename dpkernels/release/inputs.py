@@ -18,7 +18,7 @@ from dpkernels.numerics import Real
 
 
 @lru_cache(maxsize=64)
-def report_type(dtype: Any) -> np.dtype:
+def report_type(dtype: np.dtype) -> np.dtype:
     """Return the type of reports: float32 stays, half precision widens to it, all else is float64."""
     native = np.dtype(dtype).newbyteorder("=")
     return np.dtype(np.float32 if native in (np.float32, np.float16) else np.float64)

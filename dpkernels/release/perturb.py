@@ -19,10 +19,10 @@ from dpkernels.decimals import shortest
 from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.registry import ExactMultivariate, exact_sampler
 from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
-from dpkernels.mechanisms.additive import AdditiveVector, check_shape
+from dpkernels.mechanisms.additive import Additive, AdditiveVector, check_shape
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, chosen_coordinates
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import Real, RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host, keys
 from dpkernels.release import containers
@@ -43,7 +43,7 @@ _ROWS = 1 << 16  # The number of vectors that are checked and released at once, 
 
 
 def perturb(
-    x: Any,
+    x: Real,
     mechanism: Any,
     *,
     key: Array | None = None,
@@ -224,8 +224,16 @@ def _check_batches(x: Any, samplers: Any, *, clip: bool, missing: str, **_: Any)
 
 
 def _perturb_column(
-    x: Any, mechanism: Any, *, key: Any, exact: bool, clip: bool, progress: bool | None, start: int, devices: Any
-) -> Any:
+    x: Real,
+    mechanism: object,
+    *,
+    key: Array,
+    exact: bool,
+    clip: bool,
+    progress: bool | None,
+    start: int,
+    devices: object,
+) -> np.ndarray:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
         raise ValueError("x: is empty; at least one value is needed")
@@ -289,7 +297,9 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
 
 @_reports.register
-def _(sampler: ExactSampler, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _(
+    sampler: ExactSampler, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
+) -> np.ndarray:
     bounds = sampler.derived[Bounds.of, clip]
     if isinstance(x, jax.Array):
         holders = tuple(sorted(x.devices(), key=lambda device: device.id))
@@ -300,7 +310,9 @@ def _(sampler: ExactSampler, secret: bytes, x: Any, clip: bool, advance: Advance
 
 
 @_reports.register
-def _(sampler: ExactBatch, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _(
+    sampler: ExactBatch, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
+) -> np.ndarray:
     if devices is not None:
         raise ValueError("devices: are for one mechanism; the CPU releases batches")
     bounds = sampler.derived[Bounds.of, clip]
@@ -309,7 +321,9 @@ def _(sampler: ExactBatch, secret: bytes, x: Any, clip: bool, advance: Advance, 
 
 
 @_reports.register
-def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _(
+    sampler: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
+) -> np.ndarray:
     """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
     check_shape(mechanism, x.shape)
@@ -343,7 +357,9 @@ def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray
 
 @_reports.register(Mechanism)
 @_reports.register(AdditiveVector)
-def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _(
+    sampler: Additive, secret: Array, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
+) -> np.ndarray:
     bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
     if batch_shape := getattr(mechanism, "batch_shape", None):
         check_fits(x.shape, batch_shape)
@@ -366,7 +382,9 @@ def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: 
 
 
 @_reports.register
-def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _(
+    sampler: Multivariate, secret: Array, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
+) -> np.ndarray:
     check_shape(sampler, x.shape)
     values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
     with own_settings(x64=values.dtype == np.float64):

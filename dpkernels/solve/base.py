@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Boolean, namespace
+from dpkernels.pytrees import PyTree
 
-Function = Callable[[Any, Any], Any]
+# Of x, a number or an array of the kind that a search is given, and a pytree of parameters.
+Function = Callable[[Any, PyTree], Any]
+State = TypeVar("State")
+Numbers = TypeVarTuple("Numbers")
 
 
-def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+def while_loop(unfinished: Callable[[State], Boolean], body: Callable[[State], State], state: State) -> State:
     """Run ``jax.lax.while_loop`` if the state holds a JAX array, else the same loop on the host."""
     if namespace(*jax.tree.leaves(state)) is jnp:
         return jax.lax.while_loop(unfinished, body, state)
@@ -22,7 +26,7 @@ def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], sta
     return state
 
 
-def promote(*values: Any) -> Any:
+def promote(*values: *Numbers) -> tuple[*Numbers]:
     """Return the values; if any is a JAX array, with every number converted to their common JAX float type."""
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
     if not dtypes:

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Boolean, Real, namespace
+from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.roots import NEWTON_STEPS, narrow_bracket, root_near
 
 _HALVINGS = 2200  # Between any two floats in 64 bits there are fewer bisections.
 
 
-def root(excess: Function, parameters: Any, feasible: Real, infeasible: Real, rtol: float = 0.0) -> Any:
+def root(excess: Function, parameters: PyTree, feasible: Real, infeasible: Real, rtol: float = 0.0) -> Any:
     """Return the last feasible x on the way from ``feasible`` to ``infeasible``, which may be on either side of it.
 
     The excess, continuous, is at most 0 at x as computed, and above 0 (or NaN) at the next float. If it changes sign
@@ -39,7 +40,7 @@ def root(excess: Function, parameters: Any, feasible: Real, infeasible: Real, rt
 
 def newton(
     falling: Function,
-    parameters: Any,
+    parameters: PyTree,
     initial_guess: Real,
     ends: tuple[Real, Real],
     *,
@@ -63,9 +64,7 @@ def newton(
     return implicit_root(_Newton(tolerance, longest, clip), falling, parameters, (start, ends))
 
 
-def found_roots(
-    residual: Function, parameters: Any, find: Callable[[Any], Any], slope: Callable[[Any, Any], Any]
-) -> RealArray:
+def found_roots(residual: Function, parameters: PyTree, find: Callable[[PyTree], Array], slope: Function) -> Array:
     """Return the roots that ``find`` gives for JAX parameters, with the derivatives of the implicit rule; elementwise.
 
     ``slope`` gives the derivatives of ``residual`` by x. Where the slope is 0 the roots' derivatives are NaN.
@@ -74,13 +73,13 @@ def found_roots(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def implicit_root(method: Method, function: Function, parameters: Any, where: Any) -> RealArray:
+def implicit_root(method: Method, function: Function, parameters: PyTree, where: PyTree) -> Array:
     """Return the root that a method finds, with the derivatives of the implicit rule."""
     return method.root(function, parameters, where)
 
 
 @implicit_root.defjvp
-def _(method: Method, function: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _(method: Method, function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
     """Apply the implicit function rule. Where the function is flat, the root is an end of the bracket, or has none.
 
     For a derivative of NaN in reverse mode, multiply by NaN everything that moves; ``where`` would give 0.
@@ -101,21 +100,25 @@ class Method(abc.ABC):
     moves_where_flat: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def root(self, function: Function, parameters: Any, where: Any) -> Any:
+    def root(self, function: Function, parameters: PyTree, where: PyTree) -> Array:
         """Return the root."""
 
-    def root_and_derivatives(self, function: Function, parameters: Any, where: Any, tangents: Any) -> tuple[Any, ...]:
+    def root_and_derivatives(
+        self, function: Function, parameters: PyTree, where: PyTree, tangents: PyTree
+    ) -> tuple[Array, ...]:
         """Return the root, and the function's derivatives by x and along the parameters' tangents."""
         x = implicit_root(self, function, parameters, where)
         return x, *self.derivatives(function, x, parameters, where, tangents)
 
-    def derivatives(self, function: Function, x: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
+    def derivatives(
+        self, function: Function, x: Array, parameters: PyTree, where: PyTree, tangents: PyTree
+    ) -> tuple[Array, Array]:
         value, pullback = jax.vjp(function, x, parameters)
         slope, gradient = pullback(jnp.ones_like(value))
         return slope, _along(gradient, tangents)
 
 
-def _along(gradient: Any, tangents: Any) -> Any:
+def _along(gradient: PyTree, tangents: PyTree) -> Any:
     return sum(jax.tree.leaves(jax.tree.map(lambda by, moved: (by * moved).sum(), gradient, tangents)), 0.0)
 
 
@@ -125,13 +128,15 @@ class _Found(Method):
 
     moves_where_flat: ClassVar[bool] = True
 
-    find: Callable[[Any], Any]
-    slope: Callable[[Any, Any], Any]
+    find: Callable[[PyTree], Array]
+    slope: Function
 
-    def root(self, residual: Function, parameters: Any, where: Any) -> Any:
+    def root(self, residual: Function, parameters: PyTree, where: PyTree) -> Array:
         return self.find(parameters)
 
-    def derivatives(self, residual: Function, x: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
+    def derivatives(
+        self, residual: Function, x: Array, parameters: PyTree, where: PyTree, tangents: PyTree
+    ) -> tuple[Array, Array]:
         return self.slope(x, parameters), jax.jvp(partial(residual, x), (parameters,), (tangents,))[1]
 
 
@@ -151,10 +156,10 @@ class _Bisection(Method):
 
     rtol: float
 
-    def root(self, excess: Function, parameters: Any, bracket: tuple[Any, Any]) -> Any:
+    def root(self, excess: Function, parameters: PyTree, bracket: tuple[Real, Real]) -> Any:
         xp = namespace(*bracket)
 
-        def unfinished(state: tuple[Any, Any, Any]) -> Real:
+        def unfinished(state: tuple[Any, Any, Any]) -> Boolean:
             count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
             # Compiled without optimisation, the excess may be computed twice in a step and rounded in two ways. Next to
@@ -162,7 +167,7 @@ class _Bisection(Method):
             wide = abs(infeasible - feasible) > self.rtol * abs(feasible)
             return (count < _HALVINGS) & (middle != feasible) & (middle != infeasible) & wide
 
-        def halve(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        def halve(state: tuple[Real, Real, Real]) -> tuple[Any, Any, Any]:
             count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
             holds = excess(middle, parameters) <= 0
@@ -175,19 +180,21 @@ class DifferentiatingMethod(Method):
     """A method whose every step evaluates the function with its derivatives: a large function is compiled once."""
 
     @abc.abstractmethod
-    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
+    def iterate(
+        self, evaluate: Callable[[Array], PyTree], zeros: PyTree, start: Array, ends: tuple[Array, Array]
+    ) -> tuple[Any, ...]:
         """Return the root, and the derivatives there; ``evaluate`` gives the value and them, of the form ``zeros``."""
 
-    def root(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> Any:
-        def evaluate(x: Array) -> Any:
+    def root(self, function: Function, parameters: PyTree, where: tuple[Array, tuple[Array, Array]]) -> Array:
+        def evaluate(x: Array) -> tuple[Array, Array]:
             return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))
 
         return self.iterate(evaluate, (jnp.zeros_like(where[0]),), *where)[0]
 
     def root_and_derivatives(
-        self, function: Function, parameters: Any, where: tuple[Any, Any], tangents: Any
-    ) -> tuple[Any, ...]:
-        def evaluate(x: Array) -> Any:
+        self, function: Function, parameters: PyTree, where: tuple[Array, tuple[Array, Array]], tangents: PyTree
+    ) -> tuple[Array, ...]:
+        def evaluate(x: Array) -> tuple[Array, Array, PyTree]:
             value, pullback = jax.vjp(function, x, parameters)
             return value, *pullback(jnp.ones_like(value))
 
@@ -204,12 +211,14 @@ class _Newton(DifferentiatingMethod):
     longest: float
     clip: bool
 
-    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Array, ends: Any) -> tuple[Any, ...]:
-        def unfinished(state: Any) -> Array:
+    def iterate(
+        self, evaluate: Callable[[Array], PyTree], zeros: PyTree, start: Array, ends: tuple[Array, Array]
+    ) -> tuple[Any, ...]:
+        def unfinished(state: PyTree) -> Array:
             count, step, *_ = state
             return (count < NEWTON_STEPS) & (jnp.abs(step) > self.tolerance)
 
-        def improve(state: Any) -> Any:
+        def improve(state: PyTree) -> PyTree:
             count, _, x, (value, slope, *_), low, high = state
             new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -self.longest, self.longest)
             new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))

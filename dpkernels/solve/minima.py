@@ -14,7 +14,8 @@ import numpy as np
 from jax import Array
 
 from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
-from dpkernels.numerics import Real, RealArray, map_over, namespace
+from dpkernels.numerics import Boolean, Real, RealArray, map_over, namespace
+from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.implicit import DifferentiatingMethod, Method, divide_by_slope, implicit_root, root
 from dpkernels.solve.roots import NEWTON_STEPS
@@ -33,7 +34,7 @@ _SHORT = 1e-4  # The longest step from the place that a zoom found to the maximu
 
 
 def minimum(
-    function: Function, parameters: Any, low: Real, high: Real, *, enough: float = -np.inf, rtol: float = 1e-16
+    function: Function, parameters: PyTree, low: Real, high: Real, *, enough: float = -np.inf, rtol: float = 1e-16
 ) -> Any:
     """Return where a function with one minimum on [low, high] is lowest, by golden section; not differentiated."""
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
@@ -42,7 +43,7 @@ def minimum(
     if not plain:
         parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
 
-    def unfinished(state: tuple[Real, ...]) -> Any:
+    def unfinished(state: tuple[Real, ...]) -> Boolean:
         # Until a value is at most ``enough``, or the interval within ``rtol`` of its first length.
         return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
 
@@ -60,7 +61,7 @@ def minimum(
 
     left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
     at_left, at_right = map_over(lambda x: function(x, parameters), namespace(low).stack([left, right]))
-    state = 0, low, left, right, high, at_left, at_right
+    state: tuple[Real, ...] = 0, low, left, right, high, at_left, at_right
     *_, left, right, _, at_left, at_right = while_loop(unfinished, narrow, state)
     best = namespace(left, right).where(at_left <= at_right, left, right)
     return float(best) if plain else best
@@ -89,12 +90,12 @@ def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xato
 
 def smooth_minimum(
     function: Function,
-    parameters: Any,
-    starts: Any,
-    low: Any,
-    high: Any,
-    on_host: Callable[[Any], np.ndarray] | None = None,
-) -> Any:
+    parameters: PyTree,
+    starts: RealArray,
+    low: RealArray,
+    high: RealArray,
+    on_host: Callable[[PyTree], np.ndarray] | None = None,
+) -> Array:
     """Return where a smooth function of JAX numbers is lowest, near the best of several starts, with derivatives.
 
     The search is Newton's method, damped (Levenberg and Marquardt). By the implicit rule the derivatives are those of
@@ -119,17 +120,17 @@ def smooth_minimum(
 class _DampedNewton(Method):
     """Newton's method for the minimum of a function in a box; see ``smooth_minimum``."""
 
-    def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
+    def root(self, function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
         starts, low, high = where
         values = jax.vmap(lambda x: function(x, parameters))(starts)
         x = starts[jnp.where(jnp.isnan(values), jnp.inf, values).argmin()]
         tolerance = jnp.finfo(x.dtype).eps
 
-        def unfinished(state: Any) -> Any:
+        def unfinished(state: PyTree) -> Array:
             count, _, step, *_ = state
             return (count < _DAMPED_STEPS) & (step > tolerance**0.75)
 
-        def improve(state: Any) -> Any:
+        def improve(state: PyTree) -> PyTree:
             count, x, _, damping, before = state
             value, gradient, hessian = before
             free = _is_free(x, gradient, low, high)
@@ -146,8 +147,8 @@ class _DampedNewton(Method):
         return jax.lax.while_loop(unfinished, improve, state)[1]
 
     def derivatives(
-        self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
-    ) -> tuple[Any, Any]:
+        self, function: Function, x: Array, parameters: PyTree, where: tuple[Array, Array, Array], tangents: PyTree
+    ) -> tuple[Array, Array]:
         gradient, along = jax.linearize(jax.jacfwd(function), x, parameters)
         none = jax.tree.map(jnp.zeros_like, parameters)
         hessian = jax.vmap(lambda direction: along(direction, none))(jnp.eye(x.size, dtype=x.dtype))
@@ -162,12 +163,12 @@ class _DampedNewton(Method):
 class _FoundMinimum(_DampedNewton):
     """The minimum of a function in a box, which is known."""
 
-    def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
+    def root(self, function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
         return where[0]
 
     def derivatives(
-        self, function: Function, x: Any, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
-    ) -> tuple[Any, Any]:
+        self, function: Function, x: Array, parameters: PyTree, where: tuple[Array, Array, Array], tangents: PyTree
+    ) -> tuple[Array, Array]:
         # The program has no tangents: it runs at once, whatever becomes of these.
         slope, by_parameters = _minimum_derivatives(function, x, parameters, where)
         along = jax.tree.map(lambda by, moved: (by * moved).reshape(x.size, -1).sum(1), by_parameters, tangents)
@@ -175,20 +176,20 @@ class _FoundMinimum(_DampedNewton):
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=QUICKLY_COMPILED)
-def _minimum_derivatives(function: Function, x: Any, parameters: Any, where: Any) -> tuple[Any, Any]:
+def _minimum_derivatives(function: Function, x: Array, parameters: PyTree, where: PyTree) -> tuple[Array, PyTree]:
     """Return the derivatives of the gradient in x, and in every parameter, along a first axis of the gradient."""
 
-    def derivatives(tangents: Any) -> tuple[Any, Any]:
+    def derivatives(tangents: PyTree) -> tuple[Array, Array]:
         return _DampedNewton().derivatives(function, x, parameters, where, tangents)
 
     slope, _ = derivatives(jax.tree.map(jnp.zeros_like, parameters))
     return slope, jax.jacfwd(lambda tangents: derivatives(tangents)[1])(jax.tree.map(jnp.zeros_like, parameters))
 
 
-def _with_derivatives(function: Function, x: Any, parameters: Any) -> tuple[Any, Any, Any]:
+def _with_derivatives(function: Function, x: Array, parameters: PyTree) -> tuple[Array, Array, Array]:
     """Return the value, the gradient by x and the second derivatives, in one evaluation."""
 
-    def first(x: Any) -> tuple[Any, Any]:
+    def first(x: Array) -> tuple[Array, tuple[Array, Array]]:
         gradient, value = jax.jacfwd(lambda x: (function(x, parameters),) * 2, has_aux=True)(x)
         return gradient, (value, gradient)
 
@@ -196,25 +197,25 @@ def _with_derivatives(function: Function, x: Any, parameters: Any) -> tuple[Any,
     return value, gradient, hessian
 
 
-def _is_free(x: Any, gradient: Any, low: Any, high: Any) -> Any:
+def _is_free(x: Array, gradient: Array, low: Array, high: Array) -> Array:
     """Return which coordinates are not held at an end of their range."""
     return ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
 
 
-def _restricted(matrix: Any, free: Any) -> Any:
+def _restricted(matrix: Array, free: Array) -> Array:
     """Return a matrix with the rows and columns of held coordinates replaced by those of the identity."""
     return jnp.where(free[:, None] & free, matrix, jnp.eye(free.size, dtype=matrix.dtype))
 
 
-def _solve_free(hessian: Any, gradient: Any, free: Any) -> Any:
+def _solve_free(hessian: Array, gradient: Array, free: Array) -> Array:
     return divide_by_slope(jnp.where(free, gradient, 0.0), _restricted(hessian, free))
 
 
-def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Real:
+def minimum_on_grid(function: Function, parameters: PyTree, grid: RealArray, *, xatol: float) -> Real:
     """Return where a smooth function is lowest, around the best point of a grid; not differentiated."""
     parameters, grid = promote(parameters, grid)
     if namespace(grid) is np:
-        return minimum_near_grid(lambda x: function(x, parameters), grid, xatol)[0]
+        return minimum_near_grid(lambda x: function(x, parameters), np.asarray(grid), xatol)[0]
     parameters, grid = jax.lax.stop_gradient((parameters, grid))
     lowest = jnp.argmin(map_over(lambda x: function(x, parameters), grid))
     ends = grid[jnp.maximum(lowest - 1, 0)], grid[jnp.minimum(lowest + 1, grid.size - 1)]
@@ -232,7 +233,7 @@ def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray)
     return best
 
 
-def maximum_between(function: Function, parameters: Any, knots: RealArray) -> RealArray:
+def maximum_between(function: Function, parameters: PyTree, knots: Array) -> Array:
     """Return the largest value of a JAX function that is smooth between increasing knots; differentiable twice.
 
     In each piece a zoom finds the place with the largest value, as a share of the way from knot to knot. At a knot the
@@ -245,15 +246,15 @@ def maximum_between(function: Function, parameters: Any, knots: RealArray) -> Re
     )
 
 
-def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:
+def _maximum_between(function: Function, parameters: PyTree, knots: Array) -> Array:
     pieces = knots.size - 1
     are_many = pieces >= _MANY_PIECES
     grid = np.linspace(0.0, 1.0, 3 if are_many else _ZOOM_POINTS)
     start, length = jax.lax.stop_gradient((knots[:-1, None], jnp.diff(knots)[:, None]))
     held = jax.lax.stop_gradient(parameters)
 
-    def zoom(_: int, state: tuple[Any, Any, Any, Any]) -> tuple[Real, Real, Real, Real]:
-        low, high, _, _ = state
+    def zoom(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        low, high = state[:2]
         shares = low + (high - low) * grid
         values = function(start + length * shares, held)
         highest = values.max(-1, keepdims=True)
@@ -273,24 +274,24 @@ def _maximum_between(function: Function, parameters: Any, knots: Any) -> Any:
 _maximum_between_in_a_program = jax.jit(_maximum_between, static_argnums=0)
 
 
-def _on_piece(function: Function, share: Any, place: tuple[Any, Any, Any]) -> Any:
+def _on_piece(function: Function, share: Array, place: tuple[Array, Array, PyTree]) -> Array:
     left, right, parameters = place
     return function(left + (right - left) * share, parameters)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _at_extreme(function: Function, x: Any, parameters: Any) -> Any:
+def _at_extreme(function: Function, x: Array, parameters: PyTree) -> Array:
     return function(x, parameters)
 
 
 @_at_extreme.defjvp
-def _(function: Function, primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+def _(function: Function, primals: tuple[Array, PyTree], tangents: tuple[Array, PyTree]) -> tuple[Array, Array]:
     """Apply the envelope theorem: the derivative of the extreme by x vanishes."""
     x, parameters = primals
     return jax.jvp(partial(function, x), (parameters,), (tangents[1],))
 
 
-def _slope(function: Function, x: Any, parameters: Any) -> Any:
+def _slope(function: Function, x: Array, parameters: PyTree) -> Array:
     return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))[1]
 
 
@@ -298,10 +299,12 @@ def _slope(function: Function, x: Any, parameters: Any) -> Any:
 class _Interior(Method):
     """The place of a maximum, which is known; at an end of [0, 1] it stays."""
 
-    def root(self, slope: Function, parameters: Any, share: Any) -> Any:
+    def root(self, slope: Function, parameters: PyTree, share: Array) -> Array:
         return share
 
-    def derivatives(self, slope: Function, share: Any, parameters: Any, where: Any, tangents: Any) -> tuple[Any, Any]:
+    def derivatives(
+        self, slope: Function, share: Array, parameters: PyTree, where: PyTree, tangents: PyTree
+    ) -> tuple[Array, Array]:
         rise, bend = slope(share, parameters), _slope(slope, share, parameters)
         moved = jax.jvp(partial(slope, share), (parameters,), (tangents,))[1]
         inside = (jnp.abs(rise) <= _SHORT * -bend) & (share > 2 * _SIDE) & (share < 1 - 2 * _SIDE)
@@ -314,7 +317,9 @@ def shares_with_ends(count: int) -> np.ndarray:
     return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))
 
 
-def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def turning_points(
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray], points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (turns, rows): where functions (x, row) -> value of plain numbers turn from rising to falling or back.
 
     A turn is seen between three neighbouring points, of shape (rows, n), and found there by golden section. Two turns
@@ -333,7 +338,7 @@ def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> t
 # Roots next to a minimum
 
 
-def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rtol: float = 0.0) -> Real:
+def convex_root(convex: Function, parameters: PyTree, low: Real, high: Real, *, rtol: float = 0.0) -> Real:
     """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none; low > 0.
 
     JAX numbers are searched by Newton's method. Of plain numbers the function is at most 0 as computed; ``rtol`` is
@@ -348,7 +353,7 @@ def convex_root(convex: Function, parameters: Any, low: Real, high: Real, *, rto
     return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
 
 
-def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, count: int = 160) -> Real:
+def first_root(excess: Function, parameters: PyTree, low: Real, high: Real, *, count: int = 160) -> Real:
     """Return the first feasible x from ``low`` up, for an excess that need not be monotone; NaN if none was found.
 
     The search tries ``count`` points, spaced evenly in the logarithm from ``low``, positive and infeasible, up to
@@ -373,14 +378,16 @@ def first_root(excess: Function, parameters: Any, low: Real, high: Real, *, coun
 class _ConvexNewton(DifferentiatingMethod):
     """Newton's method on a convex function, from the low end: its steps are monotone; see ``convex_root``."""
 
-    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Array, ends: Any) -> tuple[Any, ...]:
+    def iterate(
+        self, evaluate: Callable[[Array], PyTree], zeros: PyTree, start: Array, ends: tuple[Array, Array]
+    ) -> tuple[Any, ...]:
         low, high = ends
 
-        def unfinished(state: Any) -> Array:
+        def unfinished(state: PyTree) -> Array:
             count, x, before, _ = state
             return (count < NEWTON_STEPS) & (jnp.abs(x - before) > _LAST_STEP * x) & (x <= high)
 
-        def improve(state: Any) -> Any:
+        def improve(state: PyTree) -> PyTree:
             count, x, _, _ = state
             value, slope, *gradient = evaluate(x)
             step = jnp.where(slope < 0, -value / jnp.where(slope < 0, slope, -1.0), jnp.inf)

@@ -23,7 +23,7 @@ from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.family import Family, Member, checked
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.base import Mechanism, Parabolic
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
@@ -49,14 +49,14 @@ class ComposableFamily(Family):
         return self
 
     @abc.abstractmethod
-    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Mechanism:
+    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Mechanism:
         """Return one of the releases that meet the target together by the estimate, from ``solved`` unless it is 0."""
 
     @abc.abstractmethod
     def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Mechanism:
         """Return what ``composed`` does, from plain numbers, rounded conservatively."""
 
-    def with_sensitivity(self, factor: Any) -> Any:
+    def with_sensitivity(self, factor: Real) -> Any:
         """Return the family at this multiple of its sensitivity, if it has one."""
         sensitivity = getattr(self, "sensitivity", None)
         return self if sensitivity is None else replace(self, sensitivity=factor * sensitivity)  # type: ignore[type-var]
@@ -72,7 +72,7 @@ class PureDPFamily(ComposableFamily):
     def with_budget(self, epsilon: Any) -> Any:
         return replace(self, epsilon=epsilon)  # type: ignore[type-var]
 
-    def member(self, epsilon: Any, free: dict[str, Any]) -> Any:
+    def member(self, epsilon: Real, free: dict[str, Any]) -> Any:
         """Return the member with another budget; traceable."""
         return self.with_budget(epsilon).build(free)
 
@@ -80,13 +80,13 @@ class PureDPFamily(ComposableFamily):
         """Return the function from ``epsilon`` to what is released at that budget."""
         return lambda *, epsilon: self.with_budget(epsilon).certified_member(free)
 
-    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Any:
+    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Any:
         return self.member(target.largest_budget(free, solved), free)
 
     def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Any:
         return calibrate.composed_budget(self.released(free), **target.options, initial_guess=solved or None)
 
-    def solved_budget(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Real:
         return member.epsilon
 
 
@@ -96,15 +96,15 @@ class FreeRate:
     """A sampling rate p that is tuned with the other parameters; see ``free_rate``."""
 
     query: str | None
-    spread: Any
+    spread: Real
     size: Any
 
-    def error(self, p: Any) -> Any:
+    def error(self, p: Real) -> Any:
         """Return the standard deviation of the sample's estimate."""
         return 0.0 * p if self.query is None else _SAMPLING_ERRORS[self.query](self.spread, self.size, p)
 
 
-def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
+def free_rate(*, query: str | None = None, spread: Real = 1.0, size: Real = 1.0) -> FreeRate:
     """Return the rate p of ``composed``'s samples as one more free parameter.
 
     The objective sees ``Subsampled`` reports: estimates from a sample rescaled by 1/p, so that noise is for the
@@ -163,7 +163,7 @@ class Composed(Family):
         return {"count": self.count, "epsilon": self.epsilon, "delta": self.delta, "rate": self.rate}
 
     @property
-    def gaussian_ratio(self) -> Any:
+    def gaussian_ratio(self) -> Real:
         """Return about the ratio of D and sigma that each of T Gaussian releases may have."""
         return gaussian_ratio(self.epsilon, self.delta, self.count, self.rate)
 
@@ -176,7 +176,7 @@ class Composed(Family):
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
         return replace(self, inner=self.inner.with_sensitivity(1 / p), rate=p)
 
-    def for_error(self, theta: Any) -> Family:
+    def for_error(self, theta: object) -> Family:
         return self if theta is None else replace(self, inner=self.inner.for_error(theta))
 
     @property
@@ -186,7 +186,7 @@ class Composed(Family):
     def build(self, free: dict[str, Any]) -> Member:
         return self.build_near(free, 0.0)
 
-    def build_near(self, free: dict[str, Any], solved: Any) -> Member:
+    def build_near(self, free: dict[str, Real], solved: Real) -> Member:
         return self._built(free, lambda family, free: family.each.composed(family, free, solved))
 
     def certified_member(self, free: dict[str, Any]) -> Member:
@@ -215,7 +215,7 @@ class Composed(Family):
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
         return Guarantee((RepeatedReleases(pairs, self.count, self.rate),))
 
-    def largest_budget(self, free: dict[str, Any], near: Any) -> Any:
+    def largest_budget(self, free: dict[str, Any], near: Any) -> Real:
         """Return the largest level of a release of ``inner.member(level, free)``, searched from ``near``, or NaN."""
         ratio = self.gaussian_ratio
         xp = namespace(ratio, near)
@@ -228,7 +228,7 @@ class Composed(Family):
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
         return {**self.each.parameters(free, mechanism), **own}
 
-    def solved_budget(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Real:
         solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
         return 0.0 if solved is None else solved  # Noise that is scaled has no claim here.
 
@@ -244,7 +244,7 @@ class Composed(Family):
         return epsilon, realised
 
 
-def _releases(level: Any, parameters: tuple[Composed, dict[str, Any]]) -> Guarantee:
+def _releases(level: object, parameters: tuple[Composed, dict[str, Any]]) -> Guarantee:
     target, free = parameters
     return target.estimated(target.inner.member(level, free))
 
@@ -287,7 +287,7 @@ def composed(
 class ShuffledFamily(Family):
     """The family of n reports of one member that are (eps, delta)-DP together once shuffled; see ``shuffled``."""
 
-    inner: Any
+    inner: PureDPFamily
     n: int
     epsilon: Any
     delta: Any
@@ -320,7 +320,7 @@ class ShuffledFamily(Family):
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {**self.inner.parameters(free, mechanism), "epsilon of a report": mechanism.epsilon}
 
-    def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         return self.inner.with_budget(mechanism.epsilon).python(mechanism, parameters)
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
@@ -331,7 +331,7 @@ class ShuffledFamily(Family):
         return epsilon, realised
 
 
-def _member(level: Any, parameters: tuple[Any, dict[str, Any]]) -> Any:
+def _member(level: Real, parameters: tuple[Any, dict[str, Any]]) -> Parabolic:
     family, free = parameters
     return family.member(level, free)
 

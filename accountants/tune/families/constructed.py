@@ -74,10 +74,10 @@ class Constructed(PureDPFamily):
     def with_budget(self, epsilon: Any) -> Any:
         return self._given(epsilon=epsilon)
 
-    def _given(self, **others: Any) -> Any:
+    def _given(self, **others: Real) -> Constructed:
         return dataclasses.replace(self, given={**self.given, **others})
 
-    def with_sensitivity(self, factor: Any) -> Any:
+    def with_sensitivity(self, factor: Real) -> Any:
         return self._given(sensitivity=factor * self.given["sensitivity"]) if "sensitivity" in self.given else self
 
     @property
@@ -85,13 +85,13 @@ class Constructed(PureDPFamily):
         given = self.given
         return (given["upper"] - given["lower"]) / 2 if "lower" in given else given["sensitivity"]
 
-    def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
+    def arguments(self, free: dict[str, Real]) -> dict[str, Any]:
         return {**self.given, **free}
 
     def build(self, free: dict[str, Any]) -> Any:
         return self.constructor(**self.arguments(free))
 
-    def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         constructor = getattr(self.constructor, "__name__", "")
         if getattr(dpk, constructor, None) is not self.constructor:
             return super().python(mechanism, parameters)
@@ -107,10 +107,10 @@ class Scaled(ComposableFamily):
     This class has no free parameter: its shape is the kernel, a distribution at unit scale.
     """
 
-    kernel: Any
+    kernel: Distribution
     epsilon: Any
     delta: Any
-    sensitivity: Any
+    sensitivity: Real
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ class Scaled(ComposableFamily):
         return self.kernel
 
     @property
-    def most_shift(self) -> Any:
+    def most_shift(self) -> Real:
         """Return a shift over which noise of no shape meets the budget; for families with free parameters."""
         return np.inf
 
@@ -145,7 +145,7 @@ class Scaled(ComposableFamily):
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return scale_of(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
 
-    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Additive:
+    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Additive:
         shape, D = self.shape(free), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         releases = target.estimated(Additive(rescaled(shape, start), D))
@@ -164,7 +164,7 @@ class ConstructedNoise(Constructed):
         return Scaled(member.noise, *self.budget, member.sensitivity)
 
 
-def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Any]:
+def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Real]:
     """Return the scale of noise of a shape by its name; if it is not a parameter of the noise, by quantiles."""
     name = unit.lengths[0]
     if hasattr(noise, name):
@@ -174,7 +174,7 @@ def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Any]:
 
 
 def constructed(
-    constructor: Callable[..., Mechanism], free: Mapping[str, Domain] | None = None, *, epsilon: Real, **given: Any
+    constructor: Callable[..., Mechanism], free: Mapping[str, Domain] | None = None, *, epsilon: Real, **given: Real
 ) -> Constructed:
     """Return the family of the mechanisms that a constructor makes.
 
@@ -209,7 +209,7 @@ def constructed(
     return (Constructed if "lower" in given else ConstructedNoise)(constructor, arguments)
 
 
-def _check_numbers(name: str, value: Any) -> None:
+def _check_numbers(name: str, value: Real) -> None:
     """Refuse what cannot be a number of a compiled search, such as text."""
     for leaf in jax.tree.leaves(value):
         if not isinstance(leaf, jax.core.Tracer) and np.asarray(leaf).dtype.kind not in "biuf":
@@ -218,7 +218,7 @@ def _check_numbers(name: str, value: Any) -> None:
             )
 
 
-def _with_plain_ends(name: str, domain: Any) -> Domain:
+def _with_plain_ends(name: str, domain: object) -> Domain:
     if not isinstance(domain, Domain):
         raise TypeError(f"free: {name} = {domain!r} is no Domain, such as Between(0.0, 1.0)")
     return jax.tree.map(partial(checks.number, f"free: an end of {name}"), domain)
@@ -236,7 +236,7 @@ class Composite(Constructed):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``."""
 
     window: Any = None
-    base: Any = None  # None for the quartic one, whose edge is free.
+    base: Base | None = None  # None for the quartic one, whose edge is free.
     condition: str = "pointwise"
 
     @property
@@ -251,7 +251,7 @@ class Composite(Constructed):
             free["edge"] = LogBetween(lowest_edge(self.epsilon, self.condition), 1.0)
         return free
 
-    def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
+    def arguments(self, free: dict[str, Real]) -> dict[str, Any]:
         base = Quartic(free["edge"]) if self.base is None else self.base
         condition = {} if self.condition == "pointwise" else {"condition": self.condition}
         return {"window": self.window, "base": base, **self.given, "width": free["width"], **condition}
@@ -351,7 +351,7 @@ def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
     return Constructed(dpk.optimal, _given(epsilon, lower, upper))
 
 
-def _given(epsilon: Real, lower: Real, upper: Real) -> dict[str, Any]:
+def _given(epsilon: Real, lower: Real, upper: Real) -> dict[str, Real]:
     checks.epsilon(epsilon)
     checks.interval(lower, upper)
     return {"epsilon": epsilon, "lower": lower, "upper": upper}

@@ -31,7 +31,7 @@ from dpkernels.distributions.laplace import Laplace, MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import MARGINS, NotPrivateError, first_feasible
 
@@ -95,7 +95,7 @@ class MergedLaplaces(PureDPFamily):
     """
 
     epsilon: Any
-    sensitivity: Any
+    sensitivity: Real
     segments: int
 
     @property
@@ -113,7 +113,7 @@ class MergedLaplaces(PureDPFamily):
         noise = MergedLaplace(tuple(self._rates(free)), tuple(breaks))
         return Additive(noise, self.sensitivity, self.epsilon, 0.0)
 
-    def _rates(self, free: dict[str, Any]) -> RealArray:
+    def _rates(self, free: dict[str, Real]) -> RealArray:
         D = self.sensitivity
         xp = namespace(free["breaks"], D)
         c = xp.asarray(free["breaks"])
@@ -174,7 +174,7 @@ class Truncated(Scaled):
         return {f"{self.kernel.lengths[0]}/bound": _WIDTHS}
 
     @property
-    def most_shift(self) -> Any:
+    def most_shift(self) -> Real:
         return 2.0
 
     def shape(self, free: dict[str, Any]) -> Reweighted:
@@ -208,7 +208,7 @@ class TruncatedLaplace(Truncated):
         low, high = where(-highest, noise.low), where(highest, noise.high)
         return replace(mechanism, noise=Reweighted(noise.kernel, low, high, 0.0))
 
-    def _is_symmetric(self, free: dict[str, Any]) -> Any:
+    def _is_symmetric(self, free: dict[str, Real]) -> Boolean:
         return named.symmetric_bound(**self.target) * (1 - 1e-9) <= free["upper"]
 
     def certified_member(self, free: dict[str, Any]) -> Additive:
@@ -221,7 +221,7 @@ class TruncatedLaplace(Truncated):
         return Truncated(self.kernel, self.epsilon, self.delta, self.sensitivity)
 
 
-def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
+def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
     """Return the family of Laplace noise of scale D/eps on [A, B] (Mugunthan 2020), with B free and A solved for.
 
     See ``gaussian`` for errors.
@@ -262,7 +262,7 @@ class RecycledShape(Scaled):
         return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
 
     @property
-    def most_shift(self) -> Any:
+    def most_shift(self) -> Real:
         """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
         return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
 
@@ -315,7 +315,7 @@ class Recycled(RecycledShape):
             return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
         return named.budget_recycled(noise, theta=theta, q=q, **self.target)
 
-    def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
+    def drawn(self, free: dict[str, Real]) -> tuple[Distribution, Any]:
         kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
         return kernel, free["theta"] if self.theta is None else self.theta
 
@@ -323,15 +323,15 @@ class Recycled(RecycledShape):
         ratio = target.gaussian_ratio * namespace(*jax.tree.leaves(self)).sqrt(self.kernel.variance)
         return replace(self, typical=self.sensitivity / ratio)
 
-    def member(self, loss: Any, free: dict[str, Any]) -> Additive:
+    def member(self, loss: Real, free: dict[str, Any]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
         kernel, theta = self.drawn(free)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
-    def solved_budget(self, member: Any) -> Any:
+    def solved_budget(self, member: Any) -> Real:
         return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def composed(self, target: Composed, free: dict[str, Any], solved: Any) -> Additive:
+    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Additive:
         return self.member(target.largest_budget(free, solved), free)
 
     def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Additive:
@@ -345,7 +345,7 @@ class Recycled(RecycledShape):
         t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(solved))
         return with_own_claim(wider(t), delta / target.count)
 
-    def for_error(self, theta: Any) -> Family:
+    def for_error(self, theta: object) -> Family:
         """Recycle beyond the tolerated error of an acceptance; where there is none theta is free."""
         if self.theta is not None:
             return self
@@ -360,7 +360,7 @@ class Recycled(RecycledShape):
 
 
 def budget_recycled(
-    kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Any = 1.0, theta: Any = None
+    kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0, theta: Real | None = None
 ) -> Recycled:
     """Return the family of budget-recycled noise (Jiang 2024) under exact accounting.
 
@@ -404,7 +404,7 @@ class SampledRecycled(Family):
     epsilon: Any
     delta: Any
     sensitivity: Any
-    theta: Any
+    theta: Real
     rate: FreeRate
     sensitivity_at: Callable[[Real, Real], Real]
 

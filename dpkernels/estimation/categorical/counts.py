@@ -51,7 +51,7 @@ class CategoryCounts:
         ValueError: block response has too many different reports to count them.
     """
 
-    def __init__(self, mechanism: Any) -> None:
+    def __init__(self, mechanism: object) -> None:
         sampler = exact_sampler(mechanism)
         if not isinstance(sampler, CategorySampler):
             raise TypeError(f"mechanism: {type(mechanism).__name__} is not for categories")
@@ -70,7 +70,7 @@ class CategoryCounts:
     def __repr__(self) -> str:
         return f"CategoryCounts({self.total:,} reports, {self.mechanism.categories:,} categories)"
 
-    def add(self, reports: Any) -> CategoryCounts:
+    def add(self, reports: object) -> CategoryCounts:
         """Count more reports, of any kind that ``perturb`` returns; return the same counts.
 
         Sets may also be texts of hexadecimal digits. Missing reports are ignored. If a report is not a possible one, a
@@ -105,7 +105,7 @@ class CategoryCounts:
         return float(self.certificate.probability), float(self.certificate.other_probability)
 
 
-def mechanism_of_sidecar(source: Any, column: str | None) -> Categorical | None:
+def mechanism_of_sidecar(source: object, column: str | None) -> Categorical | None:
     """Return the mechanism of a column of categories in a sidecar, a path or its JSON; None for other columns.
 
     A ``CertificateError`` says that the integers of the sidecar are not those of the mechanism that it states.
@@ -217,7 +217,7 @@ def _refuse(good: np.ndarray, present: np.ndarray | None, reason: str) -> None:
         raise ReportError(row if present is None else int(present[row]), f"{reason}; the mechanism cannot have made it")
 
 
-def _integers(reports: Any) -> tuple[np.ndarray, np.ndarray | None]:
+def _integers(reports: object) -> tuple[np.ndarray, np.ndarray | None]:
     found, present = containers.present_rows(reports)
     try:
         values = np.asarray(containers.unwrap(found)[0]).reshape(-1)
@@ -261,7 +261,7 @@ def values_of(column: Any) -> list[Any]:
             raise TypeError(f"{type(column).__name__} is not a column; use NumPy, pandas, polars or pyarrow")
 
 
-def _bytes_of(row: int, value: Any, width: int) -> bytes:
+def _bytes_of(row: int, value: object, width: int) -> bytes:
     try:
         found = bytes.fromhex(value) if isinstance(value, str) else value
     except ValueError:

@@ -172,7 +172,7 @@ class CategoryEstimate:
         n = self.count
         return {"category": self.categories, **columns, "share_low": low / n, "share_high": high / n}
 
-    def likelihood(self, reports: Any = None) -> CategoryLikelihood:
+    def likelihood(self, reports: object = None) -> CategoryLikelihood:
         """Return the shares of the population that make the reports most likely, by expectation maximisation.
 
         The steps end where the log-likelihood per report is proven to be within 1e-6 of its maximum. The counts of sets

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax import Array
@@ -34,6 +34,9 @@ from dpkernels.mechanisms.categorical.galois import prime_power
 from dpkernels.random import host, keys
 from dpkernels.release import containers
 from dpkernels.release.categories import CategoryError, is_missing_value, released_reports
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import RealArray
 
 SPLITS = ("people", "budget")
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
@@ -99,7 +102,7 @@ class PrefixResponse:
         count = people / len(self.levels) if self.split == "people" else people
         return math.sqrt(float(self.levels[-1].share_variance(0.0, count)))
 
-    def perturb(self, x: Any, *, key: Array | None = None) -> dict[str, np.ndarray]:
+    def perturb(self, x: RealArray, *, key: Array | None = None) -> dict[str, np.ndarray]:
         """Return the reports of a column of values as columns: exact, and each person's epsilon-DP.
 
         Args:
@@ -166,7 +169,7 @@ class PrefixResponse:
         digits = [code // self.base**at % self.base for at in reversed(range(self.length))]
         return "".join(self.alphabet[digit - 1] for digit in digits if digit)
 
-    def find(self, reports: Any, *, most: int = 32, confidence: float = 0.95) -> HeavyHitters:
+    def find(self, reports: object, *, most: int = 32, confidence: float = 0.95) -> HeavyHitters:
         """Return the values with the most supports, from columns of reports as ``perturb`` returns them.
 
         Args:

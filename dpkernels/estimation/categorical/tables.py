@@ -43,7 +43,9 @@ class TwoWayTable:
         return np.minimum(low, self.value), np.maximum(high, self.value)
 
 
-def two_way_table(first_reports: Any, first_mechanism: Any, second_reports: Any, second_mechanism: Any) -> TwoWayTable:
+def two_way_table(
+    first_reports: Any, first_mechanism: Any, second_reports: Any, second_mechanism: object
+) -> TwoWayTable:
     """Return the numbers of people by two categories, from two independent reports of each person.
 
     The budgets of both reports add up. Row i of both columns is about the same person; no row may be left out.

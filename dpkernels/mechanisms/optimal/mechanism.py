@@ -63,14 +63,14 @@ class Optimal(Bounded):
 
     leaf_axes: ClassVar[Mapping[str, int]] = {"probabilities": 2}
 
-    probabilities: Any
+    probabilities: RealArray
     places: tuple[int, ...]
     reach: Any
     spacing: Any
     lower: Real
     upper: Real
     epsilon: Any
-    sensitivity: Any = None
+    sensitivity: Real | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +123,7 @@ class Optimal(Bounded):
         row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
         return row, xp.clip(position - row, 0.0, 1.0)
 
-    def _between(self, table: Any, x: Real, column: Any) -> RealArray:
+    def _between(self, table: Any, x: Real, column: object) -> RealArray:
         """Return a column of a table with n rows, at the input."""
         row, share = self._row(x)
         table = namespace(row, table).asarray(table)
@@ -151,14 +151,14 @@ class Optimal(Bounded):
         column = self._columns_below(y - self.middle + self._room(y))
         return unless_nan(self._between(self._sums(1.0), x, column), y)
 
-    def _room(self, y: Any) -> Any:
+    def _room(self, y: Any) -> Real:
         """Return how far a report may be from its place: by rounding, and on the grid of an exact sampler."""
         xp = namespace(y, self.spacing)
         rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
         return xp.clip(rounded, _LATTICE * self.spacing, self.spacing / 4)
 
     @each_entry
-    def mass(self, y: Real, x: Any) -> Any:
+    def mass(self, y: Real, x: Real) -> Real:
         """Return (1 - f) p_ij + f p_(i+1)j at the report y_j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         allowance = self._room(y)
@@ -169,7 +169,7 @@ class Optimal(Bounded):
         return unless_nan(xp.where(abs(y - self.middle - report) <= allowance, p, 0.0), y, x)
 
     @each_entry
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)

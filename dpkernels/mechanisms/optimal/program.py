@@ -168,7 +168,7 @@ def _master(
     return solution[: len(profiles)], cost @ solution - _MISSING * without, without, _values(grids, prices, unit)
 
 
-def _optimum(cost: np.ndarray, matrix: Any, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _optimum(cost: np.ndarray, matrix: object, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     from scipy.optimize import linprog
 
     for method in ("highs-ipm", "highs-ds"):

@@ -43,7 +43,7 @@ Arrays = dict[str, np.ndarray]
 def optimal(
     *,
     epsilon: float,
-    lower: Any,
+    lower: Real,
     upper: Real,
     sensitivity: float | None = None,
     points: int | None = None,
@@ -120,10 +120,10 @@ def _problem(
     epsilon: Any,
     lower: Any,
     upper: Any,
-    sensitivity: Any,
+    sensitivity: float | None,
     points: int | None,
     outputs: int | None,
-    objective: Any,
+    objective: object,
 ) -> _Problem:
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MOST_EPSILON)
@@ -383,7 +383,7 @@ def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndar
     return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
 
 
-def _vector(name: str, values: Any) -> np.ndarray:
+def _vector(name: str, values: list[Real]) -> np.ndarray:
     """Return the weights or the edges of an objective as floats."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuf" or not np.all(np.isfinite(array)):

@@ -36,7 +36,7 @@ class Shape(Batchable, abc.ABC):
     is_smooth: ClassVar[bool] = False
     _kinds: ClassVar[list[type[Shape]]] = []
 
-    def __init_subclass__(cls, static: tuple[str, ...] = (), **others: Any) -> None:
+    def __init_subclass__(cls, static: tuple[str, ...] = (), **others: object) -> None:
         super().__init_subclass__(**others)
         pytree(cls, static=static)
         Shape._kinds.append(cls)
@@ -98,7 +98,7 @@ class Base(Shape):
     def lowest(self) -> Real:
         """Return the infimum of the density over [-1, 1]."""
 
-    def inward(self, d: Real) -> Any:
+    def inward(self, d: Real) -> Real:
         """Return the height at a distance d in [0, 2] from an end of [-1, 1], without the cancellation of 1 - d."""
         return self.density(1 - d)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from dpkernels import checks, solve
 from dpkernels.batches import entrywise, flat_leaves, has_axes
@@ -49,7 +50,7 @@ class Windowed(Parabolic):
     window: Window
     base: Base
     width: Any
-    relative_height: Any  # Stored instead of k, since y cannot be recovered from k when the base's mass is small.
+    relative_height: Real  # Stored instead of k, since y cannot be recovered from k when the base's mass is small.
     lower: Real
     upper: Real
     epsilon: Any
@@ -81,7 +82,7 @@ class Windowed(Parabolic):
         return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> Real:
         """Return C = 2 c_max / R: scaled units a data unit, with c_max = S1 (1 - m/2) the largest scaled input."""
         return 2 * self.window_mass * (1 - self.width / 2) / (self.upper - self.lower)
 
@@ -98,7 +99,7 @@ class Windowed(Parabolic):
     def _window_start(self, x: Real) -> RealArray:
         return self._window_middle(x) - self.width / 2
 
-    def pdf(self, y: Real, x: Real) -> Any:
+    def pdf(self, y: Real, x: Real) -> Real:
         v = self._scaled(y)
         window = self.height * self.window.density((v - self._window_start(x)) / self.width)
         return (self.level * self.base.density(v) + window) * self.scale
@@ -118,7 +119,7 @@ class Windowed(Parabolic):
         in_base = self.base.icdf(xp.clip((u - S1) * (1 / S2), 0.0, 1.0))
         return self.middle + xp.where(u < S1, in_window, in_base) * (1 / self.scale)
 
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         """Return the report below the window, inside it or above it; the masses of the three cases are known."""
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
@@ -137,7 +138,7 @@ class Windowed(Parabolic):
         v = xp.minimum(xp.where(outside, xp.minimum(d, start), inside) - 1, middle)
         return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
 
-    def _invert_half(self, outside: Any, u: Any, mass: Any, half: Any, start: Any) -> tuple[Any, Any]:
+    def _invert_half(self, outside: object, u: RealArray, mass: RealArray, half: Any, start: int) -> tuple[Any, Any]:
         """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
 
         With the base, ``mass`` is from the window's start, at the distance ``start``, to z, and ``half`` to z = 1/2.
@@ -246,7 +247,7 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     return plain(height)
 
 
-def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Real:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
     xp = namespace(*jax.tree.leaves(parameters))
@@ -265,26 +266,26 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
 _WIDEST_PLATEAU = 1.33
 
 
-def _is_steepest_one(window: Window, base: Base, width: Any) -> np.ndarray:
+def _is_steepest_one(window: Window, base: Base, width: object) -> np.ndarray:
     """Return whether ``_steepest`` is 1 by its formula, since some v has the ceiling 1 and the floor 0, and no base."""
     is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
     return is_falling & (np.asarray(width) <= _WIDEST_PLATEAU)
 
 
-def _least_steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
     """Return a lower bound of ``_steepest`` for a falling window on a flat base, which is exact on a plateau."""
     near, far = 1 - width / 2, np.minimum(np.maximum(width - 1, 1 - width / 2), 1.0)
     values = [_steepness(v, (window, base, width, epsilon)) for v in (near, (near + far) / 2, far)]
     return np.where(_is_steepest_one(window, base, width), 1.0, np.maximum.reduce(values))
 
 
-def _steepness(v: Any, parameters: tuple[Window, Base, Any, Any]) -> Any:
+def _steepness(v: Real, parameters: tuple[Window, Base, Any, Any]) -> Any:
     window, base, width, epsilon = parameters
     near, far = distances(v, width)
     return (window.ceiling(near) - namespace(v, epsilon).exp(epsilon) * window.floor(far)) / base.density(v)
 
 
-def height_at(relative: Real, window: Window, base: Base, width: Real) -> Any:
+def height_at(relative: Real, window: Window, base: Base, width: Real) -> Real:
     """Return k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
     return relative / (relative * window.area * width + 2 * base.area)
 
@@ -364,7 +365,7 @@ def _best_shapes(
     return base, widths.reshape(shape)
 
 
-def _shape(x: Any, base: Base | None, epsilon: Any, condition: str) -> tuple[Base, Any]:
+def _shape(x: Array, base: Base | None, epsilon: Real, condition: str) -> tuple[Base, Real]:
     if base is None:  # At a share of the way from the log of the lowest edge to 0.
         base = Quartic(jnp.exp((1 - x[1]) * jnp.log(lowest_edge(epsilon, condition))))
     return base, _width_of(x[0])
@@ -372,7 +373,7 @@ def _shape(x: Any, base: Base | None, epsilon: Any, condition: str) -> tuple[Bas
 
 @cache  # Programs are compiled once for a function.
 def _variance_of_shape(condition: str, objective: str) -> Callable[[Any, Any], Any]:
-    def variance(x: Any, parameters: tuple[Window, Base | None, Any]) -> Any:
+    def variance(x: Array, parameters: tuple[Uniform, Constant, Array]) -> Real:
         window, base, epsilon = parameters
         return _best_height_variance(window, *_shape(x, base, epsilon, condition), epsilon, condition, objective)
 
@@ -496,7 +497,7 @@ class SquareWave(Local):
         base, window = xp.clip((v + b) / (1 + 2 * b), 0.0, 1.0), xp.clip((v - t + b) / (2 * b), 0.0, 1.0)
         return self.base_mass * base + self.window_mass * window
 
-    def _solve_cdf(self, u: Any, above: Any, x: Any) -> Any:
+    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
         return self.middle + self.window_mass * (self.unbiased._solve_cdf(u, above, x) - self.middle)
 
     def draw(self, u: Real, x: Real) -> Real:

@@ -28,7 +28,7 @@ class _Tables(NamedTuple):
 
     heights: Any  # At the n + 1 knots.
     area: Any
-    masses: Any  # Of the normalised density, up to every knot.
+    masses: Real  # Of the normalised density, up to every knot.
     segments: Any  # Of every segment: number, heights at both ends, mass and integral of the cdf before it.
     spread: Any  # Of the normalised density, its variance about 1/2.
 
@@ -146,7 +146,7 @@ class _Tabulated:
         s = 2 * remaining / xp.where(root > 0, root, 1.0)
         return self._length * ((i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n) + self.ends[0]
 
-    def _segment(self, z: Any) -> tuple[Any, ...]:
+    def _segment(self, z: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the position in the segment of z in [0, 1], and the segment's heights, mass and integral before it."""
         z, segments, n = floating(z), self.shape.tables.segments, len(self.shape.values) - 1
         xp = namespace(z, segments)

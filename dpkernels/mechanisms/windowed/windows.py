@@ -17,7 +17,7 @@ class Window(Shape):
 
     ends = 0.0, 1.0
 
-    def inward(self, d: Real) -> Any:
+    def inward(self, d: Real) -> Real:
         """Return the height at a distance d in [0, 1] from an end, accurate for small d."""
         return self.density(d)
 
