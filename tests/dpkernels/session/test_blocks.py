@@ -114,7 +114,7 @@ def test_the_size_of_blocks_changes_nothing(size, monkeypatch, paths):
         (iter([PEOPLE]), "is not"),
         (pl.LazyFrame(PEOPLE), "is not"),
     ],
-    ids=str,
+    ids=["empty", "other columns", "a number", "an iterator", "a lazy frame"],
 )
 def test_lists_that_are_no_table_are_refused(data, match):
     with pytest.raises((TypeError, ValueError), match=match):
