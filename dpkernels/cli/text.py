@@ -20,3 +20,8 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     """Return the first few names, and how many more there are."""
     unlisted = len(names) - most
     return ", ".join(map(display_name, names[:most])) + (f" and {unlisted} more" if unlisted > 0 else "")
+
+
+def label(name: str | None) -> str:
+    """Return the beginning of an error about a column."""
+    return "" if name is None else f"column {name!r}: "

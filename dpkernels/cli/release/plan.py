@@ -35,9 +35,9 @@ from dpkernels.cli.options import flag, single
 from dpkernels.cli.release import queries as of_rows
 from dpkernels.cli.release.categories import perturbed as perturbed_categories
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, label, to_json
+from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.terminal import private, warn
-from dpkernels.cli.text import display_name, listed
+from dpkernels.cli.text import display_name, label, listed
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import ExactBatch
 from dpkernels.progress import bar

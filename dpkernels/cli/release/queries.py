@@ -25,8 +25,8 @@ from dpkernels.cli.errors import RowError, text_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.mechanisms import CHOICES, DEFAULT, named, select_mechanism
 from dpkernels.cli.options import QUERY_COLUMNS, flag, single, usage_errors
-from dpkernels.cli.release.sidecar import label
 from dpkernels.cli.terminal import private
+from dpkernels.cli.text import label
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate, ExactBatch
 from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate

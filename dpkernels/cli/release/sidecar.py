@@ -296,11 +296,6 @@ def title(name: str | None) -> str:
     return "(array)" if name is None else display_name(name)
 
 
-def label(name: str | None) -> str:
-    """Return the beginning of an error about a column."""
-    return "" if name is None else f"column {name!r}: "
-
-
 def parameters(mechanism: Mechanism) -> dict[str, float]:
     """Return every number of a mechanism by its name; tables are in its certificate."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(mechanism)
