@@ -8,6 +8,7 @@ import re
 import subprocess
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +28,7 @@ from command_helpers import (
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import terminal
+from dpkernels.cli.schemas import SCHEMAS, table
 
 run = pytest.fixture(command, name="run")
 __all__ = ["known_secret", "small_pieces"]  # Fixtures.
@@ -313,22 +315,95 @@ def test_markers_of_missing_values_are_no_numbers(run: Run) -> None:
 # The schemas in the documentation
 
 
-def test_the_documentation_names_the_keys_of_the_json(run: Run) -> None:
-    Path("in.csv").write_text(GOOD_CSV)
+def problems(form: Any, schema: Any, where: str = "") -> list[str]:
+    """What of a JSON value is not as a schema says; of JSON Schema, the words that the schemas use."""
+    if "anyOf" in schema:
+        each = [problems(form, one, where) for one in schema["anyOf"]]
+        return min(each, key=len)
+    if "enum" in schema:
+        return [] if form in schema["enum"] else [f"{where}: {form!r}"]
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
+    kind = (kinds | {"object": dict, "array": list})[schema["type"]]
+    if not isinstance(form, kind) or (isinstance(form, bool) and kind is not bool):
+        return [f"{where}: {form!r} is no {schema['type']}"]
+    if isinstance(form, list):
+        items = schema.get("items", {})
+        return [problem for at, one in enumerate(form) for problem in problems(one, items, f"{where}[{at}]")]
+    if not isinstance(form, dict):
+        return []
+    found = [f"{where}: {name} is missing" for name in schema.get("required", ()) if name not in form]
+    for name, value in form.items():
+        patterns = [one for pattern, one in schema.get("patternProperties", {}).items() if re.search(pattern, name)]
+        of = schema.get("properties", {}).get(name, (patterns or [schema.get("additionalProperties", True)])[0])
+        if of is False:
+            found.append(f"{where}: {name} is in no schema")
+        elif isinstance(of, dict):
+            found += problems(value, of, f"{where}.{name}")
+    return found
+
+
+NOISE = ["gaussian", "--sensitivity", "1", "--sigma", "4"]
+CLAIM = ["--epsilon", "1", "--delta", "1e-6"]
+WINDOW = ["piecewise", "--lower", "0", "--upper", "120", "--epsilon", "4"]
+# Of each schema some commands; the files are those of the test, in their order.
+PRINTED: dict[str, list[list[str]]] = {
+    "any that fails": [["perturb", "bad.csv", "no.csv", *COLUMN, *AGE], ["perturb", "in.csv", "no.csv"]],
+    "perturb": [
+        [*RELEASE, "--ledger", "l.ledger"],
+        [*RELEASE[:2], "other.csv", *RELEASE[3:], "--check"],
+        ["perturb", "dates.csv", "days.csv", *COLUMN, "--date-origin", "2000-01-01", *AGE],
+    ],
+    "release": [["release", "in.csv", "counts.csv", "--count", "--epsilon", "1"]],
+    "release --dry-run": [["release", "in.csv", "dry.csv", "--count", "--epsilon", "1", "--dry-run"]],
+    "estimate": [["estimate", "out.csv", "--by", "id"], ["estimate", "days.csv", "--histogram", "2"]],
+    "estimate of categories": [["estimate", "wards.csv"]],
+    "certify": [
+        ["certify", "--mechanism", *WINDOW],
+        ["certify", "--mechanism", *NOISE[:3], "--epsilon", "1", "--delta", "1e-6"],
+    ],
+    "certify --verify": [["certify", "--verify", "out.csv.json"], ["certify", "--verify", "counts.csv.json"]],
+    "account": [["account", *NOISE], ["account", *WINDOW], ["account", "square-wave", *WINDOW[1:]]],
+    "account --reports": [["account", *NOISE, "--reports", "3"]],
+    "account --risk": [["account", *NOISE, "--risk"], ["account", *NOISE, "--risk", "--reports", "3"]],
+    "compare": [["compare", "--epsilon", "1", "--sensitivity", "10"]],
+    "compare --categories": [["compare", "--epsilon", "1", "--categories", "20"]],
+    "ledger": [["ledger", "l.ledger"]],
+    "mechanisms": [["mechanisms"]],
+    "explore": [["explore", "--output", "page.html"]],
+}
+
+
+@pytest.mark.lengthy
+def test_what_commands_print_follows_their_schemas(run: Run) -> None:
+    Path("in.csv").write_text("id,age\n" + "".join(f"x,{row}\n" for row in range(100)))
+    Path("bad.csv").write_text(BAD_CSV)
+    Path("dates.csv").write_text("age\n" + "".join(f"2000-01-{1 + row % 31:02}\n" for row in range(300)))
+    Path("ward.csv").write_text("ward\n" + "A\nB\n" * 50)
     Ledger.create("l.ledger", 5)
+    wards = ["--column", "ward", "--categories", "A,B", "--epsilon", "1"]
+    assert run("perturb", "ward.csv", "wards.csv", *wards).code == 0
+    for name, calls in PRINTED.items():
+        for arguments in calls:
+            done = run(*arguments, "--json")
+            assert (done.code == 0) == (name != "any that fails"), done
+            form = json.loads(done.out)
+            assert problems(form, SCHEMAS[name]) == [], arguments
+    # A schema is a statement: another type, a field more and a field less are found.
+    assert problems(form | {"page": 1}, SCHEMAS["explore"])
+    assert problems(form | {"more": 1}, SCHEMAS["explore"])
+    assert problems({}, SCHEMAS["explore"])
+    assert SCHEMAS.keys() - PRINTED.keys() == {"tune"}
+
+
+@pytest.mark.thorough
+def test_tuning_prints_its_schema(run: Run) -> None:
+    done = run("tune", "--epsilon", "1", "--lower", "0", "--upper", "120", "--json")
+    assert problems(json.loads(done.out), SCHEMAS["tune"]) == []
+
+
+def test_the_documentation_has_the_fields_of_the_schemas() -> None:
     page = (Path(__file__).parents[3] / "docs" / "releasing.md").read_text()
-    rows = dict(re.findall(r"^\| `?([a-z -]+)`? \| (.*) \|$", page.partition("## Unattended runs")[2], re.MULTILINE))
-    commands = {
-        "perturb": [*RELEASE, "--ledger", "l.ledger"],
-        "certify --verify": ["certify", "--verify", "out.csv.json"],
-        "ledger": ["ledger", "l.ledger"],
-        "release": ["release", "in.csv", "counts.csv", "--count", "--epsilon", "1"],
-        "release --dry-run": ["release", "in.csv", "dry.csv", "--count", "--epsilon", "1", "--dry-run"],
-        "any that fails": ["perturb", "in.csv", "no.csv"],
-    }
-    for name, arguments in commands.items():
-        form = json.loads(run(*arguments, "--json").out)
-        assert {f"`{key}`" for key in form} <= set(re.findall("`[a-z_0-9]+`", rows[name])), name
+    assert f"<!-- python -m dpkernels.cli.schemas --table -->\n\n{table()}\n\n<!-- end -->" in page
 
 
 def test_a_trial_on_some_rows_is_refused(run: Run) -> None:
