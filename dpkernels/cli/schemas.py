@@ -76,7 +76,8 @@ _PERTURB = _object(
         "notices": _list(TEXT),
         "ledger": _or_null(_CHARGE),
         "warnings": _list(TEXT),
-    }
+    },
+    {"queries": _object({"columns": _map(TEXT), "together": _or_null(_object(_of(TEXT, "epsilon", "delta")))})},
 )
 _AT_EPSILON = _object({"epsilon": NUMBER, "delta": _or_null(NUMBER)}, _of(_or_null(NUMBER), "some_inputs", "at_least"))
 _AT_DELTA = _object({"delta": NUMBER, "epsilon": _or_null(NUMBER)}, _of(_or_null(NUMBER), "some_inputs", "at_least"))

@@ -352,6 +352,7 @@ PRINTED: dict[str, list[list[str]]] = {
         [*RELEASE, "--ledger", "l.ledger"],
         [*RELEASE[:2], "other.csv", *RELEASE[3:], "--check"],
         ["perturb", "dates.csv", "days.csv", *COLUMN, "--date-origin", "2000-01-01", *AGE],
+        ["perturb", "queries.csv", "q.csv", *COLUMN, "--sensitivity-column", "most", "--together", "1,1e-6"],
     ],
     "release": [["release", "in.csv", "counts.csv", "--count", "--epsilon", "1"]],
     "release --dry-run": [["release", "in.csv", "dry.csv", "--count", "--epsilon", "1", "--dry-run"]],
@@ -378,6 +379,7 @@ def test_what_commands_print_follows_their_schemas(run: Run) -> None:
     Path("in.csv").write_text("id,age\n" + "".join(f"x,{row}\n" for row in range(100)))
     Path("bad.csv").write_text(BAD_CSV)
     Path("dates.csv").write_text("age\n" + "".join(f"2000-01-{1 + row % 31:02}\n" for row in range(300)))
+    Path("queries.csv").write_text("age,most\n" + "3,1\n5,2\n" * 5)
     Path("ward.csv").write_text("ward\n" + "A\nB\n" * 50)
     Ledger.create("l.ledger", 5)
     wards = ["--column", "ward", "--categories", "A,B", "--epsilon", "1"]
