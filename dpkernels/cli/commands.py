@@ -298,10 +298,10 @@ More examples:
       --epsilon 1
 """
 
-_MECHANISM = "Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all."
+_MECHANISM = "Default: balanced, chosen by the budget. `dpkernels mechanisms` lists all."
 _MISSING = "Empty cells, NA, NaN, null: refuse (default), keep, or drop the row, which reveals where."
 _LEDGER_VARIABLE = "DPKERNELS_LEDGER"
-_LEDGER = "First charge the release to this ledger; refuse a release above its budget."
+_LEDGER = "First charge the release to this ledger."
 _BUDGET = "Budget of a new ledger."
 
 _MORE_COMPARE = """\b
@@ -334,7 +334,7 @@ def _refuse_head(context: click.Context, option: click.Parameter, count: str | N
 @click.option("--column", "columns", metavar="NAME", multiple=True, help="Column to perturb (not of .npy); repeats.")
 @click.option("--mechanism", metavar="NAME", multiple=True, help=_MECHANISM)
 @opts.column_options
-@click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
+@click.option("--clip", is_flag=True, help="Clip values outside [lower, upper].")
 @click.option("--missing", type=click.Choice(["error", "keep", "drop"]), default="error", help=_MISSING)
 @click.option("--ledger", type=opts.OUTPUT, metavar="FILE", multiple=True, help=_LEDGER)
 @click.option("--budget", type=opts.NumberList(number=Decimal), metavar="EPS[,DELTA]", multiple=True, help=_BUDGET)

@@ -233,7 +233,7 @@ Options = dict[str, tuple[type | click.ParamType, str | None, str]]
 _USUAL: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
     "delta": (float, "D", "Delta of each value, in (0, 1) (additive)."),
-    "sensitivity": (float, "D", "Largest distance of the true values of neighbours."),
+    "sensitivity": (float, "D", "Largest distance of neighbours' true values."),
     "lower": (float, "X", "Smallest valid value (bounded)."),
     "upper": (float, "X", "Largest valid value (bounded)."),
 }
@@ -341,7 +341,7 @@ QUERY_COLUMNS = {
     "weight": "Public column with the weight of every row's variance, for --together.",
 }
 _TOGETHER = "Divide one budget among all rows, which are about the same people."
-_query_option = rare_options("Rows that are queries, with PUBLIC parameters of their own")
+_query_option = rare_options("Rows with own parameters")
 query_options = together(
     *(
         _query_option(f"--{name}-column", metavar="NAME", multiple=True, help=text)

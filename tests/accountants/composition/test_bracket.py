@@ -202,7 +202,7 @@ def test_bounds_hold_for_any_tilt():
 
 def test_without_the_error_of_the_transform_a_poor_tilt_breaks_the_bracket(monkeypatch):
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 1e-22)  # Else the grid ends below this eps.
-    n, step, eps = 400, 0.004, 9.0
+    n, step, eps = 400, 0.003, 9.0
     cut = cells(step, Additive(Gaussian(20.0)), 1.0)
     exact = ndtr(0.5 - eps) - math.exp(eps) * ndtr(-0.5 - eps)
     low = compose([below(cut, step, n)], step, 0.0)

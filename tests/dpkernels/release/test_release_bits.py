@@ -356,7 +356,7 @@ def test_a_call_on_few_values_makes_few_python_calls(count, monkeypatch):
         dpk.perturb(x, made)
     profile = cProfile.Profile()
     profile.runcall(dpk.perturb, x, made)
-    assert pstats.Stats(profile).total_calls <= 120
+    assert pstats.Stats(profile).total_calls <= 130
 
 
 def test_a_process_that_cannot_ask_whether_jax_has_run_takes_it_that_it_has(monkeypatch):
