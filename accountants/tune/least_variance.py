@@ -74,7 +74,7 @@ def least_variance(*, epsilon: float, delta: float, count: int = 1, sensitivity:
     # The sum of m releases has m times the noise and m times the sensitivity, and is one of count/m releases.
     together = math.ceil(count / _MOST_RELEASES)
     bound = together * _unit_bound(float(epsilon), float(delta), count // together)
-    return bound * float(sensitivity) ** 2 * (1 - _ROUNDED)
+    return float(bound * float(sensitivity) ** 2 * (1 - _ROUNDED))
 
 
 @lru_cache(maxsize=64)

@@ -220,6 +220,7 @@ def release(
     if plot is not None:
         write_png(plot_all(results, confidence=confidence), plot)
     if as_json:
+        del form["integers"]  # Those of the certificates, which are in the sidecar alone.
         about = {"certificates": str(sidecar_path(target)), "table": str(target), "warnings": warnings()}
         return json.dumps(form | about, indent=2)
     rows_ = ([_shown(cell) for cell in row] for row in zip(*columns.values(), strict=True))
