@@ -10,6 +10,8 @@ import json
 import sys
 from typing import Any
 
+from dpkernels.cli.terminal import show
+
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -240,4 +242,6 @@ def _named_inside(schema: Schema) -> str:
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(SCHEMAS)
-    print(table() if names == ["--table"] else json.dumps({name: SCHEMAS[name] for name in names}, indent=2))
+    if names != ["--table"] and (unknown := [name for name in names if name not in SCHEMAS]):
+        sys.exit(f"{unknown[0]!r} is no command with a schema; these are {', '.join(SCHEMAS)}, or --table for all")
+    show(table() if names == ["--table"] else json.dumps({name: SCHEMAS[name] for name in names}, indent=2))
