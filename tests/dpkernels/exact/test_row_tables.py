@@ -501,7 +501,7 @@ def test_the_command_releases_and_verifies(name, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["certify", "--verify", "out.npy.json"]) == 0
     near = "any two in [-3, 17]" if name == "optimal" else "at most 10 apart, in [-3, 17]"
-    assert f"neighbouring: {near}" in capsys.readouterr().out
+    assert f"neighbours: {near}" in capsys.readouterr().out
     form = json.loads((tmp_path / "out.npy.json").read_text())
     form["columns"][0]["certificate"]["row_table"]["weights"][0][0] += 1
     (tmp_path / "out.npy.json").write_text(json.dumps(form))
