@@ -42,8 +42,8 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
     change by up to the sensitivity, in either direction.
 
     Args:
-        mechanism: a mechanism with a claim, its exact sampler, or its certificate; or those of a batch, every entry of
-            which makes the reports.
+        mechanism: a mechanism with a claim, its exact sampler, or its certificate. Every entry of a batch makes the
+            reports.
         count: the number of reports, 1 to 2^40.
 
     Example:
@@ -93,14 +93,14 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
 
 
 def _composed_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fraction) -> Fraction:
-    """Return the upper end of the bracket of so many reports of each table."""
+    """Return the upper end of the bracket of ``numbers`` of reports, one for each table."""
     reports = [guarantee(table).repeat(number) for table, number in zip(tables, numbers, strict=True)]
     return Fraction(reports[0].compose(*reports[1:]).bracket(delta=_float_at_most(delta))[1])
 
 
 @proven("filters#proof")
 def _gaussian_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fraction) -> Fraction | None:
-    """Return an epsilon of so many reports of tables that are next to Gaussian noise; None if one is not.
+    """Return an epsilon of ``numbers`` of reports, one for each table, next to Gaussian noise; None if a table is not.
 
     With tau the distance of a table to the masses of a Gaussian, and s/sigma its neighbours' distance, the reports have
     the delta of Gaussian noise at the root of the sum of n (s/sigma)^2, plus the sum of n tau (1 + e^epsilon).

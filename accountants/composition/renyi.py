@@ -190,7 +190,7 @@ def _terms(log_q: Any, loss: Any, log_p: Real, c: Any) -> _Terms:
     return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
 
 
-def _series(loss: RealArray, c: float) -> RealArray:
+def _series(loss: RealArray, c: Real) -> RealArray:
     """Return g at small losses: the sum over k from 2 of (a^k - a) l^k/k! = (1 - a^(1 - k)) (a l)^k/k!."""
     xp = namespace(loss, c)
     x, log_a, value = (1 + c) * loss, xp.log1p(c), 0.0

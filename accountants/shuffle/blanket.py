@@ -107,7 +107,7 @@ class OutcomeProbabilities:
     """Probabilities of outcomes."""
 
     least: Any  # The smallest over all inputs.
-    first: Real  # Under the input x.
+    first: RealArray  # Under the input x.
     second: RealArray  # Under x'.
     others: RealArray  # Of shape (k, outcomes), under inputs that all others may hold.
 
@@ -129,7 +129,7 @@ class OutcomeProbabilities:
         return Blanket(mass, p, q, gamma)
 
 
-def moments(mass: Real, L: RealArray, c: Real) -> tuple[Any, Any, Any]:
+def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Any, Any, Any]:
     """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
     xp = namespace(mass, L, c)
     x = xp.minimum(c * L, LARGEST_EXPONENT)
@@ -137,12 +137,12 @@ def moments(mass: Real, L: RealArray, c: Real) -> tuple[Any, Any, Any]:
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def saddle_point(mass: Real, L: RealArray, n: Real) -> tuple[float, float]:
+def saddle_point(mass: RealArray, L: RealArray, n: Real) -> tuple[Real, Real]:
     """Return c with K'(c) = 2/c by Newton's method, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
     highest = xp.log(LARGEST_EXPONENT / xp.maximum(L.max(), 1e-300))
 
-    def excess(log_c: Real) -> tuple[float, float]:
+    def excess(log_c: Real) -> tuple[Real, Real]:
         c = xp.exp(log_c)
         decay, slope, bend = moments(mass, L, c)
         rise, bend = c * slope / (1 + decay), c**2 * bend / (1 + decay)

@@ -361,7 +361,7 @@ def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ..
         outcomes, *numbers = stacked_alias_kernel(columns)
         lengths = np.array([table.codes for table in tables], np.int32)
 
-        def codes(r: RealArray, row: RealArray, start: int, log_columns: object, n: int) -> RealArray:
+        def codes(r: RealArray, row: RealArray, start: int, log_columns: int, n: int) -> RealArray:
             outcome = outcomes(r, start, log_columns)
             return namespace(r).where(outcome < n, outcome, row + outcome - n)
 

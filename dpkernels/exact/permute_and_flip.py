@@ -29,12 +29,12 @@ from dpkernels.exact.choice import (
 from dpkernels.random import host
 
 if TYPE_CHECKING:
-    from dpkernels.numerics import Real
+    from dpkernels.numerics import RealArray
 
 _FLIP_STREAM, _MEMBER_STREAM, _FURTHER_STREAM = 27, 28, 29  # 16 to 26 are those of ``sampler`` and ``choice``
 
 
-def permute_and_flip_top_k(scores: Real, epsilon: float, k: int, key: bytes) -> np.ndarray:
+def permute_and_flip_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> np.ndarray:
     """Return k different indices, each chosen by permute-and-flip among those that are left, as int64.
 
     The expected gap of a single choice is at most that of the exponential mechanism with the same epsilon, and down to

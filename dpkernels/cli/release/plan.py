@@ -375,7 +375,7 @@ class Request:
         if parameters is None:
             columns = self._columns(source, perturbed)
         else:
-            columns = self._query_column(source, perturbed[0], parameters)
+            columns = self._query_column(perturbed[0], parameters)
         if not source.names and is_categorical(columns[0].sampler.certificate):
             raise click.UsageError(f"--mechanism: {columns[0].mechanism} is for columns; {source.path} is one array")
         also = [text for name, text in source.also_copied.items() if name not in perturbed]
@@ -421,13 +421,12 @@ class Request:
         with independent_of_reports():
             return queries.read(source)
 
-    def _query_column(self, source: Source, name: str | None, parameters: of_rows.Queries) -> tuple[Column, ...]:
+    def _query_column(self, name: str | None, parameters: of_rows.Queries) -> tuple[Column, ...]:
         """Return the one column, of which every row has a mechanism."""
         if self.date_origin:
             raise click.UsageError("--date-origin: is for columns of dates; rows that are queries hold numbers")
         settings = in_days(single({"mechanism": self.mechanism, **self.options}), None, "")
-        sampler = of_rows.build(settings.pop("mechanism", None), settings, parameters)
-        return (Column(name, *sampler, is_single=name in source.single_precision),)
+        return (Column(name, *of_rows.build(settings.pop("mechanism", None), settings, parameters)),)
 
     def _origins(self, columns: Sequence[str | None], mechanisms: Sequence[str]) -> list[date | None]:
         """Return the day from which the dates of each column are counted; None for a column of no dates."""

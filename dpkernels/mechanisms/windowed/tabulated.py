@@ -28,7 +28,7 @@ class _Tables(NamedTuple):
 
     heights: Any  # At the n + 1 knots.
     area: Any
-    masses: Real  # Of the normalised density, up to every knot.
+    masses: RealArray  # Of the normalised density, up to every knot.
     segments: Any  # Of every segment: number, heights at both ends, mass and integral of the cdf before it.
     spread: Any  # Of the normalised density, its variance about 1/2.
 

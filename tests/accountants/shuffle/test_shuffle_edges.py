@@ -167,3 +167,14 @@ def test_trimmed_losses_are_on_their_side(side):
     every, whole = [positive_part(loss.trimmed(6, c, side)) for c in (0.1, 1.0, 3.0, 8.0, 40.0)], positive_part(loss)
     assert all(side * (one - whole) >= -1e-12 for one in every)
     assert abs(every[-1] - whole) > 1e-3
+
+
+@pytest.mark.parametrize("n", [9_999, 9_947])
+def test_reports_that_are_left_over_enter_at_a_later_stage(n):
+    """Sums of 64 reports are composed in stages, and the other 15, or 27, enter on a coarser grid."""
+    made = shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), n)
+    for epsilon in (0.02, 0.06):
+        truth = made.estimate_delta(epsilon)  # By enumeration.
+        low, high = made.bracket(epsilon=epsilon)
+        assert 0 < low <= truth * (1 + 1e-9)
+        assert truth * (1 - 1e-9) <= high <= truth * (1 + 1e-4)
