@@ -5,12 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import reduce
 
+import mpmath as mp
 import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import calibrate, repeated_charge
+from accountants import calibrate, charges, repeated_charge
 from accountants.charges import repeated_bound
+from dpkernels.exact.noise import gaussian_distance, root_up
 
 NOISES = {
     "discrete-laplace": dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0),
@@ -62,3 +64,20 @@ def test_one_report_costs_its_claim():
 def test_a_count_is_a_number_of_reports(count):
     with pytest.raises((TypeError, ValueError), match="count: "):
         repeated_charge(NOISES["discrete-laplace"], count)
+
+
+def test_the_distance_of_tables_to_gaussian_noise_is_paid():
+    """The stated epsilon in 50 digits, with the distance of 200 tables, about a fortieth of delta."""
+    noise = dpk.Additive(dpk.Gaussian(np.array([11.0])), np.ones(1)).claim(sensitivity=1.0, epsilon=1.0, delta=1e-6)
+    (certificate,) = dpk.exact_sampler(noise).certificate.tables
+    count, delta = 200, Fraction(1, 10**7)
+    bound = charges._gaussian_bound([certificate], [count], delta)
+    sigma = root_up(certificate.table.variance / certificate.table.bin_width**2 - Fraction(1, 12))
+    tau = gaussian_distance(certificate.table, sigma)
+    with mp.workdps(50):
+        eps, scale = mp.mpf(float(bound)), mp.mpf(sigma.numerator) / sigma.denominator
+        mu = mp.sqrt(count) * mp.mpf(certificate.shift) / scale
+        gaussian = mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
+        distance = count * mp.mpf(tau.numerator) / tau.denominator * (1 + mp.exp(eps))
+        assert gaussian + distance <= mp.mpf(delta.numerator) / delta.denominator
+    assert charges._gaussian_bound([certificate], [100 * count], delta) is None  # Then it would be more than delta.

@@ -8,9 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.optimize
 
 from accountants import tune
-from accountants.tune.least_variance import Region
+from accountants.tune.least_variance import Program, Region
 
 # (epsilon, delta, k), the certified variance of docs/best_noise.md, and the most it may exceed the bound.
 FOUND = [
@@ -84,6 +85,36 @@ def test_private_results_are_in_the_region(count):
         assert (reached <= limits).all()
         closest = np.maximum(closest, reached / limits)
     assert closest.max() > 0.95
+
+
+@pytest.mark.parametrize(("count", "shifts"), [(2, [1.0]), (3, [0.5, 1.0])])
+def test_a_bound_is_proven_by_its_functions(monkeypatch, count, shifts):
+    """The inequality between the knots too, and all costs, from the functions that the solver proposed."""
+    results, solve = [], scipy.optimize.linprog
+    monkeypatch.setattr(
+        scipy.optimize, "linprog", lambda *p, **names: results.append(solve(*p, **names)) or results[-1]
+    )
+    region = Region(2.0, 1e-5, count)
+    slopes = region.first_slopes()
+    limits, near = region.largest(slopes), np.exp([0.9 * 2.0 / count, 1.15 * 2.0 / count])
+    program = Program(1.4 * count / 2.0, math.log(count / 1e-5), np.array(shifts), near)
+    bound, _ = program.solve(slopes, limits)
+    x = np.linspace(0.0, program.points[-1] + 1.0, 200_001)
+    least, costs, first = x**2, 0.0, 0
+    for s, y in zip(program.shifts, program.knots, strict=True):
+        for slope, limit in zip(slopes, limits, strict=True):
+            if s < 1 and not near[0] <= slope <= near[1]:
+                continue
+            g = np.maximum(results[0].x[first : first + len(y)], 0.0)
+            first += len(y)
+
+            def at(z, y=y, g=g):
+                return np.interp(z, np.append(y[0] - program.spacing, y), np.append(0.0, g))
+
+            least = least + (at(x + s) + at(s - x)) / 2 - slope * (at(x) + at(-x)) / 2
+            costs += limit * (at(y) + at(s - y)).max()
+    proven = float(least.min()) - costs
+    assert 0.99 * proven <= bound <= proven
 
 
 def test_many_releases_are_sums(monkeypatch):
