@@ -16,14 +16,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real
+from dpkernels.numerics import Real
 
 _CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
 _COORDINATES = 8  # The coordinates of a vector of which events are made one by one.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,8 @@ from accountants.closed_forms import pure as pure_composition
 from accountants.closed_forms.pure import grid_delta, grid_epsilon, numbers, pure_losses
 from dpkernels import checks
 from dpkernels.numerics import GAUSS_LEGENDRE, Boolean, Real, RealArray, namespace, without_derivative
+from dpkernels.pytrees import PyTree
 from dpkernels.solve import while_loop
-
-if TYPE_CHECKING:
-    from dpkernels.pytrees import PyTree
 
 # The error of a probability, in units in the last place of 1, of each mechanism and of the logarithms.
 _UNITS = 2

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from accountants.composition.self_composed import RepeatedReleases, check_one_me
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 from dpkernels.proven import proven
-
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
 
 _UNIT = float(np.finfo(np.float64).eps)
 _SLACK = 1e-12  # The relative error of a profile; a sum of positive terms adds one unit a term.
@@ -86,7 +83,7 @@ class AdaptiveBounds:
         return high if side else low
 
 
-def is_adaptive(guarantee: Guarantee) -> bool:
+def is_adaptive(guarantee: Any) -> bool:
     """Return whether a guarantee of plain numbers is that of several releases of one noise that is not even."""
     if len(guarantee.terms) != 1 or len(guarantee.terms[0].pairs) < 2:
         return False
@@ -97,7 +94,7 @@ def is_adaptive(guarantee: Guarantee) -> bool:
 class AdaptiveProfile:
     """Brackets of one guarantee of plain numbers: that of several releases of one noise that is not even."""
 
-    def __init__(self, guarantee: Guarantee) -> None:
+    def __init__(self, guarantee: Any) -> None:
         check_one_mechanism(guarantee.terms)
         (term,) = guarantee.terms
         self.count = int(term.count)

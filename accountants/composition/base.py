@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from accountants.composition.self_composed import RepeatedLoss
 from dpkernels.numerics import Boolean, Real, RealArray, choose, namespace
+from dpkernels.pytrees import PyTree
 from dpkernels.solve import while_loop
-
-if TYPE_CHECKING:
-    from accountants.composition.self_composed import RepeatedLoss
-    from dpkernels.pytrees import PyTree
 
 _STEPS = 60
 _CREEPING = 12  # By this step Newton's method has ended, unless it creeps.

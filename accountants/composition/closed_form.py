@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from accountants.profile import epsilon_of
 from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible
-
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
 
 # The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
 _OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
@@ -38,7 +35,7 @@ class ClosedForm(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def of(cls, guarantee: Guarantee) -> ClosedForm | None:
+    def of(cls, guarantee: Any) -> ClosedForm | None:
         """Return the formula's bounds of a guarantee, or None if it does not apply."""
 
     @abc.abstractmethod
@@ -93,7 +90,7 @@ class OneRelease(ClosedForm):
     pairs: tuple[Any, ...]
 
     @classmethod
-    def of(cls, guarantee: Guarantee) -> OneRelease | None:
+    def of(cls, guarantee: Any) -> OneRelease | None:
         (first, *others) = guarantee.numeric.terms
         if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,7 @@ from accountants.composition.three_point import ThreePointLosses, may_be_three_p
 from dpkernels import checks
 from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, namespace, plain
-
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
-    from dpkernels.pytrees import PyTree
+from dpkernels.pytrees import PyTree
 
 METHODS: tuple[type[Composer], ...] = (GaussianNoise, InfiniteLosses, ThreePointLosses, SampledDensities, LossesOnGrid)
 NO_SECOND_DERIVATIVES = (
@@ -93,7 +90,7 @@ def answer_of(direction: Direction) -> Any:
 
 
 @partial(jax.jit, static_argnames=("quantity", "may_sample"))
-def _evaluate_traced(guarantee: Guarantee, quantity: type[Question], at: RealArray, may_sample: bool = False) -> Real:
+def _evaluate_traced(guarantee: Any, quantity: type[Question], at: RealArray, may_sample: bool = False) -> Real:
     directions = guarantee.repeated_losses(PANELS, may_sample=may_sample)
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(directions)))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *directions)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from accountants.loss_intervals import UNIT
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
-
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
 
 # Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are integrated.
 _PANELS, _DEEPEST = 8, 45.0
@@ -142,7 +139,7 @@ class GaussianReleases(ClosedForm):
     form: GaussianProfile
 
     @classmethod
-    def of(cls, guarantee: Guarantee) -> GaussianReleases | None:
+    def of(cls, guarantee: Any) -> GaussianReleases | None:
         if not all(term.is_gaussian for term in guarantee.numeric.terms):
             return None
         (losses,) = guarantee.numeric.repeated_losses()

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jax import Array
 
 from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels.numerics import Boolean, Real, RealArray, add_at, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
-
-if TYPE_CHECKING:
-    from jax import Array
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights in powers of the
 # distance of the outcome from that point.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,6 @@ from accountants.privacy_loss import log_ratio
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, log_or_never, map_over, namespace, without_derivative
 from dpkernels.proven import proven
-
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
 
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
@@ -184,7 +181,7 @@ class FewOutcomes(ClosedForm):
     mass_error: float  # The relative error of the mass of one release's outcome.
 
     @classmethod
-    def of(cls, guarantee: Guarantee) -> FewOutcomes | None:
+    def of(cls, guarantee: Any) -> FewOutcomes | None:
         terms = guarantee.numeric.terms
         directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
         if directions is None:

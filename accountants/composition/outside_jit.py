@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,7 @@ from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.numerics import Real, RealArray, floating, namespace, plain
-
-if TYPE_CHECKING:
-    from dpkernels.pytrees import PyTree
+from dpkernels.pytrees import PyTree
 
 _MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,6 @@ from dpkernels.numerics import (
     without_derivative,
 )
 
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
-
 _NODES, _WEIGHTS = gauss_legendre(16)
 _HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
 _GAPS = np.diff(_HALVES)
@@ -57,7 +54,7 @@ _OVERFLOWS = 600.0  # An exponent whose exponential does not overflow.
 _MOST = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
 
-def renyi_divergence(guarantee: Guarantee, order: Real) -> Real:
+def renyi_divergence(guarantee: Any, order: Real) -> Real:
     """Return the Renyi divergence of a guarantee in its worse neighbour direction, an upper bound up to rounding.
 
     In each direction the divergences of the releases add up, each that of its worse pair, also if these are chosen

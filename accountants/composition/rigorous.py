@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,9 +30,6 @@ from accountants.dominating_pairs.base import profile
 from accountants.loss_intervals import UNIT
 from accountants.profile import epsilon_of
 from dpkernels.proven import proven
-
-if TYPE_CHECKING:
-    from accountants.guarantee import Guarantee
 
 # The relative and the absolute error allowed for a largest loss, which is the log of a ratio near 1 if it is small.
 _LEVEL, _LOSS = 1e-12, 64 * UNIT
@@ -99,7 +96,7 @@ class FromBothSides:
 class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
 
-    def __init__(self, guarantee: Guarantee) -> None:
+    def __init__(self, guarantee: Any) -> None:
         check_one_mechanism(guarantee.terms)
         self.guarantee = guarantee
         self.delta = lru_cache(_REMEMBERED)(self._delta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,7 @@ from jax.experimental.jet import jet
 
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real
+from dpkernels.numerics import Real
 
 _ORDER, _ROUNDING = 8, 1e-6
 

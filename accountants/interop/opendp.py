@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import opendp.prelude as dp
@@ -34,9 +34,7 @@ import accountants
 import dpkernels as dpk
 from accountants.dominating_pairs.discrete import shifted_pair
 from dpkernels.decimals import float_at_least, rational
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import RealArray
+from dpkernels.numerics import RealArray
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,10 +25,6 @@ from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, namespace
-
-if TYPE_CHECKING:
-    from accountants.tune.families.constructed import Composite
-    from accountants.tune.objectives import Objective
 
 _STEPS = (0.1, 0.01, 0.001)  # The source's, one a round.
 _BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that one shape is compiled.
@@ -49,7 +45,7 @@ class Enumerated:
     rounds: list[float]
 
 
-def composite_search(family: Composite, objective: Any, stop_at: float | None = None) -> Enumerated:
+def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
     The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
@@ -89,7 +85,7 @@ def composite_search(family: Composite, objective: Any, stop_at: float | None = 
     return Enumerated("Zhang 2024", mechanism, parameters, rounds[-1], count, rounds)
 
 
-def _feasible(points: np.ndarray, family: Composite) -> np.ndarray:
+def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
     y, k, m = points.T
     mass = family.window.area * k * m
     good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
@@ -97,7 +93,7 @@ def _feasible(points: np.ndarray, family: Composite) -> np.ndarray:
     return points[_on_unit_interval(points.T, family)[1] < 2]
 
 
-def _on_unit_interval(point: RealArray, family: Composite) -> tuple[np.ndarray, RealArray, RealArray]:
+def _on_unit_interval(point: RealArray, family: Any) -> tuple[np.ndarray, RealArray, RealArray]:
     """Return (edge r = t/y of the quartic base, m, k/y) on the interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
     quartic = family.base is None
@@ -106,7 +102,7 @@ def _on_unit_interval(point: RealArray, family: Composite) -> tuple[np.ndarray, 
     return r, m / L, k / y
 
 
-def _values(objective: object, family: Composite, points: np.ndarray) -> np.ndarray:
+def _values(objective: object, family: Any, points: np.ndarray) -> np.ndarray:
     """Return the objective at every point, in batches of one shape, so that it is compiled once."""
     rows = np.stack(_on_unit_interval(points.T, family), -1)
     rows = np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _BATCH, 0)])
@@ -118,7 +114,7 @@ def _values(objective: object, family: Composite, points: np.ndarray) -> np.ndar
 
 
 @jax.jit
-def _objective_at(shape: tuple[Window, Base], objective: Objective, interval: RealArray, rows: Real) -> Real:
+def _objective_at(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
     window, base = shape
 
     def one(row: Any) -> Real:

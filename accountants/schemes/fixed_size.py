@@ -13,7 +13,7 @@ so that (g P + (1 - g) Q, Q) is the pair of every release, or they have the valu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from accountants.dominating_pairs.additive import AdditivePair, HalvedPair, additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Sampled
@@ -21,11 +21,9 @@ from accountants.dominating_pairs.discrete import Atoms, shifted_pair
 from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
 from accountants.schemes.groups import LOG_CONCAVE
 from dpkernels import checks
+from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real
 
 
 @proven("schemes#4-samples-of-a-fixed-size")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,10 +18,8 @@ from accountants.composition.cells import best_offset, cells_on_grid, rough_loss
 from accountants.composition.masses import above, below
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels.numerics import Real, RealArray
 from dpkernels.proven import proven
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real, RealArray
 
 # The step of the losses of one ratio, the least and the most of their points, and the masses beyond their reach.
 _STEP, _FEWEST, _MOST, _BEYOND = 2e-3, 1 << 13, 1 << 15, 1e-30

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.schemes.ratio_sums import law_of, self_sum
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real
+from dpkernels.numerics import Real
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.

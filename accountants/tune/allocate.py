@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,7 @@ from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real
+from dpkernels.numerics import Real
 
 __all__ = ["Allocation", "allocate"]
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,10 @@ from accountants.tune.family import Member
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded, Local, Mechanism, Parabolic
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
-
-if TYPE_CHECKING:
-    from dpkernels.mechanisms.windowed.mechanism import Windowed
 
 __all__ = [
     "Constraint",

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,8 @@ from accountants.tune import domains
 from accountants.tune.family import Family
 from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, relative_to
 from dpkernels.batching import QUICKLY_COMPILED
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real, RealArray
-    from dpkernels.pytrees import PyTree
+from dpkernels.numerics import Real, RealArray
+from dpkernels.pytrees import PyTree
 
 TRACES: list[str] = []  # Names of families, one each time members are traced.
 _NEGLIGIBLE = 1e-3  # What a step promises, by the slope, when a descent is done, in units of the gain that ends it.

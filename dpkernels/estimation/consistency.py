@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import linalg
@@ -17,10 +16,8 @@ from dpkernels.estimation.intervals import format_number
 from dpkernels.estimation.released import bounds_of, rounding_of, table_of
 from dpkernels.exact.noise import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
+from dpkernels.numerics import Real
 from dpkernels.release import containers
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import Real
 
 # The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
 _MOST_BINS = 1 << 12

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpkernels.estimation.estimate import estimate
+from dpkernels.numerics import RealArray
 from dpkernels.release import containers
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import RealArray
 
 
 def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: Any) -> dict[Any, Any]:

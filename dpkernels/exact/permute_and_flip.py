@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +25,8 @@ from dpkernels.exact.choice import (
     uniform_below,
     uniform_number,
 )
+from dpkernels.numerics import RealArray
 from dpkernels.random import host
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import RealArray
 
 _FLIP_STREAM, _MEMBER_STREAM, _FURTHER_STREAM = 27, 28, 29  # 16 to 26 are those of ``sampler`` and ``choice``
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, na
 from dpkernels.random.keys import simulation_key_of
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
-
-if TYPE_CHECKING:
-    from dpkernels.mechanisms.additive import Additive
 
 # How far a report may be from its atom, in units of rounding.
 _ROUNDED = 16
@@ -257,7 +254,7 @@ class Parabolic(Bounded):
 
 
 @partial(jax.jit, inline=True, static_argnums=4)
-def _sample(mechanism: Additive, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
+def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
     y = _reparameterised_reports(mechanism, u, x, inverse)

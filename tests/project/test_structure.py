@@ -26,20 +26,11 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def is_for_types(node):
-    """Whether a statement is the block of imports that only a type checker reads."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def imports_of(path, for_types=True):
+def imports_of(path):
     """Full names of the modules and of the names that a file imports, wherever in it."""
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
-    tree = ast.parse(path.read_text())
-    read = {inner for node in tree.body if is_for_types(node) and not for_types for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if node in read:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,11 +68,8 @@ PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"
 
 @cache
 def imports():
-    """Of every file the files that it imports when it runs: names of types make no circle."""
-    return {
-        name: {home(target) for target in imports_of(path, for_types=False)} - {name, None}
-        for name, path in MODULES.items()
-    }
+    """Of every file the files that it imports."""
+    return {name: {home(target) for target in imports_of(path)} - {name, None} for name, path in MODULES.items()}
 
 
 def home(target):
@@ -149,8 +137,7 @@ def test_imports_are_at_the_top(path):
     name, tree = module_name(path), ast.parse(path.read_text())
     if name == "dpkernels" or inside(name, "dpkernels.cli"):
         return
-    top = [inner for node in tree.body for inner in (node.body if is_for_types(node) else [node])]
-    late = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and node not in top]
+    late = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body]
     names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in late]
     assert [found for found in names if not any(inside(found, lazy) for lazy in LAZY)] == []
     body = [node for node in tree.body if not isinstance(node, ast.Try)]

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax import Array
@@ -31,12 +31,10 @@ from dpkernels.exact.categories import CategorySampler, category_sampler, stream
 from dpkernels.mechanisms.categorical.base import MOST_CATEGORIES
 from dpkernels.mechanisms.categorical.block_response import BlockResponse, best_blocks, block_response
 from dpkernels.mechanisms.categorical.galois import prime_power
+from dpkernels.numerics import RealArray
 from dpkernels.random import host, keys
 from dpkernels.release import containers
 from dpkernels.release.categories import CategoryError, is_missing_value, released_reports
-
-if TYPE_CHECKING:
-    from dpkernels.numerics import RealArray
 
 SPLITS = ("people", "budget")
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
