@@ -371,7 +371,8 @@ def perturb(
     of_mechanisms = {name: values for name, values in parameters.items() if values}
     names = {name: options.pop(f"{name}_column") for name in opts.QUERY_COLUMNS}
     options["query_columns"] = {name: values for name, values in names.items() if values}
-    if not options["ledger"] and (usual := _charged_ledger(None)):
+    usual = None if options["ledger"] else _charged_ledger(None)
+    if usual is not None:
         options["ledger"] = (usual,)
     request = plan.Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
@@ -385,7 +386,7 @@ def perturb(
     done, left = release.check(progress) if check else (release.release(progress, check_first), "")
     if save_config is not None:
         try:
-            config.save(save_config, context)
+            config.save(save_config, context, {} if usual is None else {"ledger": [str(usual)]})
         except OSError as error:  # The release is complete, and its summary is still to be printed.
             warn(f"--save-config: {save_config} could not be written: {text_of(error)}")
     summary.warn_of(done)

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -100,9 +102,13 @@ config_options = together(
 )
 
 
-def save(path: Path, context: click.Context) -> None:
-    """Write the options of a command, those of ``--config`` included, to a new file; OSError if it exists."""
-    known, given = _options(context.command), {**(context.default_map or {}), **given_options(context)}
+def save(path: Path, context: click.Context, usual: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write the options of a command, those of ``--config`` included, to a new file; OSError if it exists.
+
+    ``usual`` are options that the environment gave: a scheduler that runs the file later has another environment.
+    """
+    known = _options(context.command)
+    given = {**usual, **(context.default_map or {}), **given_options(context)}
     lines = [
         f"{key} = {_toml(_in_folder(option, given[option.name], Path.cwd()))}\n"
         for key, option in known.items()

@@ -324,7 +324,8 @@ class DatasetPlan(Plan):
     def _beginning(self, output: Folder) -> Iterator[LedgerCharge | None]:
         with super()._charging(output) as charge:
             noted = None if charge is None else {**charge.to_dict(), "marks": 0}
-            output.begin(self._description() | {"charge": noted})
+            with independent_of_reports():  # No part is made yet.
+                output.begin(self._description() | {"charge": noted})
             with output.drawing(len(self.parts)):
                 yield charge
 

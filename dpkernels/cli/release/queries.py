@@ -20,7 +20,7 @@ import numpy as np
 
 from dpkernels.bounded_json import brief
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, parse_budget
-from dpkernels.budgets.ledger import parse_amount
+from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import RowError, text_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.mechanisms import CHOICES, DEFAULT, named, select_mechanism
@@ -224,7 +224,7 @@ def build(
     for parameter in queries.columns:
         if parameter in options:
             raise click.UsageError(f"{flag(parameter)}: is in {column_option(parameter)}, too; give one of them")
-    with _errors_of_rows():
+    with _errors_of_rows(options):
         if queries.together is not None:
             return _allocated(mechanism, options, queries, queries.together)
         name, arguments = _chosen(mechanism or DEFAULT, options, queries)
@@ -249,15 +249,18 @@ def _chosen(name: str, options: Mapping[str, Any], queries: Queries) -> tuple[st
 
 
 @contextmanager
-def _errors_of_rows() -> Iterator[None]:
-    """Let errors of parameters be failures that show a value on a terminal alone."""
+def _errors_of_rows(options: Mapping[str, Any]) -> Iterator[None]:
+    """Let errors of options be usage errors, and those of rows failures that show a value on a terminal alone."""
     try:
         yield
     except (click.UsageError, CertificateError):
         raise
     except (ValueError, TypeError) as error:
-        text = private(text_of(error), "a row's parameters are out of range, or its mechanism takes no columns")
-        raise ValueError(f"parameters: {text}") from error
+        names = (text := text_of(error)).partition(":")[0].split(", ")
+        if options.keys() >= set(names):
+            raise click.UsageError(f"{', '.join(map(flag, names))}:{text.partition(':')[2]}") from error
+        withheld = "a row's parameters are out of range, or its mechanism takes no columns"
+        raise ValueError(f"parameters: {private(text, withheld)}") from error
 
 
 @proven("filters#proof")
@@ -441,6 +444,8 @@ def stated_queries(release: Mapping[str, Any], certificate: Any) -> StatedQuerie
         options = column["options"] if together is None else column["options"] | column["parameters"]
         if name not in columns and name in options and not (values == options[name]).all():
             raise CertificateError(f"{name}: is {options[name]} for all rows; their certificate has other numbers")
+        if name not in columns and name not in options and name not in ("epsilon", "delta"):
+            raise CertificateError(f"{name}: is of every row, and neither a column of the output nor an option")
     if missing := columns.keys() - claims.keys() - {"weight"}:
         raise CertificateError(f"queries: {min(missing)}: is no claim of the rows' certificate")
     if together is not None:
@@ -458,7 +463,10 @@ def _stated_budget(amounts: Any) -> EpsilonDelta:
         raise CertificateError(f"queries: together: {brief(amounts)} is no budget")
     if not all(type(text) is str for text in amounts.values()):
         raise CertificateError(f"queries: together: {brief(amounts)} are not decimals")
-    return parse_budget(*(parse_amount(amounts[name]) for name in EpsilonDelta._fields))
+    try:
+        return parse_budget(*(parse_amount(amounts[name]) for name in EpsilonDelta._fields))
+    except (UnsoundError, ValueError) as error:
+        raise CertificateError(f"queries: together: {brief(amounts)} is no budget") from error
 
 
 def is_same_batch(made: BatchCertificate, certificate: BatchCertificate) -> bool:

@@ -256,6 +256,16 @@ def test_paths_of_a_file_of_options_are_in_its_folder(run: Run, monkeypatch: pyt
     assert Ledger("../l.ledger").statement().spent.epsilon == 2
 
 
+def test_a_saved_release_charges_the_ledger_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler runs it in another environment, in which it must not be released without a charge."""
+    Path("in.csv").write_text(GOOD_CSV)
+    Ledger.create("usual.ledger", 2)
+    monkeypatch.setenv("DPKERNELS_LEDGER", "usual.ledger")
+    assert run(*RELEASE, "--save-config", "night.toml").code == 0
+    monkeypatch.delenv("DPKERNELS_LEDGER")
+    assert [run("perturb", "in.csv", f"{i}.csv", "--config", "night.toml").code for i in range(2)] == [0, 3]
+
+
 def test_options_that_cannot_be_saved_do_not_hide_the_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "n.toml")

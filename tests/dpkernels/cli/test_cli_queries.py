@@ -189,6 +189,12 @@ FAULTS = {
         ("needs a delta",),
     ),
     "a delta of 1": ({}, words("--sensitivity-column s --together 1,1"), 2, ("--together: delta",)),
+    "an option out of range": (
+        {},
+        words("--mechanism laplace --sensitivity-column s --epsilon 30"),
+        2,
+        ("--epsilon: 30 is not in",),
+    ),
     "bounded": ({}, words("--mechanism duchi --sensitivity-column s --together 1"), 2, ("is none",)),
     "one budget, several": (
         {},
@@ -317,6 +323,19 @@ def other_column(form: Any, certificate: Any) -> None:
     form["queries"]["columns"] = dict.fromkeys(form["queries"]["columns"], "w")
 
 
+def no_column(form: Any, certificate: Any) -> None:
+    form["queries"]["columns"] = {}
+
+
+def budget_with_a_zero(form: Any, certificate: Any) -> None:
+    form["queries"]["together"]["epsilon"] = "1.0"
+
+
+def no_budget(form: Any, certificate: Any) -> None:
+    form["queries"]["together"]["epsilon"] = "0"
+
+
+DIVIDED = words("--sensitivity-column s --together 1,1e-6")
 GAUSSIAN = words("--mechanism gaussian --sensitivity 2 --together 1,1e-6")
 FORGERIES = {
     "tables of two rows": (CASES["intervals and budgets"][0], swap_tables),
@@ -326,6 +345,9 @@ FORGERIES = {
     "a smaller budget": (GAUSSIAN, smaller_budget),
     "nothing about queries": (NOISE, no_queries),
     "another column": (NOISE, other_column),
+    "no column of sensitivities": (DIVIDED, no_column),
+    "a budget that is no amount": (DIVIDED, budget_with_a_zero),
+    "no budget": (DIVIDED, no_budget),
 }
 
 
@@ -336,7 +358,9 @@ def test_a_forged_sidecar_is_found(run: Run, forgery: str) -> None:
     forged(lambda form, certificate: None)
     assert run("certify", "--verify", "out.csv.json").code == 0
     forged(change)
-    assert_refused(run("certify", "--verify", "out.csv.json"), 4)
+    done = run("certify", "--verify", "out.csv.json")
+    assert_refused(done, 4)
+    assert "unexpected" not in done.err
 
 
 def test_a_parameter_that_was_changed_in_the_output_is_found(run: Run) -> None:

@@ -232,6 +232,21 @@ def test_a_disk_that_was_full_costs_no_second_charge(run: Run, monkeypatch: pyte
     assert Ledger("people.ledger").statement().spent.epsilon == 1
 
 
+def test_a_disk_that_is_full_before_the_first_part_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=FILES, rows=ROWS)
+    Ledger.create("people.ledger", 1)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFolder, "begin", full)
+        assert_refused(run(*RELEASE, *LEDGER), 5, "No space left on device", "is voided")
+    assert list(Path().glob(".dpkernels-*")) == []
+    assert run(*RELEASE, *LEDGER).code == 0
+    assert Ledger("people.ledger").statement().spent.epsilon == 1
+
+
 @pytest.mark.parametrize("is_resumed", [False, True])
 @pytest.mark.parametrize("more", [[], LEDGER], ids=["no ledger", "ledger"])
 def test_a_failure_that_may_depend_on_reports_is_not_continued(
