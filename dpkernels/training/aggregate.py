@@ -67,6 +67,7 @@ _FORMAT = 5
 _OWNER = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _SETTINGS = jax.ShapeDtypeStruct((8,), jnp.uint32)
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+_OUTSIDE = "call it outside jit and other transformations; every run needs a key of its own"
 # The runs that this process has begun, by the hash of their key.
 _RUNS: dict[bytes, Iterator[int]] = {}
 
@@ -169,10 +170,9 @@ def private_aggregate(
         leaves = jax.tree.leaves(params)
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         PrivateNoise.certified(clip, multiplier, size)
-        number = next(_RUNS.setdefault(owner.tobytes(), itertools.count()))
-        words = jax.random.key_data(jax.random.fold_in(base, number))
+        words, _ = _begin_run(base, owner)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in (words, *leaves)):
-            raise ValueError("init: call it outside jit and other transformations; every run needs a key of its own")
+            raise ValueError(f"init: {_OUTSIDE}")
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.int32), params)
         zero, settings = (
             jnp.zeros((), jnp.int32),
@@ -215,7 +215,7 @@ def private_aggregate(
         settings = _settings(clip, multiplier, noise.dimensions, micro_batches, strategy)
         sums = clipped.sums
         trees = {"sums": sums if micro_batches > 1 else (), "noise": (sums,) * strategy.lags if strategy else ()}
-        is_valid = _is_own(state, owner, settings, trees) & _has_steps_left(state, steps)
+        is_valid = _is_own(state, owner, settings, trees) & _has_steps_left(state, steps) & _has_one_key(state)
         if axis_name is not None:
             _check_split(sums)
             sums = jax.lax.psum(sums, axis_name)
@@ -264,11 +264,24 @@ def private_aggregate(
 def renew_key(state: PrivateAggregateState, key: Array, *, run: str | None = None) -> PrivateAggregateState:
     """Return the state for a transformation with another key and the same settings, to go on from a checkpoint.
 
-    The noise of the steps to come is that of the new key. Use every key once: for one transformation, one process, and
-    one state. Give ``run`` if the transformation has it.
+    The noise of the steps to come is that of the new key. In one process every call begins a run with a key of its own,
+    as ``init`` does, so that two continuations of one checkpoint have different noise. Another process needs another
+    key, or another name of the run. Give ``run`` if the transformation has it.
+
+    Raises:
+        TypeError: key is not a ChaCha20 key, or is traced.
+        ValueError: the state is traced; a compiled call would begin every run with the same key.
     """
-    base, owner = _base_key(key, run)
-    return state._replace(key=jax.random.key_data(base), owner=jnp.asarray(owner))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in (jnp.zeros(()), *jax.tree.leaves(state))):
+        raise ValueError(f"renew_key: {_OUTSIDE}")
+    words, owner = _begin_run(*_base_key(key, run))
+    return state._replace(key=words, owner=jnp.asarray(owner))
+
+
+def _begin_run(base: Array, owner: np.ndarray) -> tuple[Array, np.ndarray]:
+    """Return the words of the key of the next run of this process, and the hash of the runs' common key."""
+    number = next(_RUNS.setdefault(owner.tobytes(), itertools.count()))
+    return jax.random.key_data(jax.random.fold_in(base, number)), owner
 
 
 def _refuse_multi_steps() -> None:
@@ -364,6 +377,23 @@ def _has_steps_left(state: PrivateAggregateState, steps: int | None) -> Array:
     if not isinstance(is_left, jax.core.Tracer) and not is_left:
         raise ValueError(f"state: has made {int(state.step)} releases; the budget is for {steps}")
     return is_left
+
+
+def _has_one_key(state: PrivateAggregateState) -> Array:
+    """Return whether all devices have the same key; raise an error if it is known that they have not.
+
+    Devices with keys of their own would release one sum several times, each with other noise.
+    """
+    if not (axes := device_axes()):
+        return jnp.array(True)
+    if (varying := varying_axes(state.key, axes)) is None:
+        return (jax.lax.pmax(state.key, axes) == jax.lax.pmin(state.key, axes)).all()
+    if varying:
+        raise ValueError(
+            f"state: differs along {varying[0]!r}, so that every device along it would release the same sum with noise "
+            "of its own; give all devices one state"
+        )
+    return jnp.array(True)
 
 
 def _noisy(noise: PrivateNoise, now: Array, sums: Any) -> Any:

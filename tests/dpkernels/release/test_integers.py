@@ -53,7 +53,7 @@ def with_large_remainder(sampler):
 
 
 @pytest.mark.lengthy
-@pytest.mark.quick("few-300-plain")
+@pytest.mark.quick("few-300-plain", "rows-3000-remainder", "at once-700-remainder")
 @pytest.mark.parametrize("kind", ["plain", "remainder"])
 @pytest.mark.parametrize(("method", "count"), [("few", 300), ("rows", 3000), ("at once", 700)])
 def test_codes_are_those_of_whole_words(monkeypatch, method, count, kind):

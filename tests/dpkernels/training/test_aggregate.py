@@ -41,6 +41,7 @@ from dpkernels.training import (
 )
 from dpkernels.training.aggregate import _RUNS
 from dpkernels.training.noise import exact_noise
+from dpkernels.training.sums import _norms
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 PARAMS = {"w": jnp.zeros((30, 40)), "b": (jnp.zeros(()), jnp.zeros(7))}
@@ -107,6 +108,26 @@ def test_rounding_of_the_worst_kind_is_inside_the_sensitivity(noise):
     units = sums_of({"w": row[None, :1200].reshape(1, 30, 40), "b": (row[None, 1200], row[None, 1201:])}, noise)
     assert set(units) == {k + 0.5}
     assert (units**2).sum() <= noise.sensitivity**2
+
+
+def test_the_margin_covers_float32():
+    """One parameter, and a sensitivity next to a whole number: without the margin a product is rounded up to it."""
+    one = PrivateNoise.certified(1.0, 1.0, 1)
+    whole = math.ceil(one.sensitivity)
+    assert whole - one.sensitivity < 1e-11
+    rows = np.random.default_rng(0).uniform(1.0, 100.0, 400).astype(np.float32)
+    scaled = (rows * ((one.sensitivity - 0.5) / rows.astype(float)).astype(np.float32)).astype(np.float32)
+    assert (np.round(scaled) == whole).mean() > 0.5
+    alone = jax.jit(jax.vmap(lambda row: clipped_sums({"w": row[None, None]}, True, one).sums["w"][0]))
+    assert (np.asarray(alone(rows)) == whole - 1).all()
+
+
+def test_norms_are_sums_in_float64():
+    """Of many equal squares, whose sum in float32 would be off by more than the margin."""
+    row = jnp.full((1, 1 << 18), 0.7, jnp.float32)
+    with jax.enable_x64(True):
+        (norm,) = jax.jit(lambda row: _norms([[row]]))(row)
+    assert abs(float(norm[0]) / (512 * float(np.float32(0.7))) - 1) < 2.0**-40
 
 
 def test_short_gradients_are_rounded_and_long_ones_are_clipped(noise):
@@ -464,6 +485,11 @@ assert (flat(jax.jit(split)(placed[0], state, placed[1])) == one).all()
 pieces = jax.tree.map(lambda leaf: leaf.reshape(4, 2, *leaf.shape[1:]), (batch, mask))
 mapped = jax.pmap(step(private_aggregate(1.0, 1.5, KEY, axis_name="i")), axis_name="i", in_axes=(0, None, 0))
 assert (flat(jax.tree.map(lambda leaf: leaf[3], mapped(pieces[0], state, pieces[1]))) == one).all()
+states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), state)
+mapped = jax.pmap(step(private_aggregate(1.0, 1.5, KEY, axis_name="i")), axis_name="i")
+assert (flat(jax.tree.map(lambda leaf: leaf[2], mapped(pieces[0], states, pieces[1]))) == one).all()
+other = states._replace(key=states.key.at[3, 0].add(1))
+assert np.isnan(flat(mapped(pieces[0], other, pieces[1]))).all()
 # Micro-batches, with an optimiser whose state is sharded.
 put = lambda leaf, *spec: jax.device_put(leaf, NamedSharding(mesh, P(*spec)))
 micro = private_aggregate(1.0, 1.5, KEY, micro_batches=2, inner=optax.sgd(1.0, momentum=0.5), expected_batch_size=8.0)
@@ -476,6 +502,40 @@ for half in (mask & (jnp.arange(8) < 4), mask & (jnp.arange(8) >= 4)):
     moves, accumulated = update(given, accumulated, put(half, "batch"))
 assert (flat(moves) == -one).all()
 """
+
+
+def test_continuations_of_a_checkpoint_have_noise_of_their_own():
+    """Also with one new key: the difference of their releases would disclose that of their batches."""
+    aggregate = private_aggregate(1.0, 5.0, OTHER)
+    state = private_aggregate(1.0, 5.0, KEY).init(SMALL)
+    renewed = [renew_key(state, OTHER) for _ in range(3)]
+    keys = {tuple(each.key.tolist()) for each in (state, *renewed, aggregate.init(SMALL))}
+    assert len(keys) == 5
+    assert all((each.owner == aggregate.init(SMALL).owner).all() for each in renewed)
+    for inside in (lambda given: renew_key(given, OTHER), lambda _: renew_key(state, OTHER)):
+        with pytest.raises(ValueError, match="renew_key: call it outside jit"):
+            jax.jit(inside)(state)
+
+
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_devices_with_states_of_their_own_are_refused(is_tracked):
+    """Each would release the same sum with noise of its own. Traced on a mesh without devices."""
+    aggregate = private_aggregate(1.0, 5.0, KEY, axis_name="i")
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(aggregate.init(SMALL) for _ in range(2)))
+    mapped = jax.shard_map(
+        lambda rows, states: aggregate.update(rows, jax.tree.map(lambda leaf: leaf[0], states), mask=True)[0],
+        mesh=jax.sharding.AbstractMesh((2,), ("i",)),
+        in_specs=P("i"),
+        out_specs=P("i"),
+        check_vma=is_tracked,
+    )
+    rows = {"w": jnp.ones((4, 3))}
+    if is_tracked:
+        with pytest.raises(ValueError, match="state: differs along 'i'"):
+            jax.eval_shape(mapped, rows, states)
+        return
+    # JAX does not know it here, so that the program has to find out.
+    assert "pmax" in str(jax.make_jaxpr(mapped)(rows, states))
 
 
 def test_every_init_and_every_named_run_have_keys_of_their_own():

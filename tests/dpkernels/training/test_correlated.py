@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,15 @@ import pytest
 from scipy.stats import norm
 
 import dpkernels as dpk
-from dpkernels.training import PrivateNoise, ToeplitzStrategy, TrainingRun, aggregate, correlated_run, private_aggregate
+from dpkernels.training import (
+    PrivateNoise,
+    ToeplitzStrategy,
+    TrainingRun,
+    aggregate,
+    correlated,
+    correlated_run,
+    private_aggregate,
+)
 from dpkernels.training.sums import check_overflow
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -38,7 +47,7 @@ def test_the_square_root_squares_to_prefix_sums():
 def test_the_sensitivity_is_the_largest_of_all_participations(strategy):
     """By enumeration of all steps that are far enough apart, and of contributions of either sign."""
     steps, matrix = 6, strategy.matrix(6).astype(float)
-    for separation, most in itertools.product((1, 2, 3, 7), (None, 1, 2)):
+    for separation, most in itertools.product((1, 2, 3, 4, 7), (None, 1, 2)):
         largest = 0.0
         for signs in itertools.product((-1, 0, 1), repeat=steps):
             uses = np.flatnonzero(signs)
@@ -140,6 +149,14 @@ def test_a_run_is_one_gaussian_release(neighbours):
     assert run.epsilon(1e-6) <= 2.0
     assert run.delta(2.0) <= 1e-6
     assert isinstance(run.run, TrainingRun)
+
+
+def test_the_slack_of_a_run_has_the_distance_of_all_steps(monkeypatch):
+    """Of a table at a distance that can be seen; the search for the multiplier is left out."""
+    monkeypatch.setattr(PrivateNoise, "certified", lambda *_: SimpleNamespace(total_variation=1e-6))
+    monkeypatch.setattr(correlated, "calibrated_run", lambda run, epsilon, delta: run)
+    run = correlated_run(ROOT, epsilon=2.0, delta=1e-3, steps=40, separation=10, dimensions=50, slack=1e-5)
+    assert 5e-5 <= run.run.slack <= 5.1e-5
 
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(())}
