@@ -8,7 +8,7 @@ noise for a budget, and ``tune`` the best free parameters. ``recycling`` account
 
 import lazy_loader
 
-from accountants import calibrate, recycling
+from accountants import calibrate, closed_forms, recycling
 from accountants.audit import Audit, audit, audit_training
 from accountants.charges import repeated_charge
 from accountants.closed_forms.approximate import parallel_composition
@@ -44,6 +44,7 @@ __all__ = [
     "budget_on_sample",
     "calibrate",
     "check_steepness",
+    "closed_forms",
     "compare",
     "delta",
     "density_pair",

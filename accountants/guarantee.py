@@ -502,9 +502,8 @@ class Guarantee(ComposableGuarantee):
     def renyi(self, order: Real) -> Real:
         """Return the Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite.
 
-        It is rounded upwards, by at most 1e-10 of itself where losses are below 10^5, and that of the worse neighbour
-        direction. If a neighbour
-        may move in either direction, also adaptively, every release counts with its worse one.
+        It is that of the worse neighbour direction, rounded upwards by at most 1e-10 of itself where losses are below
+        10^5. If a neighbour may move in either direction, also adaptively, every release counts with its worse one.
 
         Raises:
             ValueError: an order is not above 1, or infinite.

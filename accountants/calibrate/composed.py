@@ -291,6 +291,24 @@ def composed_budget(
             return _releases(member(level, parameters[0]), **fixed, **parameters[1])
 
         return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
+    _, mechanism, releases = _by_log_budget(constructor, arguments, guess, count, rate, adjacency)
+    if initial_guess is None and (best := releases(_FARTHEST).delta(epsilon)) > delta:
+        raise ValueError(
+            f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
+            f"have delta {best:.6g} at this epsilon"
+        )
+    return mechanism(conservative_parameter(releases, float(epsilon), float(delta), is_known=initial_guess is not None))
+
+
+def _by_log_budget(
+    constructor: Callable[..., Any],
+    arguments: dict[str, Any],
+    guess: float,
+    count: int,
+    rate: float | None,
+    adjacency: str,
+) -> tuple[tuple[float, float], Callable[[float], Any], Callable[[float], Guarantee]]:
+    """Return (t of the least and of the largest budget, t -> mechanism, t -> releases): t lowers the log of a guess."""
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     start = min(max(math.log(guess), least), most)
 
@@ -300,12 +318,7 @@ def composed_budget(
     def releases(t: float) -> Guarantee:
         return _releases(mechanism(t), count, rate, adjacency)
 
-    if initial_guess is None and (best := releases(_FARTHEST).delta(epsilon)) > delta:
-        raise ValueError(
-            f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
-            f"have delta {best:.6g} at this epsilon"
-        )
-    return mechanism(conservative_parameter(releases, float(epsilon), float(delta), is_known=initial_guess is not None))
+    return (start - least, start - most), mechanism, releases
 
 
 def _budget_for_risk(
@@ -317,22 +330,14 @@ def _budget_for_risk(
     adjacency: str,
     guess: float | None,
 ) -> Mechanism:
-    least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     if guess is None:
         guess = limit.mu / math.sqrt(count) / (1.0 if rate is None else rate)
-    start = min(max(math.log(guess), least), most)
-
-    def mechanism(t: float) -> Any:
-        return constructor(epsilon=math.exp(min(max(start - t, least), most)), **arguments)
-
-    def releases(t: float) -> Guarantee:
-        return _releases(mechanism(t), count, rate, adjacency)
-
-    for end, t in ((most, start - most), (least, start - least)):
+    (at_least, at_most), mechanism, releases = _by_log_budget(constructor, arguments, guess, count, rate, adjacency)
+    for t in (at_most, at_least):
         risk = limit.bound(releases(t))
-        if end == most and risk <= limit.limit:
+        if t == at_most and risk <= limit.limit:
             return mechanism(t)
-        if end == least and risk > limit.limit:
+        if t == at_least and risk > limit.limit:
             raise ValueError(f"{limit}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, have {risk:.6g}")
     return mechanism(risk_parameter(releases, limit))
 

@@ -81,11 +81,13 @@ def pure_level(eps0: Real, k: Real) -> RealArray:
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
     """Return top, step and mass of the loss of k randomised responses (see the module), masses rounded upwards."""
     checks.positive("epsilon0", eps0)
-    k, log_orders = _counts(k)
+    k, log_ways_of_j = _counts(k)
     xp = namespace(eps0)
-    k, log_orders, j = (xp.asarray(value, eps0.dtype) for value in (k, log_orders, np.arange(log_orders.shape[-1])))
+    k, log_ways_of_j, j = (
+        xp.asarray(value, eps0.dtype) for value in (k, log_ways_of_j, np.arange(log_ways_of_j.shape[-1]))
+    )
     each, times = eps0[..., None], k[..., None]
-    mass = xp.exp(log_orders - times * xp.log1p(xp.exp(-each)) - j * each)
+    mass = xp.exp(log_ways_of_j - times * xp.log1p(xp.exp(-each)) - j * each)
     size = times + j * without_derivative(each)
     return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (4 + size))
 
@@ -93,10 +95,10 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     k = np.asarray(k)
     each = [checks.integer_in("k", value, 0, MOST) for value in k.ravel().tolist()]
-    log_orders = np.full((len(each), max(each, default=0) + 1), -np.inf)
-    for row, value in zip(log_orders, each, strict=True):
+    log_ways_of_j = np.full((len(each), max(each, default=0) + 1), -np.inf)
+    for row, value in zip(log_ways_of_j, each, strict=True):
         row[: value + 1] = log_ways(value)
-    return k, log_orders.reshape(*k.shape, log_orders.shape[-1])
+    return k, log_ways_of_j.reshape(*k.shape, log_ways_of_j.shape[-1])
 
 
 def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[Any, Any], Any]) -> Any:
@@ -186,13 +188,13 @@ def log_ways(k: int) -> np.ndarray:
     j = np.arange(k + 1.0)
     inner = j[1:-1]
     share = inner / k
-    log_orders = np.zeros(k + 1)
-    log_orders[1:-1] = _stirling_error(np.asarray(float(k))) - _stirling_error(inner) - _stirling_error(k - inner)
-    log_orders[1:-1] -= (
+    log_ways_of_j = np.zeros(k + 1)
+    log_ways_of_j[1:-1] = _stirling_error(np.asarray(float(k))) - _stirling_error(inner) - _stirling_error(k - inner)
+    log_ways_of_j[1:-1] -= (
         inner * np.log(share) + (k - inner) * np.log1p(-share) + np.log(2 * np.pi * inner * (1 - share)) / 2
     )
-    log_orders.setflags(write=False)
-    return log_orders
+    log_ways_of_j.setflags(write=False)
+    return log_ways_of_j
 
 
 # ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): by its series in 1/n from here on, and by the factorial below.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.grid import profile_on_grid
+from accountants.composition.interpolation import profile_on_grid
 from accountants.composition.self_composed import RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from accountants.composition.grid import heaviest_atoms
+from accountants.composition.interpolation import heaviest_atoms
 from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
 from dpkernels.numerics import Real, gauss_legendre

@@ -24,7 +24,7 @@ from accountants.composition.gaussian import GaussianNoise
 from accountants.composition.infinite import InfiniteLosses
 from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcomes
 from accountants.composition.question import Question
-from accountants.composition.sampled import SampledDensities
+from accountants.composition.sampled_densities import SampledDensities
 from accountants.composition.self_composed import LossTuple, check_one_mechanism
 from accountants.composition.three_point import ThreePointLosses, may_be_three_points
 from dpkernels import checks

@@ -1,7 +1,7 @@
 """Composition by the fast Fourier transform (FFT) on a grid: a number and a gradient at every count. It always applies.
 
-The tilted losses of one release are distributed on a grid (see ``grid``) that contains its heaviest atoms. The n-th
-power of their transform is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
+The tilted losses of one release are distributed on a grid that contains its heaviest atoms (see ``interpolation``). The
+n-th power of their transform is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
 
     delta(eps) = e^(K(c) - c eps) sum over s_k > eps of g_k e^(-c x) (1 - e^-x),    x = s_k - eps,
 
@@ -22,10 +22,17 @@ import jax
 import numpy as np
 from jax import Array
 
-from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import FEW_RELEASES, Direction, TiltedComposer, tilt_losses
-from accountants.composition.grid import COEFFICIENTS, POINTS
+from accountants.composition.interpolation import (
+    COEFFICIENTS,
+    POINTS,
+    heaviest_atoms,
+    lagrange_weights,
+    share_on_grid,
+    step_on_atoms,
+    taylor_shift,
+)
 from accountants.composition.self_composed import (
     LossTuple,
     RepeatedLoss,
@@ -134,7 +141,7 @@ class ComposedPLD(ComposedProfile):
         """Return the weights of the smooth masses around eps in the corrections of delta and of minus its slope."""
         xp = namespace(self.g, s)
         powers = xp.power(1 - s, _POWERS)[:, None]
-        shift, shift_slope = grid.taylor_shift(s)
+        shift, shift_slope = taylor_shift(s)
         taylor = (powers * self.kinks).sum(0)
         moved = -(powers[:-1] * _POWERS[1:, None] * self.kinks[1:]).sum(0)
         kinks = (taylor[:, None] * shift).sum(0)
@@ -167,7 +174,7 @@ class ComposedPLD(ComposedProfile):
         for on_grid in self.parts:
             term = on_grid.tilted.part
             if on_grid.shares is None:
-                shares = grid.interpolation(xp.clip(place - below, 0.0, 1.0)[None])[:, 0]
+                shares = lagrange_weights(xp.clip(place - below, 0.0, 1.0)[None])[:, 0]
                 density = _slice(self.smooth, below - 2, len(POINTS)) @ shares / self.step
                 by_mu, by_count = scale * term.count * term.mu * density, scale * term.mu**2 / 2 * density
                 derivatives.append(RepeatedLoss(None, by_mu, by_count))
@@ -287,7 +294,7 @@ def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
             # No mass is lumped: the second transform is 0.
             shares, spectrum = None, (log_spectrum,) if xp is np else (log_spectrum, log_spectrum - np.inf)
         else:
-            shares = grid.share_on_grid(term.losses, tilted_loss.mass, offset, step, SIZE, _count_of_atoms(term.count))
+            shares = share_on_grid(term.losses, tilted_loss.mass, offset, step, SIZE, _count_of_atoms(term.count))
             spectrum = tuple(map(xp.fft.rfft, shares.masses(SIZE)))
         terms.append(_OnGrid(tilted_loss, shares, spectrum, offset))
     first = xp.floor((points.low - start) / step)
@@ -310,7 +317,7 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
     down, up = without_derivative(_reach(tilted, c, coarse))
     none = xp.zeros(_ATOMS, c.dtype)
     atoms = [
-        (0 * c, none, none) if loss.part.losses is None else grid.heaviest_atoms(loss.part.losses, loss.mass, _ATOMS)
+        (0 * c, none, none) if loss.part.losses is None else heaviest_atoms(loss.part.losses, loss.mass, _ATOMS)
         for loss in tilted
     ]
     counts = [_count_of_atoms(loss.part.count) for loss in tilted]
@@ -325,7 +332,7 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
     least = least_step([loss for loss in tilted if loss.part.source is None], c)
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
     least = xp.maximum((down + up) / (SIZE - 16), least)
-    step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
+    step = step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
         loss.mean if loss.part.losses is None else heaviest + step * xp.round((loss.mean - heaviest) / step)
         for loss, (heaviest, _, _) in zip(tilted, atoms, strict=True)

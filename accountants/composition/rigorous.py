@@ -4,7 +4,7 @@
 - Gaussian noise alone, any number of releases: closed form (``gaussian``).
 - Few joint outcomes: enumeration (``outcomes``).
 - Noise that is not even: dynamic programming over the directions of a neighbour (``adaptive``), where it has a bracket.
-- All others: ``bounds.Bracket``, by privacy loss distributions on a grid.
+- All others: ``bracket.Bracket``, by privacy loss distributions on a grid.
 
 From the sum of all releases' largest losses on, delta is 0.
 """
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile
-from accountants.composition.bounds import Bracket
+from accountants.composition.bracket import Bracket
 from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes

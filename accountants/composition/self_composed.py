@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from accountants.composition.grid import pointwise_maximum
+from accountants.composition.interpolation import pointwise_maximum
 from accountants.dominating_pairs.additive import AdditivePair, larger_profile
-from accountants.dominating_pairs.base import DominatingPair, Sampled, is_whole
+from accountants.dominating_pairs.base import DominatingPair, is_whole
 from accountants.dominating_pairs.discrete import NO_LOSS
 from accountants.dominating_pairs.replaced import SYMMETRIC, check_replaceable, replaced_pair
+from accountants.dominating_pairs.sampled import Sampled
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian

@@ -5,14 +5,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
+from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.proven import proven
@@ -63,7 +62,7 @@ class DominatingPair(abc.ABC):
             size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + UNITS_OF_EPS * np.abs(eps)
             below = delta * (1 - (UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
             # Upper bounds may be raised by the least normal float, and masses of q below it lose digits.
-            return np.maximum(below - 2 * np.finfo(np.float64).tiny - _UNITS * 5e-324 * np.exp(eps), 0.0)
+            return np.maximum(below - 2 * np.finfo(np.float64).tiny - UNITS * 5e-324 * np.exp(eps), 0.0)
 
         return at
 
@@ -120,7 +119,7 @@ class Mixed(DominatingPair):
 
     def lower_hockey_stick(self) -> Curve:
         w, first, second = self.weight, self.first.lower_hockey_stick(), self.second.lower_hockey_stick()
-        return lambda eps: (w * first(eps) + (1 - w) * second(eps)) * (1 - _UNITS * np.finfo(np.float64).eps)
+        return lambda eps: (w * first(eps) + (1 - w) * second(eps)) * (1 - UNITS * np.finfo(np.float64).eps)
 
     def largest_loss(self) -> Real:
         first, second = self.first.largest_loss(), self.second.largest_loss()
@@ -159,7 +158,7 @@ def check_masses(pairs: Iterable[DominatingPair], otherwise: str) -> None:
 
 # Units in the last place of 1 + eps: three times the largest error in a sweep of random distributions
 # (tests/dpkernels/test_sweeps.py).
-_UNITS = 8
+UNITS = 8
 # More than what the pairs that round up by themselves add to eps, and to the sum of their pieces; twice, in units.
 _UNITS_BELOW, UNITS_OF_SUMS = 64, 1024
 # What Gaussian integrals add to delta, in units of eps, and 1,024. For a mass p above a position s of noise with mu = a
@@ -180,7 +179,7 @@ def lowered(epsilon: Any) -> RealArray:
     p - e^eps q cancels next to the largest loss. Its error there is a few units of p and of eps p, and its slope is -p.
     """
     xp = namespace(epsilon)
-    return epsilon - _UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + abs(epsilon))
+    return epsilon - UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + abs(epsilon))
 
 
 def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Real:
@@ -242,30 +241,6 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     return at
 
 
-def sampled_profile(profile: Curve, rate: Real, *, removed: bool = False, side: int = 1) -> Curve:
-    """Return the profile of a release on a Poisson sample of rate r from that on all data, t -> H_t.
-
-    With s the odds on all data that lead to the odds e^eps of the sample, it is r H_s(P, Q) for an added record, and
-    r (1 - y) H_s(Q, P) for a removed one, whose profile on all data is that of the mirror. It is an upper (side 1) or
-    lower (side -1) bound if the profile is one.
-    """
-    sign = -1 if removed else 1
-
-    def at(epsilon: RealArray) -> Any:
-        xp = namespace(epsilon, rate)
-        kind = xp.finfo(xp.result_type(epsilon))
-        eps = xp.minimum(epsilon, cap(kind.dtype))
-        eps = eps - side * _UNITS * kind.eps * abs(eps)
-        y = -xp.expm1(-sign * eps) / rate * (1 - rate)  # Negative for a removed record.
-        none = y <= -1
-        y = xp.where(none, 0.0, y)
-        inner = xp.minimum(eps + sign * xp.log1p(y), cap(kind.dtype))
-        delta = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + side * _UNITS * kind.eps)
-        return xp.where(none, 0.0, delta)
-
-    return at
-
-
 # The most values, of all pieces at several eps, that are computed together.
 _TOGETHER = 1 << 18
 
@@ -297,55 +272,6 @@ def upper(pair: DominatingPair) -> Curve:
     def at(epsilon: RealArray) -> RealArray:
         # The sum of pieces is rounded, too, where it hardly changes with eps.
         delta = stick(lowered(epsilon))
-        return delta * (1 + _UNITS * namespace(delta).finfo(delta.dtype).eps)
+        return delta * (1 + UNITS * namespace(delta).finfo(delta.dtype).eps)
 
     return stick if pair.rounds_up else at
-
-
-@proven("worst_pairs#7-poisson-samples-one-record-added-or-removed")
-@partial(pytree, static=("removed",))
-@dataclass(frozen=True)
-class Sampled(DominatingPair):
-    """The dominating pair of one release on a Poisson sample: (r P + (1 - r) Q, Q), or its mirror if ``removed``.
-
-    ``pair`` is (P, Q) without sampling, where P has the record, and ``rate`` is r in (0, 1].
-    """
-
-    pair: DominatingPair
-    rate: Any
-    removed: bool = False
-
-    may_be_asymmetric: ClassVar[bool] = True
-    rounds_up: ClassVar[bool] = True
-
-    @property
-    def joint(self) -> bool:  # type: ignore[override]
-        return self.pair.joint
-
-    @property
-    def near(self) -> bool:  # type: ignore[override]
-        return self.pair.near or self.pair.is_shift
-
-    def hockey_stick(self) -> Curve:
-        pair = self.pair.mirror() if self.removed else self.pair
-        return sampled_profile(upper(pair), self.rate, removed=self.removed)
-
-    def lower_hockey_stick(self) -> Curve:
-        pair = self.pair.mirror() if self.removed else self.pair
-        return sampled_profile(pair.lower_hockey_stick(), self.rate, removed=self.removed, side=-1)
-
-    def largest_loss(self) -> Real:
-        if self.removed:
-            return -sampled_loss(-self.pair.mirror().largest_loss(), self.rate)
-        return sampled_loss(self.pair.largest_loss(), self.rate)
-
-    def privacy_loss(self) -> PrivacyLossDistribution:
-        losses = self.pair.privacy_loss().subsampled(self.rate)
-        return losses.mirrored() if self.removed else losses
-
-    def mirror(self) -> Sampled:
-        return Sampled(self.pair, self.rate, not self.removed)
-
-    def check(self) -> None:
-        checks.within("rate", self.rate, 0.0, 1.0)
-        self.pair.check()

@@ -115,7 +115,7 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
     if not 0 < at < 1:
         raise ValueError(f"delta: {at} is not in (0, 1)")
     table = certificate.table
-    grain = Fraction(2) ** table.grid_log2
+    spacing = Fraction(2) ** table.grid_log2
 
     @lru_cache(maxsize=256)
     def epsilon(cells: int) -> float:
@@ -125,7 +125,7 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
         return math.ceil(level / _STEP) * _STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:
-        cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / grain), table.points_per_bin))
+        cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / spacing), table.points_per_bin))
         return (epsilon(cells), at) if cells else (0.0, 0.0)
 
     return privacy_map

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from accountants.dominating_pairs.additive import AdditivePair, HalvedPair, additive_pair
-from accountants.dominating_pairs.base import DominatingPair, Sampled
+from accountants.dominating_pairs.base import DominatingPair
 from accountants.dominating_pairs.discrete import Atoms, shifted_pair
 from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
+from accountants.dominating_pairs.sampled import Sampled
 from accountants.schemes.groups import LOG_CONCAVE
 from dpkernels import checks
 from dpkernels.numerics import Real

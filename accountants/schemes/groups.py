@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
-from accountants.dominating_pairs.base import Curve, DominatingPair, Sampled
+from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.dominating_pairs.discrete import Atoms, shifted_pair
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
+from accountants.dominating_pairs.sampled import Sampled
 from accountants.schemes.tables import Table, TablePair, ratios
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian

@@ -21,7 +21,8 @@ import numpy as np
 from jax.scipy import special as jax_special
 from scipy import special
 
-from accountants.dominating_pairs.base import Curve, DominatingPair, Sampled, upper
+from accountants.dominating_pairs.base import Curve, DominatingPair, upper
+from accountants.dominating_pairs.sampled import Sampled
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace

@@ -33,10 +33,8 @@ Objective = str | Callable[[Any], Any]
 
 OBJECTIVES = ("variance", "largest")
 _LEVELS = 8  # Of ratios of sensitivity to scale, of noise whose composition has no closed form.
-_TURNS, _STEP = (
-    3,
-    1e-3,
-)  # Of the search by gradients of the composed epsilon, and the step of a difference in a logarithm.
+_TURNS = 3  # Of the search by gradients of the composed epsilon.
+_STEP = 1e-3  # Of a difference in a logarithm.
 _ATTEMPTS = 40
 _HALVINGS = 50  # Of the interval of a claim's epsilon.
 
@@ -180,16 +178,16 @@ class _Problem:
         return "composed" if self.delta else "pure"
 
     @cached_property
-    def level(self) -> float:
-        """Return the pure level of noise whose sensitivity is its length; inf if there is none."""
+    def unit_epsilon(self) -> float:
+        """Return the pure epsilon of noise whose sensitivity is its length; inf if there is none."""
         return float(smallest_epsilon(Additive(self.shape), 0.0, sensitivity=1.0))
 
     @cached_property
     def is_pure(self) -> bool:
-        """Return whether the pure level is proportional to the sensitivity, and a release claims delta 0."""
+        """Return whether the pure epsilon is proportional to the sensitivity, and a release claims delta 0."""
         tail = self.shape.geometric_tail
         doubled = float(smallest_epsilon(Additive(self.shape), 0.0, sensitivity=2.0))
-        return tail is not None and np.isfinite(self.level) and abs(doubled / self.level / 2 - 1) < 1e-9
+        return tail is not None and np.isfinite(self.unit_epsilon) and abs(doubled / self.unit_epsilon / 2 - 1) < 1e-9
 
     def _composed(self, ratios: np.ndarray) -> BatchGuarantee:
         return BatchGuarantee(Additive(self.shape, sensitivity=np.array(ratios)))
@@ -197,7 +195,7 @@ class _Problem:
     def estimate(self, ratios: np.ndarray) -> float:
         """Return an estimate of the composed epsilon."""
         if self.kind == "pure":
-            return self.level * float(ratios.sum())
+            return self.unit_epsilon * float(ratios.sum())
         return float(self._composed(ratios).estimate_epsilon(self.delta))
 
     def deviations(self, ratios: np.ndarray) -> Any:
@@ -275,7 +273,7 @@ class _Problem:
             gains = self._gains(levels, n) / levels**q
         return levels[which]
 
-    def _level_epsilon(self, levels: np.ndarray, counts: np.ndarray) -> float:
+    def _epsilon_at_levels(self, levels: np.ndarray, counts: np.ndarray) -> float:
         pairs = zip(levels.tolist(), counts.astype(int).tolist(), strict=True)
         composed = Guarantee(tuple(RepeatedReleases(noise_pairs(self.shape, level), n) for level, n in pairs))
         return float(composed.estimate_epsilon(self.delta))
@@ -287,13 +285,13 @@ class _Problem:
             up, down = levels.copy(), levels.copy()
             up[i] *= 1 + _STEP
             down[i] /= 1 + _STEP
-            differences.append(self._level_epsilon(up, counts) - self._level_epsilon(down, counts))
+            differences.append(self._epsilon_at_levels(up, counts) - self._epsilon_at_levels(down, counts))
         return np.maximum(np.array(differences), 1e-12)
 
     def _factor(self, levels: np.ndarray, counts: np.ndarray) -> float:
         """Return the factor of all levels at which an estimate of the composed epsilon is the budget."""
         return self._root(
-            lambda factor: self._level_epsilon(factor * levels, counts), float((counts @ levels**2) ** 0.5)
+            lambda factor: self._epsilon_at_levels(factor * levels, counts), float((counts @ levels**2) ** 0.5)
         )
 
     def _root(self, composed: Callable[[float], float], size: float) -> float:
@@ -329,10 +327,10 @@ class _Problem:
         return float(guarantee(mechanism).epsilon(self.delta))
 
     def _mechanism(self, ratios: np.ndarray) -> Additive:
-        """Return the batch of these ratios; pure noise claims its level, of which its scale follows exactly."""
-        shape, level = self.queries.batch_shape, self.level
-        budgets = (level * ratios).reshape(shape) if self.is_pure else None
-        lengths = self.sensitivities.reshape(shape) / (ratios.reshape(shape) if budgets is None else budgets / level)
+        """Return the batch of these ratios; pure noise claims its epsilon, of which its scale follows exactly."""
+        shape, unit = self.queries.batch_shape, self.unit_epsilon
+        budgets = (unit * ratios).reshape(shape) if self.is_pure else None
+        lengths = self.sensitivities.reshape(shape) / (ratios.reshape(shape) if budgets is None else budgets / unit)
         return Additive(
             self.shape.rescale(lengths), self.sensitivities.reshape(shape), budgets, 0.0 if self.is_pure else None
         )

@@ -228,16 +228,16 @@ class NoiseChannel(Channel):
         self.table, self.lower, self.upper = certificate.table.finite, lower, upper
         table, on_lattice = self.table, certificate.shift < _FINE
         if on_lattice:
-            self._grain, self._grains = float(table.bin_width), 1
-            self.lattice = self._grain
+            self._spacing, self._points_per_bin = float(table.bin_width), 1
+            self.lattice = self._spacing
         else:
-            self._grain, self._grains = 2.0**table.grid_log2, table.points_per_bin
+            self._spacing, self._points_per_bin = 2.0**table.grid_log2, table.points_per_bin
         interval = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
-        if max(abs(lower), abs(upper)) / self._grain >= _FARTHEST:
-            raise ValueError(f"{interval} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
-        begin, end = (int(np.floor(x / self._grain + 0.5)) for x in (lower, upper))
-        self._first = begin // self._grains + table.first
-        self._points = -(-end // self._grains) + table.last - self._first + 1
+        if max(abs(lower), abs(upper)) / self._spacing >= _FARTHEST:
+            raise ValueError(f"{interval} is too far from 0 for the noise, whose values are {self._spacing:.3g} apart")
+        begin, end = (int(np.floor(x / self._spacing + 0.5)) for x in (lower, upper))
+        self._first = begin // self._points_per_bin + table.first
+        self._points = -(-end // self._points_per_bin) + table.last - self._first + 1
         if self._points > _MOST_POINTS:
             raise ValueError(
                 f"{interval} has {self._points:.3g} possible reports, more than {_MOST_POINTS}; "
@@ -253,8 +253,8 @@ class NoiseChannel(Channel):
         """
         # The first lattice point of every group, and the first one after all groups.
         end = (self._first + np.append(self._begin[groups], self._points))[:, None]
-        grain, M = self._grain, self._grains
-        i, fraction = np.divmod(x / grain + 0.5, 1.0)
+        spacing, M = self._spacing, self._points_per_bin
+        i, fraction = np.divmod(x / spacing + 0.5, 1.0)
         q, f = np.divmod(i.astype(np.int64), M)
         at_q, at_next = self._noise(end - q), self._noise(end - q - 1)
         if not integrated:
@@ -262,8 +262,8 @@ class NoiseChannel(Channel):
         start = end - (self._first - self.table.first)
         cell_integrals = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
         cell_integrals += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
-        grains = f * at_q + f * (f - 1) / (2 * M) * (at_next - at_q)
-        return np.diff(grain * (cell_integrals + grains + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
+        between = f * at_q + f * (f - 1) / (2 * M) * (at_next - at_q)
+        return np.diff(spacing * (cell_integrals + between + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -290,7 +290,7 @@ class NoiseChannel(Channel):
     @cached_property
     def squares(self) -> Squares:
         """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
-        rounding = float(self.table.bin_width) ** 2 * (1 - self._grains**-2) / 6
+        rounding = float(self.table.bin_width) ** 2 * (1 - self._points_per_bin**-2) / 6
         return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
 
     def _noise(self, n: np.ndarray) -> np.ndarray:

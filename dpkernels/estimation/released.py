@@ -137,7 +137,7 @@ def bounds_of(
 def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
     """Return (a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
     below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
-    M, half_grain = table.points_per_bin, Fraction(2) ** (table.grid_log2 - 1)
+    M, half_spacing = table.points_per_bin, Fraction(2) ** (table.grid_log2 - 1)
     bound = tail * table.total * _WORD
 
     def at_most(code: int) -> int:
@@ -151,10 +151,10 @@ def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
         up = (f << 32) // M  # of 2^32 words, those that put it on position q + 1
         return (_WORD - up) * weight(-q) + up * weight(-q - 1) > bound
 
-    grains = range((-table.last - 2) * M, (-table.first + 2) * M)
-    lowest = grains[bisect_left(grains, True, key=lambda n: is_likely(n, at_least))]
-    highest = grains[bisect_left(grains, True, key=lambda n: not is_likely(n, at_most))] - 1
-    return (1 - 2 * lowest) * half_grain, (2 * highest + 1) * half_grain
+    points = range((-table.last - 2) * M, (-table.first + 2) * M)
+    lowest = points[bisect_left(points, True, key=lambda n: is_likely(n, at_least))]
+    highest = points[bisect_left(points, True, key=lambda n: not is_likely(n, at_most))] - 1
+    return (1 - 2 * lowest) * half_spacing, (2 * highest + 1) * half_spacing
 
 
 @dataclass(frozen=True, eq=False)

@@ -903,7 +903,7 @@ _GRID_BITS = 22
 _WIDEST = 8
 # log2 of the most points a sensitivity of the grid of a lattice: inputs are within 2^34 sensitivities, and 2^61 points
 # have room in integers.
-_GRAIN_BITS = 27
+_POINT_BITS = 27
 # The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -1176,7 +1176,7 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
     exact = Fraction(float(step))
     odd = exact.numerator >> ((exact.numerator & -exact.numerator).bit_length() - 1)
     unit = exact / odd
-    spare_bits = _GRAIN_BITS - math.ceil(sensitivity / unit).bit_length()
+    spare_bits = _POINT_BITS - math.ceil(sensitivity / unit).bit_length()
     if odd >= 1 << 32 or spare_bits < 0:
         raise CertificateError(
             f"step: {float(step)!r} is not a short binary fraction, or too fine for sensitivity "

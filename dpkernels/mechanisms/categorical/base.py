@@ -154,15 +154,6 @@ class Categorical(abc.ABC):
         reports, x = self.all_reports(), np.arange(self.categories)
         return reports, np.exp(np.stack([self.log_prob(reports, np.full(len(reports), code)) for code in x]))
 
-    def code_of(self, label: Any) -> int:
-        """Return the code of a category by its label, or by its code if there are no labels."""
-        if self.labels is None:
-            return checks.integer_in("category", label, 0, self.categories - 1)
-        try:
-            return self.labels.index(label)
-        except ValueError:
-            raise ValueError(f"category: {label!r} is not one of the {self.categories} categories") from None
-
     def label_of(self, code: int) -> Any:
         """Return the label of a code, or the code itself if there are no labels."""
         return int(code) if self.labels is None else self.labels[code]

@@ -16,9 +16,8 @@ from scipy.special import ndtr
 import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
-from accountants.composition import bounds as bracket
-from accountants.composition import sums
-from accountants.composition.bounds import Bracket, ComposedBounds, Masses, above, below, compose
+from accountants.composition import bracket, sums
+from accountants.composition.bracket import Bracket, ComposedBounds, Masses, above, below, compose
 from accountants.composition.cells import Cells, cells_on_grid, split_monotone
 from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair

@@ -13,7 +13,7 @@ from default_audit import check
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee, randomised_response, shuffled
-from accountants.composition.bounds import Bracket
+from accountants.composition.bracket import Bracket
 from accountants.composition.cells import MonotonePieces, UnknownSteepnessError
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.loss_intervals import IntervalMasses, LossIntervals

@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition import fft, self_composed
 from accountants.composition.direction import PANELS
-from accountants.composition.grid import POINTS, pointwise_maximum, share_on_grid
+from accountants.composition.interpolation import POINTS, pointwise_maximum, share_on_grid
 from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.three_point import ThreePointLoss, three_point_loss
 from accountants.dominating_pairs.base import as_float64

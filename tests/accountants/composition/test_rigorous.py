@@ -14,7 +14,7 @@ import accountants
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition import gaussian
-from accountants.composition.bounds import Bracket
+from accountants.composition.bracket import Bracket
 from accountants.composition.closed_form import OneRelease
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import FewOutcomes

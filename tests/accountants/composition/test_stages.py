@@ -13,8 +13,8 @@ import pytest
 from scipy.special import ndtr
 
 from accountants import guarantee
-from accountants.composition import bounds, cells, masses, sums
-from accountants.composition.bounds import above, below, compose
+from accountants.composition import bracket, cells, masses, sums
+from accountants.composition.bracket import Bracket, above, below, compose
 from accountants.composition.cells import (
     Cells,
     MonotoneLoss,
@@ -159,15 +159,15 @@ def test_sums_in_linear_stages_are_around_the_sum():
 def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     """The brackets intersect; of fewer rare losses than there are, the upper bound counts the rest as lost."""
     made = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
-    low, high = bounds.Bracket(made).epsilon(1e-6)
+    low, high = Bracket(made).epsilon(1e-6)
     with monkeypatch.context() as patch:
-        patch.setattr(bounds, "_LONG", 1 << 40)
-        plain_low, plain_high = bounds.Bracket(made).epsilon(1e-6)
+        patch.setattr(bracket, "_LONG", 1 << 40)
+        plain_low, plain_high = Bracket(made).epsilon(1e-6)
     assert max(low, plain_low) <= min(high, plain_high)
     assert max(high - low, plain_high - plain_low) <= 1e-4 * high
     with monkeypatch.context() as patch:
         patch.setattr(sums, "_MOST_RARE", 3)
-        few_low, few_high = bounds.Bracket(made).epsilon(1e-6)
+        few_low, few_high = Bracket(made).epsilon(1e-6)
     assert few_low <= plain_high
     assert few_high >= plain_low
 
@@ -301,9 +301,9 @@ def test_losses_that_are_sums_of_opposite_numbers_are_off_by_no_more_than_stated
 
 def test_the_error_of_all_gaussian_noise_as_one_release_is_stated():
     terms = [guarantee(Additive(Gaussian(0.013 * 1.1**k)), 1.0).repeat(3 + k) for k in range(5)]
-    bracket = bounds.Bracket(terms[0].compose(*terms[1:], guarantee(Additive(Laplace(9.0)), 1.0)))
-    (term,) = (term for term in bracket._directions[0].terms if term.error)
-    (merged,) = (one for one in bracket._terms if bounds._is_gaussian(one))
+    composed = Bracket(terms[0].compose(*terms[1:], guarantee(Additive(Laplace(9.0)), 1.0)))
+    (term,) = (term for term in composed._directions[0].terms if term.error)
+    (merged,) = (one for one in composed._terms if bracket._is_gaussian(one))
     with mp.workdps(40):
         mu = mp.sqrt(sum((3 + k) / mp.mpf(0.013 * 1.1**k) ** 2 for k in range(5)))
         off = abs(1 / mp.mpf(float(merged.pairs[0].noise.sigma)) / mu - 1)
@@ -359,15 +359,15 @@ def test_a_window_cuts_no_group():
 def test_atoms_that_no_grid_holds_are_next_to_it():
     """Of 1,020 atoms the two heaviest ones were on the grid, and others counted as up to a step less."""
     noise = Reweighted(Staircase(0.016063878091825523, 9.096487258252541, 0.0), -1144.69028, 1144.69028, 0.5453)
-    low, high = bounds.Bracket(guarantee(Additive(noise), 1.0).repeat(432)).epsilon(4.5e-8)
+    low, high = Bracket(guarantee(Additive(noise), 1.0).repeat(432)).epsilon(4.5e-8)
     assert 0 < high - low <= 2e-5 * high
 
 
 def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
     made = guarantee(Additive(Laplace(2.0)), 1.0).subsample(0.1).repeat(30)
-    expected = bounds.Bracket(made).epsilon(1e-6)
-    monkeypatch.setattr(bounds._Estimate, "upper_bound", lambda *_: math.inf)
-    low, high = bounds.Bracket(made).epsilon(1e-6)
+    expected = Bracket(made).epsilon(1e-6)
+    monkeypatch.setattr(bracket._Estimate, "upper_bound", lambda *_: math.inf)
+    low, high = Bracket(made).epsilon(1e-6)
     assert math.isfinite(high)
     assert max(low, expected[0]) <= min(high, expected[1])
 
@@ -395,8 +395,8 @@ def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
 def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
     made = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
-    question = bounds._EpsilonAt(1e-6)
-    (estimate, *_) = bounds.Bracket(made)._estimated(lambda direction: direction.guess(1e-6))
+    question = bracket._EpsilonAt(1e-6)
+    (estimate, *_) = Bracket(made)._estimated(lambda direction: direction.guess(1e-6))
     step = estimate.first_step(estimate.value)
     low, high = estimate.bounds(step, 1e-6, question, (-1, 1))
     assert 0 < high - low < 1e-3 * high

@@ -12,8 +12,8 @@ from scipy.special import ndtr, ndtri
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee, randomised_response, shuffled
-from accountants.composition import bounds, trade_off
-from accountants.composition.bounds import Bracket
+from accountants.composition import bracket, trade_off
+from accountants.composition.bracket import Bracket
 
 ALPHAS = [1e-12, 1e-6, 0.05, 0.3, 0.45, 0.6, 0.999]
 
@@ -179,13 +179,13 @@ def test_a_grid_with_exchanged_ends_is_found(monkeypatch):
     """The planted fault: the test's power is that of the pair which dominates. Enumeration then contradicts it."""
     made = three_points(12)
     exact = made._bounds.errors(0.1)
-    masses = bounds._Estimate._masses
+    masses = bracket._Estimate._masses
 
     def exchanged(self, *arguments):
         several = masses(self, *arguments)
         return {side: dataclasses.replace(several[1], mass=several[1].mass * (1 + 1e-6)) for side in several}
 
-    monkeypatch.setattr(bounds._Estimate, "_masses", exchanged)
+    monkeypatch.setattr(bracket._Estimate, "_masses", exchanged)
     grid = Bracket(made).errors(0.1, made._bounds.largest_loss)
     assert grid.power[0] > exact.power[1]
 

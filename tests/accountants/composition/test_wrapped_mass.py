@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom
 
 from accountants import discrete_pair, guarantee, shuffled
-from accountants.composition import bounds, sums
+from accountants.composition import bracket, sums
 
 REPORTS = 20
 FIRST, SECOND = 0.1, 0.02  # The probability of the rare outcome under either input.
@@ -39,12 +39,12 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""
     one = guarantee(discrete_pair(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
     truth = exact(epsilon)
-    low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
+    low, high = bracket.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
-    monkeypatch.setattr(bounds, "_NOISE", math.inf)  # No sum of positive terms, which has no such error.
+    monkeypatch.setattr(bracket, "_NOISE", math.inf)  # No sum of positive terms, which has no such error.
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 20.0)
-    low, high = bounds.Bracket(one.repeat(REPORTS)).delta(epsilon)
+    low, high = bracket.Bracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
 

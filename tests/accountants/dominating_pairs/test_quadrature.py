@@ -11,7 +11,7 @@ from helpers import UNIT
 from scipy.special import ndtri
 
 import dpkernels as dpk
-from accountants.composition.bounds import ComposedBounds, Masses, above, below, compose
+from accountants.composition.bracket import ComposedBounds, Masses, above, below, compose
 from accountants.composition.cells import (
     _EXACT as EXACT,
 )
@@ -25,7 +25,7 @@ from accountants.composition.cells import (
     cells_on_grid,
     split_monotone,
 )
-from accountants.composition.grid import profile_on_grid
+from accountants.composition.interpolation import profile_on_grid
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import replaced_pair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces

@@ -16,10 +16,11 @@ import accountants
 from accountants import density_pair, discrete_pair, guarantee, randomised_response
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.additive import additive_pair
-from accountants.dominating_pairs.base import DominatingPair, Mixed, Sampled
+from accountants.dominating_pairs.base import DominatingPair, Mixed
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import ReplacedBounded, ReplacedNoise
+from accountants.dominating_pairs.sampled import Sampled
 from dpkernels.distributions.discrete import DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

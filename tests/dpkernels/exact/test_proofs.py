@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from accountants.composition.bounds import Masses
+from accountants.composition.bracket import Masses
 from accountants.composition.sums import _tilted, _transformed
 from accountants.dominating_pairs.discrete import dominating_pair, pure_points
 from accountants.shuffle import bracket

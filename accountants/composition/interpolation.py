@@ -58,7 +58,7 @@ class GridInterpolation:
         """Return all tilted masses on the grid, and those of lumped outcomes if there may be some."""
         xp = namespace(self.mass)
         if xp is not np:
-            index, weights = xp.mod(self.below + POINTS[:, None], size), interpolation(self.above)
+            index, weights = xp.mod(self.below + POINTS[:, None], size), lagrange_weights(self.above)
             return add_at(size, index, self.mass * weights, xp.where(self.lumped, self.mass, 0.0) * weights)
         heavy = ~(self.mass < min(_NO_MASS, self.mass.max()))
         lumped = heavy & self.lumped
@@ -70,7 +70,7 @@ class GridInterpolation:
         xp = namespace(grid)
         index = xp.mod(self.below + POINTS[:, None], len(grid))
         around = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), index]
-        value, slope = (interpolation(self.above, rows) * around for rows in (COEFFICIENTS, _DERIVATIVE))
+        value, slope = (lagrange_weights(self.above, rows) * around for rows in (COEFFICIENTS, _DERIVATIVE))
         return value.sum(0), slope.sum(0)
 
 
@@ -87,7 +87,7 @@ def _spread(size: int, mass: np.ndarray, below: np.ndarray, above: np.ndarray) -
     return np.bincount(point.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
 
 
-def interpolation(above: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
+def lagrange_weights(above: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
     """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
     for row in like(coefficients, above)[::-1]:
