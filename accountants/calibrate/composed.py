@@ -291,7 +291,7 @@ def composed_budget(
             return _releases(member(level, parameters[0]), **fixed, **parameters[1])
 
         return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
-    _, mechanism, releases = _by_log_budget(constructor, arguments, guess, count, rate, adjacency)
+    _, mechanism, releases = _by_log_budget(constructor, arguments, float(guess), count, rate, adjacency)
     if initial_guess is None and (best := releases(_FARTHEST).delta(epsilon)) > delta:
         raise ValueError(
             f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
