@@ -48,6 +48,7 @@ from dpkernels.solve import rising_root
 _DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
 _MOST = 64  # The most outcomes from which a first value is computed.
 LARGEST_EXPONENT = 600.0
+_OF_GAMMA = 4e-15  # More than the rounding errors of gamma, and less than those that are allowed for in losses.
 _SADDLE_FOUND = 1e-4  # The last Newton step of log c, which need not be precise: all contours have the same integral.
 
 # A function from (e^eps, t) to a bound of E(L - t)_+ over all pairs.
@@ -174,9 +175,10 @@ def of_level(level: Real, gamma: Real) -> OutcomeProbabilities:
     """Return reports at least as informative as any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
 
     R_x/omega and R_x'/omega are each gamma e^eps0 with probability w = (1/gamma - 1)/(e^eps0 - 1), and gamma otherwise.
+    A lesser gamma is that of the same mechanism too. It keeps rounding of 1/gamma - 1 from making w too small.
     """
-    high = np.exp(level)
-    w = min((1 / gamma - 1) / (high - 1), 1.0)
+    high, gamma = np.exp(level), gamma * (1 - _OF_GAMMA)
+    w = min((1 / gamma - 1) / np.expm1(level), 1.0)
     both = max(2 * w - 1, 0.0)
     mass = gamma * np.array([w - both, w - both, both, 1 - 2 * w + both])
     first, second = (mass * np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))

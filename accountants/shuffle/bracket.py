@@ -27,7 +27,8 @@ _LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is
 _MASS, _VALUE = 1e-12, 1e-14
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _MOVED, _UNIT = 1e-9, 2.0**-53
-_LEVEL = 1e-12  # The relative error that is allowed for the level.
+# The relative and the absolute error allowed for the level, which is the log of a ratio near 1 if it is small.
+_LEVEL, _LEVEL_ROUNDING = 1e-12, 64 * 2.0**-53
 _CHORDS = 1e-3, 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
 _LEAST = 1e-310  # More than the mass that products lose below the floats.
 # The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
@@ -144,7 +145,8 @@ def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
 
 def _tilt(one: LossSum | ReportLoss, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
-    c, variance = saddle_point(one.mass, one.value, n)
+    with np.errstate(all="ignore"):
+        c, variance = saddle_point(one.mass, one.value, n)
     return float(c), max(math.sqrt(variance), _NARROW * float(np.ptp(one.value)))
 
 
@@ -311,6 +313,11 @@ def _upper_delta_of(loss: ReportLoss, gamma: float, n: int) -> float:
     return min(_bound(loss, n, 1) / (gamma * n) * (1 + _MASS) + lost / gamma, 1.0)
 
 
+def upper_level(inputs: WorstInputs) -> float:
+    """Return an upper bound of the pure level, from which on delta is 0."""
+    return float(inputs.level) * (1 + _LEVEL) + _LEVEL_ROUNDING
+
+
 @proven("shuffle#proof")
 def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     """Return an upper bound of delta at eps, for n reports of any people.
@@ -318,12 +325,12 @@ def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     Next to the level a grid cannot tell the few losses above eps from none. There delta, which is convex in e^eps, is
     below the chord from a lesser eps to 0 at the level.
     """
-    level = float(inputs.level)
-    if epsilon >= level * (1 + _LEVEL):
+    level = upper_level(inputs)
+    if epsilon >= level:
         return 0.0
     delta = _upper_delta_on_grid(inputs, n, epsilon)
     for start in (level * (1 - share) for share in _CHORDS if epsilon > level * (1 - share)):
-        share = math.expm1(level * (1 + 2 * _LEVEL) - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
+        share = math.expm1(level - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
         delta = min(delta, _upper_delta_on_grid(inputs, n, start) * share * (1 + _MASS) + _LEAST)
     return delta
 

@@ -109,13 +109,15 @@ def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> An
 
 def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, float] = NEAR) -> tuple[float, float]:
     """Return ``integral_log_delta`` as floats."""
-    value, error = integral_log_delta(blanket, np.float64(n), np.float64(epsilon), size)
+    with np.errstate(all="ignore"):  # Next to a tiny level moments overflow or cancel.
+        value, error = integral_log_delta(blanket, np.float64(n), np.float64(epsilon), size)
     return float(value), float(error)
 
 
 def host_epsilon(blanket: Blanket, n: float, delta: float, level: float) -> tuple[float, float]:
     """Return (``epsilon`` of plain numbers, d log delta/d eps there, by a difference)."""
-    eps = float(integral_epsilon(blanket, np.float64(n), np.float64(delta), np.float64(level)))
+    with np.errstate(all="ignore"):
+        eps = float(integral_epsilon(blanket, np.float64(n), np.float64(delta), np.float64(level)))
     low, high = eps * (1 - _DIFFERENCE), eps * (1 + _DIFFERENCE)
     if not 0 < low < high:
         return eps, -1.0

@@ -168,7 +168,7 @@ class Shuffled(ComposableGuarantee):
         return {}
 
     def _pure_epsilon(self) -> float:
-        return float(self.inputs.level) * (1 + 1e-12)
+        return bracket.upper_level(self.inputs)
 
     def _check_proven(self) -> None:
         self._check_exact(f"; or {ASK_FOR_AN_ESTIMATE}")
