@@ -33,7 +33,7 @@ _KINDS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Block:
     """Some columns of consecutive rows."""
 
@@ -135,7 +135,7 @@ def _opened(data: Any) -> Source:
     return InMemory(kind, data)
 
 
-@dataclass
+@dataclass(repr=False)
 class InMemory(Source):
     """A pandas or polars frame, a pyarrow table, or a dict of arrays."""
 
@@ -170,7 +170,7 @@ class Files(Source):
         if len(formats) != 1 or None in formats:
             raise ValueError(f"data: {path} must be a .csv, .tsv or .parquet file, or a folder of one kind of these")
         if formats == {"parquet"}:
-            self._reader, self.columns, self.most_rows = _parquet(path)
+            self._reader, self.columns, self.most_rows = _parquet(paths, path)
         elif len(endings) > 1:
             raise ValueError(f"data: {path} has .csv and .tsv files; name a folder of one kind of them")
         else:
@@ -186,11 +186,11 @@ class Files(Source):
             yield from _arrow_blocks(batch, names)
 
 
-def _parquet(path: Path) -> tuple[Any, tuple[str, ...], int]:
+def _parquet(paths: Sequence[Path], path: Path) -> tuple[Any, tuple[str, ...], int]:
     """Return the dataset of Parquet files, its columns and its number of rows."""
     import pyarrow.dataset as datasets
 
-    files = datasets.dataset(path, format="parquet")
+    files = datasets.dataset(list(map(str, paths)), format="parquet")
     types = [{column.name: column.type for column in file.physical_schema} for file in files.get_fragments()]
     if any(each != types[0] for each in types):  # A cell decided whether it can have the type of another file.
         raise ValueError(f"data: the files of {path} have columns of different names or types")

@@ -54,7 +54,10 @@ def as_array(column: Any) -> np.ndarray:
         missing = np.isnat(array)
         array = array.astype(str).astype(object)  # Dates are texts, since in some units they would become numbers.
         array[missing] = None
-    cells = (cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in array.astype(object))
+    # Different bytes are different texts, because two persons must not be one.
+    cells = (
+        cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell for cell in array.astype(object)
+    )
     return np.fromiter(cells, object, len(array))
 
 
@@ -142,13 +145,20 @@ class Keys:
         return _by_cell(array.astype(object), self._code)
 
     def _code(self, cell: Any) -> int:
-        return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_text(cell), -1))
+        return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_key_text(cell), -1))
 
 
 def _form(cell: Any) -> float | str:
-    """Return a cell's number, or its text if it has none."""
-    number = _number(cell)
-    return number if number == number else _text(cell)
+    """Return a cell's number, or else that of its text, as of a year, or else its text."""
+    number, text = _number(cell), _key_text(cell)
+    if number != number:
+        number = _number(text)
+    return number if number == number else text
+
+
+def _key_text(cell: Any) -> str:
+    """Return a cell's text, which can be written to a file."""
+    return _text(cell).encode(errors="backslashreplace").decode()
 
 
 def key_of(cell: Any) -> Any:
@@ -156,7 +166,7 @@ def key_of(cell: Any) -> Any:
     if _is_missing(cell):
         return None
     form = _form(cell)
-    return int(form) if isinstance(form, float) and form.is_integer() else form
+    return int(form) if isinstance(form, float) and form.is_integer() and abs(form) < 2**63 else form
 
 
 def keys_of(array: np.ndarray) -> tuple[list[Any], np.ndarray]:
@@ -225,9 +235,10 @@ def joined_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
 def person_words(array: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return two words for each cell, the same two for one person alone, and zeros for a missing cell.
 
-    Cells are of one person if they are the same number, or else the same text; "1" is the text of 1. Numbers of 64 bits
-    have words that are one-to-one. Other persons have keyed hashes of 127 bits, of which two are the same with a
-    probability below 2^-69 if there are 2^29 persons.
+    Cells are of one person if they are the same number, or else the same text; "1" and "1.0" are texts of 1, as files
+    have them where a column is of integers and where it is of floats. Numbers of 64 bits have words that are
+    one-to-one. Other persons have keyed hashes of 127 bits, of which two are the same with a probability below 2^-69 if
+    there are 2^29 persons.
     """
     if array.dtype.kind in "iu" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
         tags, bits = _number_bits(array)
@@ -269,6 +280,14 @@ def _person(cell: Any, secret: bytes) -> tuple[int, int]:
     return int.from_bytes(digest[:8]) | 1 << 63, int.from_bytes(digest[8:])
 
 
+def _number_of_text(text: str) -> int | float | None:
+    """Return the number that Python writes like this, or None."""
+    if len(text) > 24:
+        return None
+    number = int(text) if text.lstrip("-").isdigit() else float(text)
+    return number if str(number) == text and math.isfinite(number) else None
+
+
 def _is_number(cell: Any) -> bool:
     return isinstance(cell, Number)
 
@@ -277,7 +296,7 @@ def _exact_number(cell: Any) -> int | float | None:
     """Return the integer of 64 bits, or the float, that a cell is equal to or the text of, or None."""
     try:
         if isinstance(cell, str):
-            cell = int(cell) if len(cell) <= 20 and str(int(cell)) == cell else None
+            cell = _number_of_text(cell)
         cell = cell.item() if isinstance(cell, np.generic) else cell  # NumPy compares integers with floats as floats.
         if not _is_number(cell):
             return None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from typing import Any
 
+import accountants
 from dpkernels.bounded_json import integer
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
@@ -113,9 +116,9 @@ def verify(form: Any) -> list[str]:
     """Verify a saved session, and return lines that describe it.
 
     Every certificate is computed again from its integers. The parts of a release must have the claims of their
-    certificates, and add up to at most its cost. Costs must add up to at most what was spent, which includes releases
-    that failed. The parts of a plan, whose composition may cost less than their sum, are verified one by one. Values,
-    and the epsilons of choices, are as declared.
+    certificates, and cost at most what it states: their sum, or of a plan the composition of its releases. Costs must
+    add up to at most what was spent, which includes releases that failed. Neighbours, values, and the epsilons of
+    choices are as declared.
 
     Raises:
         CertificateError: what is stated does not follow.
@@ -137,28 +140,49 @@ def _verified(form: Any) -> list[str]:
         if digest_of(own) != digest:
             raise CertificateError(f"certificate {digest[:16]} was altered")
         certificates[digest] = Certificate.from_dict(own)
-    total, plans = EpsilonDelta(), set[int]()
-    claims = [_claims(release["parts"], certificates) for release in form["releases"]]
-    of_plans: dict[int, EpsilonDelta] = {}
-    for release, claim in zip(form["releases"], claims, strict=True):
-        of_plans[release["plan"]] = plus(of_plans.get(release["plan"], EpsilonDelta()), claim)
-    lines = [f"neighbours: {form['neighbouring']}"]
-    for release, claim in zip(form["releases"], claims, strict=True):
+    lines = [f"neighbours, as declared: {form['neighbouring']}"]
+    charged: dict[Any, tuple[EpsilonDelta, list[EpsilonDelta]]] = {}  # releases and plans, each with its claims
+    for number, release in enumerate(form["releases"]):
         cost = EpsilonDelta(*(parse_amount(text) for text in release["cost"]))
-        parts = of_plans[release["plan"]] if release["plan"] else claim
-        is_sum = parts.epsilon <= cost.epsilon and parts.delta <= cost.delta
-        if not (is_sum or release["plan"]):
-            raise CertificateError(f"{release['statistic']}: its parts have more than its cost of {cost}")
-        if not release["plan"] or release["plan"] not in plans:
-            total = plus(total, cost)
-        plans |= {release["plan"]} - {0}
-        is_checked = "verified" if is_sum else "its cost is declared, its parts are verified"  # They are composed.
-        lines.append(f"{release['statistic']}: {cost}, {is_checked}")
+        stated, claims = charged.setdefault(integer("plan", release["plan"]) or f"release {number}", (cost, []))
+        claims.append(_claims(release["parts"], certificates))
+        if stated != cost:
+            raise CertificateError(f"{release['statistic']}: its cost of {cost} is not its plan's of {stated}")
+        choices = [part for part in release["parts"] if "certificate" not in part]
+        lines.append(f"{release['statistic']}: {cost}, verified{', choices as declared' if choices else ''}")
+    for name, (cost, claims) in charged.items():
+        if not _costs_at_most(claims, cost):
+            raise CertificateError(
+                f"{'plan ' * isinstance(name, int)}{name}: its parts have more than its cost of {cost}"
+            )
+    total = reduce(plus, (cost for cost, _ in charged.values()), EpsilonDelta())
     spent = EpsilonDelta(*(parse_amount(text) for text in form["spent"]))
     if total.epsilon > spent.epsilon or total.delta > spent.delta:
         raise CertificateError(f"the releases cost {total}, and {spent} is stated")
     costs = "the sum of all costs" if total == spent else f"of which {total} for these; other releases failed"
     return [*lines, f"spent: {spent}, {costs}", f"{len(certificates)} certificates verified"]
+
+
+def composed_epsilon(epsilons: Sequence[float], delta: float) -> float:
+    """Return an upper bound on the epsilon at delta of independent releases that are each epsilons[i]-DP.
+
+    A release of a pure budget e is dominated by randomised response with e, whatever it does within.
+    """
+    first, *others = (
+        accountants.guarantee(accountants.randomised_response(epsilon)).repeat(times)
+        for epsilon, times in Counter(epsilons).items()
+    )
+    return float(first.compose(*others).epsilon(delta))
+
+
+def _costs_at_most(claims: Sequence[EpsilonDelta], cost: EpsilonDelta) -> bool:
+    """Return whether releases with such claims, added or composed, cost at most that."""
+    total = reduce(plus, claims)
+    if total.delta > cost.delta or total.epsilon <= cost.epsilon or len(claims) == 1:
+        return total.delta <= cost.delta and total.epsilon <= cost.epsilon
+    rest = math.nextafter(float(cost.delta - total.delta), 0.0)
+    epsilons = [math.nextafter(float(claim.epsilon), math.inf) for claim in claims]
+    return rest > 0 and composed_epsilon(epsilons, rest) <= cost.epsilon
 
 
 def _claims(parts: Sequence[Mapping[str, Any]], certificates: Mapping[str, Any]) -> EpsilonDelta:

@@ -49,7 +49,7 @@ class Part:
     choice: str = "exponential mechanism"  # the mechanism of a choice
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A release in progress: the rows that count, and what has been drawn.
 

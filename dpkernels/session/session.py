@@ -10,7 +10,6 @@ import secrets
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -454,19 +453,14 @@ class Plan:
 
 
 def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float, ...]:
-    """Return epsilons in proportion to needs, whose composition at delta is at most epsilon.
-
-    A statistic of a pure budget e is dominated by randomised response with e, whatever it does within.
-    """
+    """Return epsilons in proportion to needs, whose composition at delta is at most epsilon."""
     exact = [Fraction(need) for need in needs]  # Quotients of floats could add up to more than 1.
 
     def parts(factor: float) -> list[float]:
         return [rounded_down(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
 
     def fits(factor: float) -> bool:
-        pairs = Counter(parts(factor)).items()
-        first, *others = (accountants.guarantee(accountants.randomised_response(e)).repeat(n) for e, n in pairs)
-        return float(first.compose(*others).epsilon(delta)) <= epsilon * (1 - 1e-12)
+        return reports.composed_epsilon(parts(factor), delta) <= epsilon * (1 - 1e-12)
 
     low, high = 1.0, 1.0
     if delta > 0 and len(needs) > 1:

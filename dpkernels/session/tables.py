@@ -146,6 +146,12 @@ def are_first(owners: np.ndarray, most: int) -> np.ndarray:
     return is_first
 
 
+def _of_one_type(column: Any) -> Any:
+    """Return a column of results, whose keys are texts if one of them is."""
+    cells = list(column)
+    return [None if cell is None else str(cell) for cell in cells] if any(isinstance(c, str) for c in cells) else cells
+
+
 def table_of(kind: str, columns: Mapping[str, Any]) -> Any:
     """Return columns as a table of a kind: "pandas", "polars", "pyarrow" or "dict"."""
     if kind == "pandas":
@@ -159,5 +165,5 @@ def table_of(kind: str, columns: Mapping[str, Any]) -> Any:
     if kind == "pyarrow":
         import pyarrow as pa
 
-        return pa.table(dict(columns))
+        return pa.table({name: _of_one_type(column) for name, column in columns.items()})
     return {name: np.asarray(column) for name, column in columns.items()}

@@ -150,6 +150,7 @@ def test_warnings_are_said_before_the_charge():
         with pytest.raises(DataWarning):
             s.mean("age", *ends, epsilon=1.0)
     assert s.spent.epsilon == 0
+    assert s.left.epsilon == 50
 
 
 def test_bounds_that_were_read_from_a_file_are_caught(paths, monkeypatch):
@@ -195,6 +196,7 @@ def test_a_frame_that_has_changed_is_refused_before_the_charge():
     with pytest.raises(RuntimeError, match="changed"):
         s.count(epsilon=1.0)
     assert s.spent.epsilon == 0
+    assert s.left.epsilon == 50
 
 
 def test_a_failure_of_reading_after_the_charge_stays_charged(paths, monkeypatch):
@@ -335,6 +337,9 @@ def check_datasets(ray, monkeypatch, dataset):
 
 
 def test_blocks_of_ray_have_the_results_of_their_table(tasks_of_this_process, monkeypatch):
+    with monkeypatch.context() as patch:  # More blocks than tasks at once, each read in two pieces.
+        patch.setattr(blocks, "BLOCK", 64)
+        check_same(lambda: Blocks([TABLE.slice(start, 100) for start in range(0, N, 100)]))
     check_datasets(tasks_of_this_process, monkeypatch, Blocks)
 
 

@@ -80,6 +80,15 @@ def test_files_of_other_types_are_refused_whatever_their_cells(tmp_path):
             Table.of(tmp_path)
 
 
+def test_files_of_a_folder_are_those_that_are_seen_to_change(tmp_path):
+    """Neither those of folders within, nor of other kinds."""
+    (tmp_path / "within").mkdir()
+    (tmp_path / "read.me").write_text("x")
+    for path in (tmp_path / "0.parquet", tmp_path / "within" / "1.parquet"):
+        pyarrow.parquet.write_table(pa.table({"x": [1, 2]}), path)
+    assert Table.of(tmp_path).source.most_rows == 2
+
+
 def test_columns_of_one_name_are_refused(tmp_path):
     (tmp_path / "p.csv").write_text("a,a\n1,2\n")
     for data in (tmp_path / "p.csv", pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"])):
@@ -172,6 +181,18 @@ def test_a_missing_cell_does_not_change_how_others_are_read(name):
         assert plain == more
 
 
+def test_keys_that_are_found_are_those_of_their_cells_and_can_be_written():
+    """Bytes that are no text, years, and integers beyond 64 bits."""
+    column = [pd.Period("2012", "Y"), 2012, "2012.0", b"\xff", "\ud800", 1e300, "x", np.inf]
+    array = cells.as_array(column)
+    names, codes = cells.keys_of(array)
+    assert len(names) == 6
+    assert np.array_equal(cells.Keys("x", names).codes(array), codes)
+    table = tables.table_of("pyarrow", {"x": names})
+    assert table["x"].to_pylist() == [str(name) for name in names]
+    assert tables.table_of("pyarrow", {"x": [1, 1e300, None]})["x"].to_pylist() == [1, 1e300, None]
+
+
 def test_missing_cells_have_no_key():
     """Whatever else the column holds, and whatever their text is."""
     keys = cells.Keys("x", ["nan", "None", "NaT", 1])
@@ -248,6 +269,7 @@ def test_persons_are_the_same_if_their_numbers_or_texts_are():
             Fraction(1),
             1 + 0j,
             "1",
+            "1.0",
             b"1",
             np.str_("1"),
         ],
@@ -260,7 +282,11 @@ def test_persons_are_the_same_if_their_numbers_or_texts_are():
         [2.0**64, 2**64],
         [np.inf],
         [2**64 + 1, str(2**64 + 1)],
-        ["1.0"],
+        ["2.5", 2.5],
+        ["1e5"],
+        ["inf"],
+        [b"M\xfcller"],
+        [b"M\xf6ller"],
         ["01", b"01", np.str_("01")],
         ["a"],
         [None, np.nan, pd.NA, pd.NaT, decimal.Decimal("sNaN")],

@@ -19,6 +19,7 @@ import pytest
 import accountants
 import dpkernels as dpk
 from dpkernels.decimals import rational
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.packed import without_references
 from dpkernels.session import (
     Count,
@@ -559,11 +560,17 @@ def test_a_saved_session_is_verified(tmp_path):
     s.save(path := tmp_path / "session.json")
     lines = reports.verify(form := json.loads(path.read_text()))
     assert sum(line.endswith("verified") for line in lines) >= 3
-    assert not any("its cost is declared" in line for line in lines)
-    for release in (cheap := json.loads(json.dumps(form)))["releases"][-2:]:
-        release["cost"] = ["0.1", "0"]  # As if the plan were composed.
-    assert sum("its cost is declared" in line for line in reports.verify(cheap)) == 2
+    assert sum(line.endswith("verified, choices as declared") for line in lines) == 1
+
+    def cheap_plan(form, count=2):
+        for release in form["releases"][-count:]:
+            release["cost"] = ["0.1", "0"]  # As if the plan were composed.
+
     for alter in (
+        cheap_plan,
+        lambda f: cheap_plan(f, 1),
+        lambda f: [release.update(plan=1) for release in f["releases"]],
+        lambda f: f["releases"][-1].update(plan="1"),
         lambda f: f["releases"][0]["parts"][0].update(epsilon=0.1),
         lambda f: f["releases"][0].update(cost=["0.1", "0"]),
         lambda f: f["releases"][0].update(parts=[]),
@@ -582,6 +589,22 @@ def test_a_saved_session_is_verified(tmp_path):
         altered = json.loads(json.dumps(form))
         alter(altered)
         with pytest.raises(ValueError, match=r"."):
+            reports.verify(altered)
+
+
+@pytest.mark.lengthy
+def test_the_composition_of_a_saved_plan_is_verified():
+    """Of 40 counts, whose epsilons add up to more than the plan's; but not to more than its composition."""
+    s = of({"plan": ["A"]}, delta=1e-6)
+    s.plan([Count()] * 40, epsilon=0.5, delta=1e-6).release()
+    form = s.to_dict()
+    assert sum(part["epsilon"] for release in form["releases"] for part in release["parts"]) > 0.6
+    assert reports.verify(form)[1].endswith("verified")
+    for cost in (["0.49", "1e-06"], ["0.5", "9e-07"]):
+        altered = json.loads(json.dumps(form))
+        for release in altered["releases"]:
+            release["cost"] = cost
+        with pytest.raises(CertificateError, match="plan 1"):
             reports.verify(altered)
 
 
@@ -606,6 +629,17 @@ def test_a_report_does_not_say_whether_anybody_has_a_key(cells, tmp_path):
     parts = json.loads((tmp_path / "s.json").read_text())["releases"][0]["parts"]
     assert [part["label"] for part in parts] == ["count by plan: keys"]
     assert "count by plan: keys" in s.report()
+
+
+def test_a_key_of_one_person_is_found_only_at_the_largest_noise(monkeypatch):
+    """Its probability is then at most delta; and 0 without the person, as that of the key that nobody has."""
+    (below, at) = (lambda sampler, lost=lost: sampler.certificate.highest - lost for lost in (1, 0))
+    for noise, found in ((below, []), (at, ["x"])):
+        monkeypatch.setattr(
+            Run, "noisy_counts", lambda self, counts, sampler, label, noise=noise: counts + noise(sampler)
+        )
+        s = of({"plan": ["x"]}, delta=1e-5)
+        assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == found
 
 
 def test_private_bounds_differ_where_all_values_are_at_the_end():
