@@ -52,6 +52,7 @@ def poisson_overflow(examples: int, rate: float, capacity: int) -> float:
 
     It holds for a data set of ``examples`` rows and for its neighbours, which may have one row more.
     """
+    checks.within("rate", rate, 0.0, 1.0)
     return float(binom.sf(capacity, examples + 1, rate)) * (1 + 1e-6)
 
 

@@ -9,9 +9,11 @@
         params = optax.apply_updates(params, updates)
 
 The noise multiplier pays for everything that a run does: the rigorous bound of Gaussian noise on Poisson samples, the
-distance of the noise from a Gaussian, batches that overflow, and rounding. A checkpoint is the parameters and the
-optimiser's state, whose ``step`` says where the batches go on. A step that is repeated after a crash has the same batch
-and the same noise.
+distance of the noise from a Gaussian, batches that overflow, and rounding. With ``strategy=`` the noise of the steps is
+correlated, every example is in the same batch of all epochs, and no sampling is accounted.
+
+A checkpoint is the parameters and the optimiser's state, whose ``step`` says where the batches go on. A step that is
+repeated after a crash has the same batch and the same noise.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.proven import proven
 from dpkernels.random.chacha import varying_like
 from dpkernels.random.keys import check_release_key, column_key
 from dpkernels.training.aggregate import private_aggregate
-from dpkernels.training.batches import poisson_batch, poisson_capacity, poisson_overflow
+from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
+from dpkernels.training.correlated import CorrelatedRun, ToeplitzStrategy, correlated_run
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.plan import TrainingRun, noise_multiplier_for
+from dpkernels.training.scheme_batches import allocated_batch, allocation_rate, random_assignment
 from dpkernels.training.sums import ClippedSums, clipped_sums
 
 # The share of delta that the overflow of batches may take.
@@ -50,6 +55,54 @@ class PrivateBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class _PoissonBatches:
+    """The batches of a run with sampling: in every step each row is in the batch by itself, at one rate."""
+
+    examples: int
+    rate: float
+    capacity: int
+
+    @property
+    def overflow(self) -> float:
+        return poisson_overflow(self.examples, self.rate, self.capacity)
+
+    @property
+    def words(self) -> str:
+        return f"each on a Poisson sample of rate {self.rate:.6g} of {self.examples} rows"
+
+    def drawn(self, key: Array) -> Callable[[Array], PoissonBatch]:
+        """Return the function from the number of a step to its batch."""
+        return lambda step: poisson_batch(jax.random.fold_in(key, step), self.examples, self.rate, self.capacity)
+
+
+@proven("correlated_noise#proof")
+@dataclass(frozen=True)
+class _AllocatedBatches:
+    """The batches of a run without sampling: every row is in a random step of an epoch, the same in all epochs."""
+
+    examples: int
+    per_epoch: int
+    steps: int
+    capacity: int
+
+    @property
+    def overflow(self) -> float:
+        # Of any batch of the run: the epochs have the same batches.
+        number = min(self.per_epoch, self.steps)
+        return number * poisson_overflow(self.examples, allocation_rate(self.per_epoch), self.capacity)
+
+    @property
+    def words(self) -> str:
+        epoch = f"epochs of {self.per_epoch} steps with the same batches"
+        return f"in {epoch}, of {self.examples} rows; no amplification by sampling is claimed"
+
+    def drawn(self, key: Array) -> Callable[[Array], PoissonBatch]:
+        """Return the function from the number of a step to its batch."""
+        assignment = random_assignment(key, self.examples, self.per_epoch)
+        return lambda step: allocated_batch(assignment, (step % self.per_epoch).astype(jnp.int32), self.capacity)
+
+
+@dataclass(frozen=True)
 class TrainingPlan:
     """A training run that meets its budget; ``private_training`` makes it."""
 
@@ -58,11 +111,17 @@ class TrainingPlan:
     capacity: int  #: the number of rows of a batch, padded ones included
     parameters: int  #: the number of parameters
     clip: float  #: the norm that gradients are clipped to
-    run: TrainingRun  #: the noise multiplier, the sampling rate, the number of steps and their slack
+    run: TrainingRun | CorrelatedRun  #: the noise multiplier, the use of the rows, the number of steps, their slack
 
     def __post_init__(self) -> None:
-        if self.run.scheme != "poisson":
-            raise ValueError(f"run: its scheme is {self.run.scheme!r}; the batches of a plan are Poisson samples")
+        run = self.run
+        if isinstance(run, TrainingRun) and run.scheme != "poisson":
+            raise ValueError(f"run: its scheme is {run.scheme!r}; the batches of a plan are Poisson samples")
+        if isinstance(run, CorrelatedRun) and run.participations is not None:
+            raise ValueError(
+                f"run: its participations are {run.participations}; the batches of a plan use a row in every epoch, so "
+                "they must be None"
+            )
 
     @property
     def noise_multiplier(self) -> float:
@@ -73,7 +132,14 @@ class TrainingPlan:
         return self.run.steps
 
     @property
+    def strategy(self) -> ToeplitzStrategy | None:
+        """Return the correlation of the noise of the steps, or None if they have independent noise."""
+        return self.run.strategy if isinstance(self.run, CorrelatedRun) else None
+
+    @property
     def expected_batch_size(self) -> float:
+        if isinstance(self.run, CorrelatedRun):
+            return self.examples / self.run.separation
         return self.run.sampling_rate * self.examples
 
     @property
@@ -83,13 +149,32 @@ class TrainingPlan:
 
     @property
     def overflow(self) -> float:
-        """Return a bound on the probability that a batch has more rows than its capacity, and is therefore empty."""
-        return poisson_overflow(self.examples, self.run.sampling_rate, self.capacity)
+        """Return a bound on the probability that a batch has more rows than its capacity, and is therefore empty.
+
+        With a strategy it is that of any batch of the run.
+        """
+        return self._batches_of_a_step.overflow
 
     @cached_property
     def epsilon(self) -> float:
         """Return epsilon of the run at the budget's delta, with every cost: an upper bound, at most the budget's."""
         return self.run.epsilon(self.budget[1])
+
+    @property
+    def _batches_of_a_step(self) -> _PoissonBatches | _AllocatedBatches:
+        if isinstance(self.run, CorrelatedRun):
+            return _AllocatedBatches(self.examples, self.run.separation, self.run.steps, self.capacity)
+        return _PoissonBatches(self.examples, self.run.sampling_rate, self.capacity)
+
+    @property
+    def _accounted(self) -> tuple[TrainingRun, float, float]:
+        """Return the run that is accounted, and the two distances of one of its steps: of batches and of the noise.
+
+        A run with a strategy is accounted as one step.
+        """
+        if isinstance(self.run, CorrelatedRun):
+            return self.run.run, self.overflow, self.steps * self.noise.total_variation
+        return self.run, self.overflow, self.noise.total_variation
 
     @property
     def state(self) -> dict[str, Any]:
@@ -106,10 +191,12 @@ class TrainingPlan:
         Raises:
             ValueError: the run costs more than the budget, or its slack lacks a cost.
         """
-        run, (epsilon, delta) = TrainingRun(**state["run"]), state["budget"]
-        plan = cls(**state | {"budget": (epsilon, delta), "run": run})
-        if run.slack < (distance := plan.overflow + plan.noise.total_variation):
-            raise ValueError(f"state: has a slack of {run.slack:g}; the distance of a step is {distance:g}")
+        epsilon, delta = state["budget"]
+        fields: dict[str, Any] = state | {"budget": (epsilon, delta), "run": _run_of(state["run"])}
+        plan = cls(**fields)
+        accounted, overflow, noise = plan._accounted
+        if accounted.slack < (distance := overflow + noise):
+            raise ValueError(f"state: has a slack of {accounted.slack:g}; the distance of a step is {distance:g}")
         if not plan.epsilon <= epsilon:
             raise ValueError(f"state: is of a run of epsilon {plan.epsilon:g}, more than its budget {epsilon:g}")
         return plan
@@ -137,6 +224,7 @@ class TrainingPlan:
             axis_name=axis_name,
             run=run,
             steps=self.steps,
+            strategy=self.strategy,
         )
 
         def init(params: optax.Params) -> Any:
@@ -149,10 +237,11 @@ class TrainingPlan:
     def batches(
         self, key: Array, data: Any = None, *, start: int = 0, run: str | None = None
     ) -> Iterator[PrivateBatch]:
-        """Return the Poisson samples of the steps from ``start`` on.
+        """Return the batches of the steps from ``start`` on: Poisson samples, or with a strategy those of an epoch.
 
         Args:
-            key: a ChaCha20 key for this run alone, which may be that of the optimiser.
+            key: a ChaCha20 key for this run alone, which may be that of the optimiser. A run that goes on needs the
+                same key: with a strategy, another one would use rows more often than is accounted.
             data: a pytree of arrays with a row for every example. By default batches hold the indices of rows.
             start: the number of steps that were made, the state's ``step`` of a restored run.
             run: the name of the run, as for ``optimizer``. Runs that share their samples cost more together than their
@@ -173,17 +262,11 @@ class TrainingPlan:
         return self._batches(column_key(named, ("private_training batches",)), data, start)
 
     def _batches(self, key: Array, data: Any, start: int) -> Iterator[PrivateBatch]:
-        drawn = jax.jit(
-            lambda step: poisson_batch(jax.random.fold_in(key, step), self.examples, *self._rate_and_capacity)
-        )
+        drawn = jax.jit(self._batches_of_a_step.drawn(key))
         for step in range(start, self.steps):
             indices, mask = drawn(jnp.uint32(step))
             rows = indices if data is None else jax.tree.map(lambda leaf, at=indices: _rows(leaf, at), data)
             yield PrivateBatch(rows, mask)
-
-    @property
-    def _rate_and_capacity(self) -> tuple[float, int]:
-        return self.run.sampling_rate, self.capacity
 
     def gradients(
         self,
@@ -235,16 +318,18 @@ class TrainingPlan:
     def report(self) -> str:
         """Return a text: what the run does, and what every part of it costs."""
         epsilon, delta = self.budget
-        run, noise = self.run, self.noise
-        factor = run.slack_factor(epsilon)
+        run, overflow, distance = self._accounted
+        noise, factor = self.noise, run.slack_factor(epsilon)
+        correlation = {"correlation": f"bands {self.strategy.bands}"} if self.strategy else {}
         lines = {
             "budget": f"epsilon {shortest(epsilon)}, delta {shortest(delta)}, neighbours {run.neighbours}",
             "epsilon": f"{self.epsilon:.9g}, an upper bound that has every cost below",
             "noise multiplier": f"{self.noise_multiplier:.6g}",
-            "steps": f"{run.steps}, each on a Poisson sample of rate {run.sampling_rate:.6g} of {self.examples} rows",
+            **correlation,
+            "steps": f"{self.steps}, {self._batches_of_a_step.words}",
             "batches": f"{self.expected_batch_size:.6g} rows expected, {self.capacity} at most",
-            "overflow": f"adds at most {self.overflow * factor:.3g} to delta",
-            "noise's distance": f"adds at most {noise.total_variation * factor:.3g} to delta",
+            "overflow": f"adds at most {overflow * factor:.3g} to delta",
+            "noise's distance": f"adds at most {distance * factor:.3g} to delta",
             "rounding": f"makes the noise wider by {100 * noise.rounding_cost:.3g} %",
             "clipping norm": shortest(self.clip),
             "noise of a sum": f"standard deviation {noise.standard_deviation:.6g}",
@@ -271,24 +356,33 @@ def private_training(
     params: optax.Params | None = None,
     parameters: int | None = None,
     neighbours: str = "add_remove",
+    strategy: ToeplitzStrategy | None = None,
 ) -> TrainingPlan:
     """Return the plan of a training run with the least noise that meets a budget, with every cost included.
+
+    Without a strategy, batches are Poisson samples, whose amplification is accounted, and steps have independent noise.
+    With one, later steps take off a part of the noise of earlier ones (``correlated.py``). The rows are then divided
+    into batches at random, once for all epochs. The run costs what one Gaussian release costs: uses of a row are at
+    least an epoch apart, and no amplification by sampling is claimed.
 
     Args:
         epsilon: epsilon of the whole run, positive.
         delta: delta of the whole run, in (0, 1).
         examples: the number of rows of the data.
-        batch_size: the expected number of rows of a batch. Every row is in it with probability batch_size / examples.
+        batch_size: the expected number of rows of a batch. Every row is in it with probability batch_size / examples;
+            with a strategy an epoch has examples / batch_size steps, to the nearest whole number.
         clip: the norm that gradients of examples are clipped to.
         epochs: the number of times that a row is used on average; or give ``steps``.
         steps: the number of steps; or give ``epochs``.
         params: the parameters, of which only the number matters; or give ``parameters``.
         parameters: the number of parameters.
         neighbours: "add_remove" for data sets with one row more or less, "replace" for another row.
+        strategy: the correlation of the noise of the steps, by default none.
 
     Raises:
         ValueError: an argument is out of range, or both or none of two are given, or the budget cannot carry so many
             parameters and steps.
+        TypeError: the strategy is not a ``ToeplitzStrategy``.
 
     Example:
         >>> from dpkernels.training import private_training
@@ -308,15 +402,49 @@ def private_training(
             raise ValueError(f"{names}: give one of the two")
     size = _size(params) if parameters is None else parameters
     checks.integer_in("parameters", size, 1, 1 << 31)
-    if steps is None:
+    per_epoch = max(1, round(examples / batch_size))
+    if strategy is not None:
+        checks.integer_in("examples / batch_size, rounded", per_epoch, 1, 1 << 16)
+    if steps is None and strategy is None:
         steps = max(1, math.ceil(checks.number("epochs", epochs) * examples / batch_size))
-    checks.integer_in("steps", steps, 1, (1 << 31) - 1)
-    rate = batch_size / examples
-    run = TrainingRun(1.0, rate, steps, neighbours)
-    capacity = poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta / run.slack_factor(epsilon), 1e-290))
-    run = replace(run, slack=poisson_overflow(examples, rate, capacity))
-    run = noise_multiplier_for(run, epsilon=epsilon, delta=delta, dimensions=size)
+    elif steps is None:
+        steps = max(1, math.ceil(checks.number("epochs", epochs) * per_epoch))
+    steps = checks.integer_in("steps", steps, 1, (1 << 31) - 1)
+    run: TrainingRun | CorrelatedRun
+    if strategy is None:
+        rate = batch_size / examples
+        sampled = TrainingRun(1.0, rate, steps, neighbours)
+        capacity = _capacity(examples, rate, delta / sampled.slack_factor(epsilon))
+        sampled = replace(sampled, slack=poisson_overflow(examples, rate, capacity))
+        run = noise_multiplier_for(sampled, epsilon=epsilon, delta=delta, dimensions=size)
+    else:
+        factor = min(steps, per_epoch) * TrainingRun(1.0, 1.0, 1).slack_factor(epsilon)
+        capacity = _capacity(examples, allocation_rate(per_epoch), delta / factor)
+        run = correlated_run(
+            strategy,
+            epsilon=epsilon,
+            delta=delta,
+            steps=steps,
+            separation=per_epoch,
+            dimensions=size,
+            neighbours=neighbours,
+            slack=_AllocatedBatches(examples, per_epoch, steps, capacity).overflow,
+        )
     return TrainingPlan((float(epsilon), float(delta)), examples, capacity, size, float(clip), run)
+
+
+def _capacity(examples: int, rate: float, delta: float) -> int:
+    """Return the capacity of batches whose overflow takes a small share of so much delta a batch."""
+    return poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta, 1e-290))
+
+
+def _run_of(state: dict[str, Any]) -> TrainingRun | CorrelatedRun:
+    """Return the run in the state of a plan."""
+    if "strategy" not in state:
+        return TrainingRun(**state)
+    strategy = ToeplitzStrategy(tuple(state["strategy"]["bands"]))
+    fields: dict[str, Any] = state | {"strategy": strategy, "run": TrainingRun(**state["run"])}
+    return CorrelatedRun(**fields)
 
 
 def _size(params: optax.Params) -> int:

@@ -25,6 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -142,7 +143,14 @@ class CorrelatedRun:
     participations: int | None  #: the largest number of uses of an example; None: as many as fit
     run: TrainingRun  #: the run as one Gaussian release, with its slack
 
-    @property
+    def __post_init__(self) -> None:
+        if (self.run.sampling_rate, self.run.steps) != (1.0, 1):
+            raise ValueError(
+                f"run: has {self.run.steps} steps of sampling rate {self.run.sampling_rate:g}; correlated noise is one "
+                "Gaussian release of all data, because no amplification by sampling is proven for it"
+            )
+
+    @cached_property
     def noise_multiplier(self) -> float:
         """Return the noise multiplier of a step, for ``private_aggregate`` with the strategy."""
         sensitivity = self.strategy.sensitivity(self.steps, self.separation, self.participations)
@@ -193,9 +201,15 @@ def correlated_run(
 
     Raises:
         ValueError: an argument is out of range, or no noise multiplier meets the budget for so many parameters.
+        TypeError: the strategy is not a ``ToeplitzStrategy``.
     """
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    if not isinstance(strategy, ToeplitzStrategy):
+        raise TypeError(
+            f"strategy: is a {type(strategy).__name__}; it must be a ToeplitzStrategy, such as "
+            "ToeplitzStrategy.square_root(4) or ToeplitzStrategy.rounded(coefficients)"
+        )
     candidate = TrainingRun(1.0, 1.0, 1, neighbours, slack)
     while True:
         candidate = calibrated_run(candidate, epsilon, delta)

@@ -38,15 +38,19 @@ def random_assignment(key: Array, examples: int, steps: int) -> Array:
 def allocated_batch(assignment: Array, step: Array | int, capacity: int) -> PoissonBatch:
     """Return the rows that are assigned to a step, with a static shape.
 
-    If there are more rows than the capacity, the batch is empty. ``poisson_overflow(examples, 1/steps + 2**-32,
-    capacity)`` bounds the probability of that, because a row has a step with a probability of less than 2^-32 above
-    1/steps; it is a distance s of every batch.
+    If there are more rows than the capacity, the batch is empty. ``poisson_overflow(examples, allocation_rate(steps),
+    capacity)`` bounds the probability of that; it is a distance s of every batch.
     """
     checks.integer_in("capacity", capacity, 1, 1 << 31)
     hits = assignment == step
     count = hits.sum()
     (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
     return PoissonBatch(indices, (jnp.arange(capacity) < count) & (count <= capacity))
+
+
+def allocation_rate(steps: int) -> float:
+    """Return a bound on the probability that ``random_assignment`` gives a row one of so many steps."""
+    return min(1.0, 1 / steps + 2.0**-32)
 
 
 def fixed_batch(key: Array, examples: int, batch: int) -> Array:

@@ -23,7 +23,9 @@ import dpkernels as dpk
 from accountants.interop.dp_accounting import Accountant
 from dpkernels.training import (
     ClippedSums,
+    CorrelatedRun,
     PrivateBatch,
+    ToeplitzStrategy,
     TrainingRun,
     aggregate,
     clipped_sums,
@@ -45,6 +47,15 @@ def planned(**changed):
     """A plan without a search for its noise multiplier."""
     run = TrainingRun(4.0, 0.25, 3, slack=1e-9)
     return dataclasses.replace(TrainingPlan((8.0, 1e-5), 40, 21, 8, 1.0, run), **changed)
+
+
+ROOT = ToeplitzStrategy.square_root(3)
+
+
+def correlated(strategy=ROOT, steps=10, **changed):
+    """A plan of correlated noise over epochs of four steps, without a search for its noise multiplier."""
+    run = CorrelatedRun(strategy, steps, 4, None, TrainingRun(2.0, 1.0, 1, slack=1e-9))
+    return dataclasses.replace(TrainingPlan((8.0, 1e-5), 40, 35, 8, 1.0, run), **changed)
 
 
 def flat(tree):
@@ -328,6 +339,102 @@ def test_a_budget_that_cannot_carry_the_parameters_is_refused():
     with pytest.raises(ValueError, match=r"params: have 100000000 values; with noise multiplier .* they may have"):
         private_training(epsilon=0.5, parameters=10**8, **budget)
     assert 7.9 < private_training(epsilon=8.0, parameters=10**7, **budget).epsilon <= 8.0
+
+
+@pytest.mark.lengthy
+def test_a_plan_with_a_strategy_uses_a_row_once_an_epoch():
+    """In the same batch of all epochs, also where a run goes on, so that uses are an epoch apart."""
+    plan = correlated(capacity=41)
+    batches = [set(batch.examples[batch.mask].tolist()) for batch in plan.batches(KEY)]
+    assert len(batches) == 10
+    assert sorted(row for batch in batches[:4] for row in batch) == list(range(40))
+    assert batches[4:8] == batches[:4]
+    assert batches[8:] == batches[:2]
+    resumed = [set(batch.examples[batch.mask].tolist()) for batch in plan.batches(KEY, start=5)]
+    assert resumed == batches[5:]
+    (batch, *_) = plan.batches(KEY, X)
+    assert set(map(tuple, np.asarray(batch.examples[batch.mask]))) == set(map(tuple, X[sorted(batches[0])]))
+
+
+def test_the_optimiser_of_a_plan_with_a_strategy_has_it():
+    """Its state holds the noise of two steps, its settings are those of the plan, and it ends with the plan."""
+    plan, other = correlated(), correlated(ToeplitzStrategy.square_root(4))
+    optimiser = plan.optimizer(optax.identity(), KEY)
+    state = optimiser.init(PARAMS)
+    assert len(state.noise) == 2
+    sums = plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool)))
+    assert sums.noise.noise_multiplier == plan.noise_multiplier >= 2.0 * ROOT.sensitivity(10, 4)
+    with pytest.raises(ValueError, match="state: has made 10 releases"):
+        optimiser.update(sums, state._replace(step=jnp.int32(10)), PARAMS)
+    with pytest.raises(TypeError, match="state: noise has the form"):
+        other.optimizer(optax.identity(), KEY).update(
+            other.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool))), state, PARAMS
+        )
+
+
+def test_a_plan_with_a_strategy_is_restored_from_its_state():
+    """What would cost more than is accounted is refused: fewer uses, sampling, batches that overflow, a small slack."""
+    plan = correlated()
+    state = json.loads(json.dumps(plan.state))
+    assert TrainingPlan.from_state(state) == plan
+    run, once = state["run"], state["run"]["run"]
+    faults = {
+        "run: its participations are 1": {"run": run | {"participations": 1}},
+        "no amplification by sampling is proven": {"run": run | {"run": once | {"sampling_rate": 0.25}}},
+        "run: has 10 steps of sampling rate 1": {"run": run | {"run": once | {"steps": 10}}},
+        "state: has a slack of 1e-09; the distance": {"capacity": 12},
+        "state: has a slack of 1e-40; the distance": {"run": run | {"run": once | {"slack": 1e-40}}},
+        "state: .* more than its budget": {"budget": (0.1, 1e-5)},
+        "bands": {"run": run | {"strategy": {"bands": [16, 20]}}},
+    }
+    for message, fault in faults.items():
+        with pytest.raises(ValueError, match=message):
+            TrainingPlan.from_state(state | fault)
+
+
+def test_the_distances_of_a_plan_with_a_strategy_are_those_of_all_steps():
+    plan = correlated(capacity=15)
+    accounted, overflow, noise = plan._accounted
+    assert accounted.steps == 1
+    assert overflow == 4 * poisson_overflow(40, 0.25 + 2.0**-32, 15) == plan.overflow
+    assert noise == 10 * plan.noise.total_variation
+    report = plan.report()
+    for word in (
+        "bands (16, 8, 6)",
+        "no amplification by sampling is claimed",
+        f"at most {overflow * (1 + math.exp(8)):.3g}",
+    ):
+        assert word in report
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("neighbours", ["add_remove", pytest.param("replace", marks=pytest.mark.thorough)])
+def test_a_plan_with_a_strategy_costs_at_most_its_budget_by_another_path(neighbours):
+    """From the certificate and the whole matrix of the strategy; its noise is the least one."""
+    given = {"epsilon": 3.0, "delta": 1e-6, "examples": 5000, "batch_size": 333, "params": PARAMS, "clip": 0.7}
+    plan = private_training(**given, epochs=3, neighbours=neighbours, strategy=ROOT)
+    assert plan.steps == 45
+    assert plan.expected_batch_size == 5000 / 15
+    columns = ROOT.matrix(45)[:, ::15].sum(1)
+    certificate, changed = plan.noise.certificate, 2 if neighbours == "replace" else 1
+    mu = changed * math.sqrt(columns @ columns) * float(certificate.shift) / certificate.claim.sigma
+    slack = (45 * plan.noise.total_variation + plan.overflow) * (1 + math.exp(3.0))
+    assert 15 * poisson_overflow(5000, 1 / 15, plan.capacity) <= plan.overflow <= 1e-9
+    assert gaussian_delta(mu, 3.0) + slack <= 1e-6 * (1 + 1e-9)
+    assert gaussian_delta(mu * (1 + 1e-4), 3.0) + slack > 1e-6
+    assert 2.999 < plan.epsilon <= 3.0
+    relation = NeighboringRelation.REPLACE_ONE if neighbours == "replace" else NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert pld.PLDAccountant(relation).compose(plan.to_dp_event()).get_epsilon(1e-6) == pytest.approx(3.0, rel=2e-3)
+
+
+def test_what_a_strategy_cannot_have_is_refused():
+    given = {"epsilon": 3.0, "delta": 1e-6, "parameters": 8, "clip": 0.7, "epochs": 1}
+    with pytest.raises(TypeError, match="strategy: is a tuple; it must be a ToeplitzStrategy"):
+        private_training(**given, examples=400, batch_size=40, strategy=(2, 1))
+    with pytest.raises(ValueError, match=r"examples / batch_size, rounded: 100000 is not in 1..65536"):
+        private_training(**given, examples=100_000, batch_size=1, strategy=ROOT)
+    with pytest.raises(ValueError, match="rate: "):
+        poisson_overflow(10, 1 + 2.0**-32, 5)
 
 
 def random_plans(count):

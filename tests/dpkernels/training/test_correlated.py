@@ -131,8 +131,8 @@ def test_two_steps_have_the_stated_privacy():
             assert bound / 3 < delta <= bound + 1e-6  # Beyond the table, 5 standard deviations, is a mass of 6e-7.
 
 
-@pytest.mark.lengthy
-@pytest.mark.parametrize("neighbours", ["add_remove", pytest.param("replace", marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # That of a plan, which is lengthy, is in ``test_budget.py``.
+@pytest.mark.parametrize("neighbours", ["add_remove", "replace"])
 def test_a_run_is_one_gaussian_release(neighbours):
     """From the certificate of a step's noise: its deviation over the sensitivity of all steps, and its distance."""
     run = correlated_run(
