@@ -16,9 +16,10 @@ from dpkernels import checks
 from dpkernels.budgets.filters import EpsilonDelta, composed_claims
 from dpkernels.decimals import rational
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.noise import NoiseCertificate, gaussian_distance, root_up
+from dpkernels.exact.noise import NoiseCertificate, gaussian_distance
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from dpkernels.batching import is_compiling
+from dpkernels.programs import is_compiling
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -28,8 +28,8 @@ from accountants.composition.sampled_densities import SampledDensities
 from accountants.composition.self_composed import LossTuple, check_one_mechanism
 from accountants.composition.three_point import ThreePointLosses, may_be_three_points
 from dpkernels import checks
-from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, namespace, plain
+from dpkernels.programs import vmap_in_batches
 from dpkernels.pytrees import PyTree
 
 METHODS: tuple[type[Composer], ...] = (GaussianNoise, InfiniteLosses, ThreePointLosses, SampledDensities, LossesOnGrid)

@@ -29,8 +29,8 @@ from accountants.composition.direction import PANELS, Direction, are_few, pad_lo
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
-from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.numerics import Real, RealArray, floating, namespace, plain
+from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
 _MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.

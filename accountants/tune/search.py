@@ -23,8 +23,8 @@ from jax import Array
 from accountants.tune import domains
 from accountants.tune.family import Family
 from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, relative_to
-from dpkernels.batching import QUICKLY_COMPILED
 from dpkernels.numerics import Real, RealArray
+from dpkernels.programs import QUICKLY_COMPILED
 from dpkernels.pytrees import PyTree
 
 TRACES: list[str] = []  # Names of families, one each time members are traced.

@@ -110,3 +110,11 @@ def _rounded_products(mantissas: np.ndarray, shifts: np.ndarray, factor: int) ->
     rounded = np.where(is_long, high >> short, joined) + np.uint64(1)
     rounded[mantissas == 0] = 0
     return rounded
+
+
+def root_up(x: Fraction) -> Fraction:
+    """Return a rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
+    root = math.isqrt(x.numerator) if x.denominator == 1 else 0
+    if root * root == x:
+        return Fraction(root)
+    return Fraction(math.isqrt((x.numerator << 160) // x.denominator) + 1, 1 << 80)

@@ -31,17 +31,15 @@ from jax import lax
 from dpkernels import checks
 from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational, shortest
+from dpkernels.exact.bounded_certificate import BoundedCertificate, BoundedTable, sliding_extremes
 from dpkernels.exact.certificate import (
     COVERS,
     MOST_WEIGHTS,
-    BoundedCertificate,
-    BoundedTable,
     CertificateError,
     exp_lower_bound,
     frozen_weights,
     integers,
     moments,
-    sliding_extremes,
 )
 from dpkernels.exact.sampler import (
     ROW_ROUNDING_STREAM,
@@ -192,20 +190,11 @@ class WindowTable(BoundedTable):
             word = np.dtype(f"uint{self.bits}").type
             a, kappa, base_total = word(self.base[0]), word(self.window[0]), word(self.codes * int(self.base[0]))
 
-            def divided(r: RealArray, row: RealArray) -> RealArray:
-                in_base = (r // a).astype(np.int32)
-                in_window = row + ((r - base_total) // kappa).astype(np.int32)
-                return namespace(r).where(r < base_total, in_base, in_window)
-
-            return divided
+            return lambda r, row: _divided(r, row, a, kappa, base_total)
 
         outcomes, n = alias_kernel(alias_columns(self.outcomes, self.bits)), np.int32(self.codes)
 
-        def codes(r: RealArray, row: RealArray) -> RealArray:
-            outcome = outcomes(r)
-            return namespace(r).where(outcome < n, outcome, row + outcome - n)
-
-        return codes
+        return lambda r, row: _code_of(outcomes(r), row, n)
 
     def to_dict(self) -> dict[str, Any]:
         ends = {"lower": self.lower, "upper": self.upper}
@@ -217,6 +206,17 @@ class WindowTable(BoundedTable):
         base, window = (_from_runs(name, payload[name]) for name in ("base", "window"))
         lower, upper = (real(name, payload[name]) for name in ("lower", "upper"))
         return cls(base, window, integer("bits", payload["bits"]), lower, upper)
+
+
+def _divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Real) -> RealArray:
+    """Return the code of a word: of a constant base of height a, and above its total of a window of height kappa."""
+    in_base, in_window = (r // a).astype(np.int32), row + ((r - base_total) // kappa).astype(np.int32)
+    return namespace(r).where(r < base_total, in_base, in_window)
+
+
+def _code_of(outcome: RealArray, row: RealArray, n: RealArray) -> RealArray:
+    """Return the code of an outcome: one of the n of the base, or one of the window, which begins at the row."""
+    return namespace(outcome).where(outcome < n, outcome, row + outcome - n)
 
 
 def _runs(weights: np.ndarray) -> list[list[int]]:
@@ -362,19 +362,13 @@ def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ..
         lengths = np.array([table.codes for table in tables], np.int32)
 
         def codes(r: RealArray, row: RealArray, start: int, log_columns: int, n: int) -> RealArray:
-            outcome = outcomes(r, start, log_columns)
-            return namespace(r).where(outcome < n, outcome, row + outcome - n)
+            return _code_of(outcomes(r, start, log_columns), row, n)
 
         return (*numbers, lengths), codes
     word = np.dtype(f"uint{tables[0].bits}").type
     heights = [np.array([getattr(table, name)[0] for table in tables], word) for name in ("base", "window")]
     base_totals = np.array([table.codes * int(table.base[0]) for table in tables], word)
-
-    def divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Real) -> RealArray:
-        in_base, in_window = (r // a).astype(np.int32), row + ((r - base_total) // kappa).astype(np.int32)
-        return namespace(r).where(r < base_total, in_base, in_window)
-
-    return (*heights, base_totals), divided
+    return (*heights, base_totals), _divided
 
 
 @proven("row_mixtures#proof")
@@ -441,7 +435,7 @@ class RowTable(BoundedTable):
                 f"[{shortest(self.lower)}, {shortest(self.upper)}]"
             )
 
-    def cells(self, sensitivity: float | None) -> int:
+    def rows_apart(self, sensitivity: float | None) -> int:
         """Return the largest distance of neighbours in rows; all of them if any two inputs are neighbours."""
         if sensitivity is None:
             return self.shifts

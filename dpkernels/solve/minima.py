@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.batching import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.numerics import Boolean, Real, RealArray, map_over, namespace
+from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.implicit import DifferentiatingMethod, Method, divide_by_slope, implicit_root, root

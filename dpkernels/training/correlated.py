@@ -35,7 +35,7 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import float_at_least
-from dpkernels.exact.noise import root_up
+from dpkernels.exact.arithmetic import root_up
 from dpkernels.proven import proven
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 from dpkernels.training.plan import ROOM, TrainingRun, calibrated_run

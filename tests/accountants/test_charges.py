@@ -12,7 +12,8 @@ import pytest
 import dpkernels as dpk
 from accountants import calibrate, charges, repeated_charge
 from accountants.charges import repeated_bound
-from dpkernels.exact.noise import gaussian_distance, root_up
+from dpkernels.exact.arithmetic import root_up
+from dpkernels.exact.noise import gaussian_distance
 
 NOISES = {
     "discrete-laplace": dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0),

@@ -17,7 +17,8 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import sampler
 from dpkernels.exact.bounded import SquareWaveCertificate, WindowCertificate, WindowTable, windowed_table
-from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
+from dpkernels.exact.bounded_certificate import certified_ratio
+from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import Certificate, MixtureCertificate
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 

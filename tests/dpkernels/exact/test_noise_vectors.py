@@ -14,21 +14,18 @@ import pytest
 from noise_tables import plain_table
 
 import dpkernels as dpk
+from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
+from dpkernels.exact.gaussian_cells import FAR, FIXED_BITS, cell_masses, ndtr_bounds
 from dpkernels.exact.noise import (
-    FAR,
-    FIXED_BITS,
     STRETCHES,
     NoiseTable,
     VectorClaim,
     VectorNoiseCertificate,
-    cell_masses,
     certify_vector,
     density_table,
     gaussian_distance,
-    ndtr_bounds,
     noise_table,
-    root_up,
 )
 from dpkernels.exact.registry import Certificate
 from dpkernels.mechanisms.additive import growth

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpkernels.batching import vmap_in_batches
+from dpkernels.programs import vmap_in_batches
 
 
 def steps(x, y):
