@@ -214,7 +214,7 @@ def _divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Rea
     return namespace(r).where(r < base_total, in_base, in_window)
 
 
-def _code_of(outcome: RealArray, row: RealArray, n: RealArray) -> RealArray:
+def _code_of(outcome: RealArray, row: RealArray, n: Any) -> RealArray:
     """Return the code of an outcome: one of the n of the base, or one of the window, which begins at the row."""
     return namespace(outcome).where(outcome < n, outcome, row + outcome - n)
 
