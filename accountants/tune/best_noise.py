@@ -1,31 +1,32 @@
 """The best additive noise for several releases, among all families that the package knows.
 
 Every family has one width, which the budget of all releases determines, and at most one number of shape. With t the log
-of the width, x the shape and m(t, x) the log of the composed eps at delta, the objective V on the budget has the
-derivative
-
-    dV/dx = V_x - V_t m_x / m_t,
-
-by which the shape descends. Partial derivatives are differences of estimates by FFT, which are precise to 1e-9. The
-best member of the best family then gets the least width that the bracket's upper end allows.
+of the width, a search follows the root t of the composed eps at delta from shape to shape, and moves the shape to the
+vertex of the parabola through the three best values. Estimates by FFT from few nodes, precise to about 1e-6, are enough
+for it. The best member of the best family then gets the least width that the bracket's upper end allows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu, with_own_claim
+from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu
 from accountants.calibrate.scale import check_target
+from accountants.composition.direction import Direction, pad_losses
+from accountants.composition.dispatch import answer_of
+from accountants.composition.question import EpsilonAt
 from accountants.composition.rigorous import RigorousBounds
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
+from accountants.profile import delta as delta_of
 from accountants.tune.family import expression
 from accountants.tune.least_variance import least_variance
 from accountants.tune.objectives import Objective, as_objective, evaluate, worst_variance
@@ -39,17 +40,23 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.solve import newton
+from dpkernels.solve import NotPrivateError, first_feasible, newton
 
 __all__ = ["NOISE_FAMILIES", "BestNoise", "NoiseCost", "NoiseFamily", "noise"]
 
-_STEP = 1e-4  # Of differences, in t and in the shape.
 _TOLERANCE = 1e-3  # Of the last step of t, whose error is about its square.
 _SECANTS = 6  # The most steps of t before it is bracketed.
 _FLATTEST, _STEEPEST = 0.05, 1e7  # Of the slope of the excess in t. Nearly pure noise has a steep one.
 _FARTHEST, _LONGEST = 40.0, 1.0  # Of t from its start, and of its steps.
-_TURNS, _GAIN = 8, 1e-5  # The most steps of a shape, and the relative gain at which a descent ends.
+_TURNS, _GAIN = 8, 2e-6  # The most steps of a shape, and the relative gain at which a search ends.
+_CLAIMED, _MARGINS = (
+    1e-5,
+    tuple(1e-9 * 8.0**k for k in range(8)),
+)  # Of the log of a claim's eps, which need not be least.
+_LEAP = 4.0  # The longest step of a shape, over its reach.
 _LEAST, _MOST = 1e-300, 1e2  # The least delta, and the least and the most of eps over that of the budget.
+_ABOVE_INFINITE = 1.001  # Delta over the probability of an infinite loss from which on eps is resolved.
+_NEAR = 0.1  # The longest step of t of one release, whose delta falls to 0 within little of t.
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ NOISE_FAMILIES = (
     NoiseFamily("logistic", Logistic),
     NoiseFamily("staircase", _staircase, "gamma", (0.0, 1.0), (0.0, 0.25, 0.45), 0.1),
     NoiseFamily("generalised normal", GeneralisedNormal, "exponent", (1.0, 8.0), (1.5, 1.02), 0.2),
-    NoiseFamily("Student", _student, "log degrees", (math.log(3.0), math.log(1000.0)), (3.0,), 0.5),
+    NoiseFamily("Student", _student, "log degrees", (math.log(3.0), math.log(1000.0)), (2.5,), 0.5),
     NoiseFamily("truncated Laplace", _truncated(Laplace), "log bound/scale", (-1.0, 4.0), _beyond(Laplace), 0.1),
     NoiseFamily("truncated Gaussian", _truncated(Gaussian), "log bound/sigma", (-1.0, 2.2), _beyond(Gaussian), 0.1),
 )
@@ -116,7 +123,7 @@ class NoiseCost:
 
     Attributes:
         family: the family's name.
-        noise: the distribution, of the precise composition; None if no member was found.
+        noise: the distribution, on the budget by an estimate; None if no member was found.
         value: the objective in its natural direction.
         parameters: the shape, by name.
         width: the width, at sensitivity 1.
@@ -205,8 +212,8 @@ def noise(
 ) -> BestNoise:
     """Return the best additive noise for ``count`` releases that are (epsilon, delta)-DP together.
 
-    The best member of every family is searched by gradient. That of the best family is certified: the upper end of the
-    bracket of all releases is at most delta. Other values are those of the precise composition.
+    The best member of every family is searched. That of the best family is certified: the upper end of the bracket of
+    all releases is at most delta. Other values are estimates, precise to about 1e-5.
 
     Args:
         epsilon: eps of all releases, positive.
@@ -275,22 +282,31 @@ class _Target:
     def excess(self, noise: Distribution) -> float:
         """Return the log of the composed eps at delta over that of the budget, which falls with t about like -t.
 
-        That of one release takes many profiles: there it is log mu of delta, less that of the budget.
+        Truncated noise has infinite losses, and eps jumps where they have the probability delta. There the excess is
+        the log of their probability over delta, and eps is that at the larger one of both. Eps of one release would
+        take many profiles: there the excess is log mu of delta, less that of the budget.
         """
-        releases = self.releases(noise)
-        if self.count > 1:
-            return math.log(float(np.clip(releases.estimate_epsilon(self.delta) / self.epsilon, _LEAST, _MOST)))
-        delta = max(float(releases.estimate_delta(self.epsilon)), _LEAST)
-        return float(log_mu(np.float64(delta), self.epsilon) - log_mu(np.float64(self.delta), self.epsilon))
+        releases, infinite = self.releases(noise), -math.inf
+        if self.count == 1:
+            delta = max(float(releases.estimate_delta(self.epsilon)), _LEAST)
+            return float(log_mu(np.float64(delta), self.epsilon) - log_mu(np.float64(self.delta), self.epsilon))
+        delta = self.delta
+        if np.isfinite(noise.support[1]):
+            with np.errstate(all="ignore"):
+                least = _ABOVE_INFINITE * releases.infinity_mass
+            if least > 0:
+                infinite, delta = math.log(least / delta), min(max(least, delta), 0.5)
+        eps = _rough_epsilon(releases, delta)
+        return max(math.log(float(np.clip(eps / self.epsilon, _LEAST, _MOST))), infinite)
 
     def best_of(self, family: NoiseFamily) -> NoiseCost:
         try:
             best = _Search(self, family).descend()
         except ValueError as error:
             return NoiseCost(family.name, None, self.sign * math.inf, error=str(error))
-        noise = family.noise(best.root, best.shape)
+        noise = family.noise(best.t, best.shape)
         parameters = {family.symbol: best.shape} if family.symbol else {}
-        return NoiseCost(family.name, noise, self.value(noise), parameters, math.exp(best.root))
+        return NoiseCost(family.name, noise, self.value(noise), parameters, math.exp(best.t))
 
     def certified(self, costs: Sequence[NoiseCost], family: NoiseFamily) -> BestNoise:
         """Return the best noise, with the least width that the bracket proves to suffice."""
@@ -302,86 +318,133 @@ class _Target:
         t = conservative_parameter(lambda t: self.releases(member(t)), self.epsilon, self.delta, is_known=True)
         noise = member(t)
         upper = RigorousBounds(self.releases(noise)).upper_delta(self.epsilon)
-        mechanism = with_own_claim(self.mechanism(noise), self.delta / self.count)
+        mechanism = _claiming(self.mechanism(noise), self.delta / self.count, self.epsilon / math.sqrt(self.count))
         facts = self.value(noise), best.parameters, self.epsilon, upper, self.count, self.objective.name
         return BestNoise(mechanism, best.family, *facts, tuple(costs), self.delta, self.rate)
 
 
+def _claiming(mechanism: Additive, delta: float, start: float) -> Additive:
+    """Return the mechanism with the claim of one release, about its own eps at delta; without it if that exceeds 20."""
+    least, most = checks.EPSILON_RANGE
+
+    def log_excess(log_eps: float, _: object) -> float:
+        return math.log(max(float(delta_of(mechanism, math.exp(log_eps))), _LEAST) / delta)
+
+    ends = math.log(least), math.log(most)
+    guess = min(max(math.log(start), ends[0]), ends[1])
+    near = math.exp(newton(log_excess, (), guess, ends, tolerance=_CLAIMED, longest=_LONGEST, clip=True))
+    candidates = (min(max(near * (1 + margin), least), most) for margin in _MARGINS)
+    with suppress(NotPrivateError):
+        epsilon = first_feasible(candidates, lambda eps: delta_of(mechanism, eps) <= delta)
+        return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=epsilon, delta=delta)
+    return mechanism
+
+
+def _rough_epsilon(releases: Guarantee, delta: float) -> float:
+    """Return an estimate of the composed eps from few nodes, as enough for a search."""
+    with np.errstate(all="ignore"):
+        directions = (
+            Direction(EpsilonAt(np.asarray(delta)), pad_losses(losses)) for losses in releases.numeric.repeated_losses()
+        )
+        return max(float(answer_of(direction)) for direction in directions)
+
+
 class _Point(NamedTuple):
-    """A shape, a t with a small excess, the t on the budget, and the signed log of the objective there."""
+    """A shape, the t of the budget, and the signed log of the objective there."""
 
     shape: float
     t: float
-    excess: float
-    root: float
     value: float
 
 
 class _Search:
-    """A descent of the shape of one family."""
+    """A search for the best shape of one family."""
 
     def __init__(self, target: _Target, family: NoiseFamily) -> None:
         self.target, self.family = target, family
         self.slope = -1.0  # About the derivative of the excess in t.
+        self.points: list[_Point] = []  # By increasing shape.
 
     def excess(self, t: float, shape: float) -> float:
         return self.target.excess(self.family.noise(t, shape))
 
-    def log_value(self, t: float, shape: float) -> float:
-        return self.target.sign * math.log(self.target.value(self.family.noise(t, shape)))
+    def add(self, shape: float) -> None:
+        """Add the point of a shape, from about its standard deviation."""
+        t = self.solved(shape, self._log_deviation(shape) - self._unit(shape))
+        value = self.target.sign * math.log(self.target.value(self.family.noise(t, shape)))
+        self.points = sorted([*self.points, _Point(shape, t, value)])
 
-    def solved(self, shape: float, t: float) -> _Point:
-        """Return the point of a shape, from about its t: by secants, or from a bracket where these fail."""
+    def solved(self, shape: float, t: float) -> float:
+        """Return the t of the budget, from about it: by secants, or from a bracket where these fail."""
+        if self.target.count == 1:
+            return self._bracketed(shape, t, _NEAR)
         excess = self.excess(t, shape)
         for _ in range(_SECANTS):
             step = -excess / self.slope
             if abs(step) <= _TOLERANCE and abs(excess) <= _TOLERANCE:  # The error of the next step is about its square.
-                return _Point(shape, t, excess, t + step, self.log_value(t + step, shape))
+                return t + step
             if not abs(step) <= _LONGEST:
                 break
             t, before = t + step, excess
             excess = self.excess(t, shape)
             slope = (excess - before) / step
             self.slope = slope if -_STEEPEST < slope < -_FLATTEST else -1.0
+        return self._bracketed(shape, t, _LONGEST)
+
+    def _bracketed(self, shape: float, t: float, longest: float) -> float:
         ends = t - _FARTHEST, t + _FARTHEST
-        t = newton(lambda t, _: self.excess(t, shape), (), t, ends, tolerance=_TOLERANCE, longest=_LONGEST)
+        t = newton(lambda t, _: self.excess(t, shape), (), t, ends, tolerance=_TOLERANCE, longest=longest)
         if math.isnan(t):
             raise ValueError("no width meets the budget")
-        return _Point(shape, t, self.excess(t, shape), t, self.log_value(t, shape))
-
-    def derivative(self, point: _Point) -> tuple[float, float]:
-        """Return the derivative of the value in the shape, and that of t, on the budget."""
-        shape, t = point.shape, point.t
-        h = _STEP if shape + _STEP < self.family.span[1] else -_STEP
-        value = self.log_value(t, shape)
-        self.slope = (self.excess(t + _STEP, shape) - point.excess) / _STEP
-        of_t = (self.log_value(t + _STEP, shape) - value) / _STEP
-        along = -(self.excess(t, shape + h) - point.excess) / h / self.slope
-        return (self.log_value(t, shape + h) - value) / h + of_t * along, along
+        return t
 
     def descend(self) -> _Point:
-        """Return the best point, by secants of the derivative within a bracket of its root."""
+        """Return the best point, by parabolas through the best one and its neighbours."""
         family, target = self.family, self.target
         starts = family.starts(target.count / target.delta) if callable(family.starts) else family.starts
-        t = math.log(target.deviation) - math.log(family.noise(0.0, starts[0]).variance) / 2
-        points = list[_Point]()
         for shape in starts:
-            points.append(self.solved(shape, points[-1].t if points else t))
-        best = point = min(points, key=lambda point: point.value)
-        (low, high), step, before = family.span, family.reach, None
+            self.add(shape)
         for _ in range(_TURNS if family.symbol else 0):
-            slope, along = self.derivative(point)
-            low, high = (low, point.shape) if slope > 0 else (point.shape, high)
-            if before and (bend := (slope - before[1]) / (point.shape - before[0])) > 0:
-                step = min(abs(slope) / bend, 4 * family.reach)
-            aim = point.shape - math.copysign(step, slope)
-            if not low < aim < high:
-                # An end of the bracket that is one of the span may be best; another one is not.
-                end = low if aim <= low else high
-                aim = end if end in family.span else (low + high) / 2
-            if abs(slope * (aim - point.shape)) <= _GAIN:
+            if (aim := self._aim()) is None:
                 break
-            before = point.shape, slope
-            point = self.solved(aim, point.t + along * (aim - point.shape))
-            best = min(best, point, key=lambda point: point.value)
-        return best
+            try:
+                self.add(aim)
+            except ValueError:  # Not every shape has a width on the budget.
+                break
+        return min(self.points, key=lambda point: point.value)
+
+    def _nearest(self, shape: float) -> list[_Point]:
+        """Return the three points of the nearest shapes, or all if there are fewer."""
+        return sorted(self.points, key=lambda point: abs(point.shape - shape))[:3]
+
+    def _unit(self, shape: float) -> float:
+        """Return the log of the standard deviation at t = 0."""
+        return math.log(self.family.noise(0.0, shape).variance) / 2
+
+    def _log_deviation(self, shape: float) -> float:
+        """Return about the log of the standard deviation on the budget, by interpolation."""
+        if not self.points:
+            return math.log(self.target.deviation)
+        near = self._nearest(shape)
+        shapes, deviations = np.transpose([(point.shape, point.t + self._unit(point.shape)) for point in near])
+        return float(np.polynomial.polynomial.polyfit(shapes - shape, deviations, len(near) - 1)[0])
+
+    def _aim(self) -> float | None:
+        """Return the next shape, or None where it would gain too little."""
+        points, (low, high), reach = self.points, self.family.span, self.family.reach
+        if len(points) == 1:
+            return points[0].shape + (reach if points[0].shape + reach <= high else -reach)
+        place = min(range(len(points)), key=lambda index: points[index].value)
+        best = points[place]
+        before, after = points[place - 1] if place else None, points[place + 1] if place + 1 < len(points) else None
+        shapes, _, values = np.transpose(self._nearest(best.shape))
+        fit = np.polynomial.polynomial.polyfit(shapes - best.shape, values - best.value, len(shapes) - 1)
+        slope, bend = fit[1], fit[2] if len(shapes) > 2 else 0.0
+        step = -math.copysign(reach if len(shapes) == 2 else _LEAP * reach, slope)
+        gain = abs(slope) * reach
+        if bend > 0 and slope**2 <= (2 * bend * _LEAP * reach) ** 2:
+            gain, step = slope**2 / (4 * bend), -slope / (2 * bend)
+        aim = min(max(best.shape + step, low), high)
+        if before and after and not before.shape < aim < after.shape:
+            aim = (best.shape + max(before.shape, after.shape, key=lambda shape: abs(shape - best.shape))) / 2
+        return None if gain <= _GAIN or aim == best.shape else float(aim)

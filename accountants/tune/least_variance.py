@@ -34,6 +34,7 @@ _GRID = 1.01  # The ratio of neighbouring probabilities of a result other than 0
 _COARSE, _BISECTIONS, _UPWARDS = 100, 30, 2e-4  # The differences that are bisected; by how much others are moved up.
 _LEAST = 1e-150  # The least mass of a sum that is kept.
 _POSITIONS = 1e-11  # The error that is allowed for positions, which are rounded to 1e-12, and for functions.
+_ON_KNOT = 2e-12  # The distance from a knot, and that in spacings, up to which a point is on it.
 _ROUNDED = 1e-9  # The relative error that is allowed for sums of positive floats.
 _RESOLUTION, _MOST_CELLS = 20.0, 256  # The knots in a standard deviation, and the most in a sensitivity.
 _TAIL, _WIDEST = 30.0, 10.0  # The most of log(k/delta), and the standard deviations that Gaussian noise extends to.
@@ -255,7 +256,7 @@ class Program:
             return 0.0, np.zeros(len(slopes))
         functions = np.maximum(result.x[: len(scale)], 0.0)
         limits = np.maximum.reduceat(functions * scale, starts)
-        rounding = _POSITIONS * (x[-1] * (x[-1] + 1) + float((abs(gains) @ functions).max()))
+        rounding = _POSITIONS * max(1.0, 1 / self.spacing) * (x[-1] * (x[-1] + 1) + float((abs(gains) @ functions).max()))
         # A square exceeds its chord, less a quarter of the squared distance of the ends.
         value = float((x**2 + gains @ functions).min()) - float(np.diff(x).max()) ** 2 / 4
         parts = limits * costs
@@ -268,7 +269,7 @@ class Program:
 
         place = np.minimum((z - knots[0]) / self.spacing, len(knots) - 1.0)
         whole = np.round(place)
-        place = np.where(np.abs(place - whole) < 1e-9, whole, place)
+        place = np.where(np.abs(place - whole) < _ON_KNOT * max(1.0, 1 / self.spacing), whole, place)
         index = np.floor(place).astype(int)
         rows, columns, weights = [], [], []
         for at, weight in ((index, index + 1 - place), (index + 1, place - index)):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import calibrate, charges, repeated_charge
+from accountants import calibrate, charges, guarantee, repeated_charge
 from accountants.charges import repeated_bound
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.noise import gaussian_distance
@@ -67,18 +67,32 @@ def test_a_count_is_a_number_of_reports(count):
         repeated_charge(NOISES["discrete-laplace"], count)
 
 
-def test_the_distance_of_tables_to_gaussian_noise_is_paid():
-    """The stated epsilon in 50 digits, with the distance of 200 tables, about a fortieth of delta."""
+@pytest.mark.parametrize(("count", "exponent"), [(200, 7), (100, 9)])
+def test_the_distance_of_tables_to_gaussian_noise_is_paid(count, exponent):
+    """The stated epsilon in 50 digits: of 200 tables the distance is about a fortieth of delta, of 100 too much."""
     noise = dpk.Additive(dpk.Gaussian(np.array([11.0])), np.ones(1)).claim(sensitivity=1.0, epsilon=1.0, delta=1e-6)
     (certificate,) = dpk.exact_sampler(noise).certificate.tables
-    count, delta = 200, Fraction(1, 10**7)
+    delta = Fraction(1, 10**exponent)
     bound = charges._gaussian_bound([certificate], [count], delta)
-    sigma = root_up(certificate.table.variance / certificate.table.bin_width**2 - Fraction(1, 12))
-    tau = gaussian_distance(certificate.table, sigma)
-    with mp.workdps(50):
-        eps, scale = mp.mpf(float(bound)), mp.mpf(sigma.numerator) / sigma.denominator
-        mu = mp.sqrt(count) * mp.mpf(certificate.shift) / scale
-        gaussian = mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
-        distance = count * mp.mpf(tau.numerator) / tau.denominator * (1 + mp.exp(eps))
-        assert gaussian + distance <= mp.mpf(delta.numerator) / delta.denominator
+    assert (bound is None) == (count == 100)
+    if bound is not None:
+        sigma = root_up(certificate.table.variance / certificate.table.bin_width**2 - Fraction(1, 12))
+        tau = gaussian_distance(certificate.table, sigma)
+        with mp.workdps(50):
+            eps, scale = mp.mpf(float(bound)), mp.mpf(sigma.numerator) / sigma.denominator
+            mu = mp.sqrt(count) * mp.mpf(certificate.shift) / scale
+            gaussian = mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
+            distance = count * mp.mpf(tau.numerator) / tau.denominator * (1 + mp.exp(eps))
+            assert gaussian + distance <= mp.mpf(delta.numerator) / delta.denominator
     assert charges._gaussian_bound([certificate], [100 * count], delta) is None  # Then it would be more than delta.
+
+
+@pytest.mark.parametrize("noise", [dpk.Gaussian(np.array([11.0, 30.0])), dpk.Gaussian(np.array([2.0, 3.0]))])
+def test_a_batch_is_charged_for_each_of_its_reports(noise):
+    """Tables of a wide Gaussian, and narrow ones whose bracket is computed."""
+    batch = dpk.Additive(noise, np.ones(2)).claim(sensitivity=1.0, epsilon=5.0, delta=1e-7)
+    charged = repeated_bound(batch, 6)
+    real = float(guarantee(dpk.Additive(noise, np.ones(2))).repeat(6).epsilon(float(charged.delta)))
+    assert charged.delta == Fraction(12, 10**7)
+    assert charged.epsilon == pytest.approx(real, rel=0.01)
+    assert charged.epsilon >= real * (1 - 1e-3)

@@ -92,6 +92,26 @@ def test_the_shape_is_a_minimum_on_the_budget():
         assert found.value < other < found.value * 1.01
 
 
+def test_truncated_noise_may_spend_delta_on_infinite_losses():
+    """Its composed eps at delta jumps from below the budget to infinity."""
+    cut = replace(
+        BY_NAME["Laplace"], member=lambda width: dpk.Reweighted(dpk.Laplace(width), -10 * width, 10 * width, 0)
+    )
+    found = tune.noise(epsilon=0.5, delta=1e-6, count=3, families=[cut])
+    releases = guarantee(found.mechanism).repeat(3)
+    assert 0.99e-6 < releases.infinity_mass < releases.delta(0.5) <= 1e-6
+    free = tune.noise(epsilon=0.5, delta=1e-6, count=3, families=[BY_NAME["truncated Laplace"]])
+    assert free.value < 72.0
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
+def test_the_budget_is_that_of_samples(adjacency):
+    budget = {"epsilon": 1.0, "delta": 1e-6, "count": 20}
+    found = tune.noise(**budget, rate=0.1, adjacency=adjacency, families=QUICK[:1])
+    epsilon = guarantee(found.mechanism).subsample(0.1, adjacency).repeat(20).epsilon(1e-6)
+    assert 0.998 < epsilon <= 1.0
+
+
 @pytest.mark.thorough
 def test_samples_and_replaced_records():
     """Student noise has no known worst replaced record: it is listed with the reason."""

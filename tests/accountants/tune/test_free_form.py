@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -81,6 +83,19 @@ class SwappedDescent(Descent):
 )
 def test_planted_faults_are_seen(kind, fault):
     assert fault in faults(kind(1.0, 1e-6, 10, 2), problem()[1])
+
+
+@pytest.mark.lengthy
+def test_a_descent_that_misses_the_budget_is_corrected(monkeypatch):
+    """Its tables have too little noise, and what is returned has been proven."""
+    descend = Descent.descend
+    monkeypatch.setattr(Descent, "descend", lambda self, *start: (0.0, 1.01 * descend(self, *start)[1], 0))
+    families = [family for family in tune.NOISE_FAMILIES if family.name == "generalised normal"]
+    search = partial(tune.noise, families=families)
+    monkeypatch.setattr(sys.modules["accountants.tune.free_form"], "noise", search)
+    found = tune.free_form(epsilon=2.0, delta=1e-3, count=3, cells=1, turns=1, sensitivity=3.0)
+    assert guarantee(found.mechanism).repeat(3).delta(2.0) == pytest.approx(found.delta, rel=1e-9)
+    assert 0.9e-3 < found.delta <= 1e-3
 
 
 def test_a_table_of_steps_is_staircase_noise():

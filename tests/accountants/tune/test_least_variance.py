@@ -87,25 +87,53 @@ def test_private_results_are_in_the_region(count):
     assert closest.max() > 0.95
 
 
-@pytest.mark.parametrize(("count", "shifts"), [(2, [1.0]), (3, [0.5, 1.0])])
-def test_a_bound_is_proven_by_its_functions(monkeypatch, count, shifts):
-    """The inequality between the knots too, and all costs, from the functions that the solver proposed."""
-    results, solve = [], scipy.optimize.linprog
-    monkeypatch.setattr(
-        scipy.optimize, "linprog", lambda *p, **names: results.append(solve(*p, **names)) or results[-1]
-    )
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_region_is_bounded_from_outside(count):
+    """Its corners have more than delta, outcome by outcome, and limits are those of the curve through the corners."""
+    region = Region(1.0, 1e-4, count)
+    results = np.array(list(itertools.product((1, 0, -1), repeat=count)))
+    for t, d in zip(region.total[::9], region.difference[::9], strict=True):
+        u, v = (t - d) / 2, (t + d) / 2
+        p, q = (np.where(results == 1, one, np.where(results == 0, 1 - t, other)) for one, other in ((v, u), (u, v)))
+        delta = np.maximum(p.prod(axis=1) - math.e * q.prod(axis=1), 0.0).sum()
+        assert delta > 1e-4 or d == t
+    slopes = region.first_slopes()
+    t = np.geomspace(region.total[0] / 2, 1.0, 20_001)
+    after = np.minimum(np.searchsorted(region.total, t), len(region.total) - 1)
+    before = np.maximum(after - 1, 0)
+    d = np.minimum(region.difference[after], region.difference[before] * t / region.total[before])
+    values = (t + d) / 2 - slopes[:, None] * (t - d) / 2
+    assert (values.max(axis=1) <= region.largest(slopes)).all()
+    assert (values.max(axis=1) >= 0.98 * region.largest(slopes)).all()
+
+
+@pytest.mark.parametrize(
+    ("count", "shifts", "spread"),
+    [(2, [1.0], 0.0), (2, [1.0], 0.5), pytest.param(3, [0.5, 1.0], 0.0, marks=pytest.mark.lengthy)],
+)
+def test_a_bound_is_proven_by_its_functions(monkeypatch, count, shifts, spread):
+    """The inequality between the knots too, and all costs, from any functions that a solver may propose."""
+    solve, proposed, rng = scipy.optimize.linprog, [], np.random.default_rng(0)
+
+    def propose(*problem, **options):
+        result = solve(*problem, **options)
+        result.x *= np.exp(spread * rng.normal(size=len(result.x))) - spread * rng.uniform(size=len(result.x))
+        proposed.append(result.x)
+        return result
+
+    monkeypatch.setattr(scipy.optimize, "linprog", propose)
     region = Region(2.0, 1e-5, count)
     slopes = region.first_slopes()
     limits, near = region.largest(slopes), np.exp([0.9 * 2.0 / count, 1.15 * 2.0 / count])
     program = Program(1.4 * count / 2.0, math.log(count / 1e-5), np.array(shifts), near)
-    bound, _ = program.solve(slopes, limits)
     x = np.linspace(0.0, program.points[-1] + 1.0, 200_001)
+    bound, parts = program.solve(slopes, limits)
     least, costs, first = x**2, 0.0, 0
     for s, y in zip(program.shifts, program.knots, strict=True):
         for slope, limit in zip(slopes, limits, strict=True):
             if s < 1 and not near[0] <= slope <= near[1]:
                 continue
-            g = np.maximum(results[0].x[first : first + len(y)], 0.0)
+            g = np.maximum(proposed[0][first : first + len(y)], 0.0)
             first += len(y)
 
             def at(z, y=y, g=g):
@@ -114,7 +142,9 @@ def test_a_bound_is_proven_by_its_functions(monkeypatch, count, shifts):
             least = least + (at(x + s) + at(s - x)) / 2 - slope * (at(x) + at(-x)) / 2
             costs += limit * (at(y) + at(s - y)).max()
     proven = float(least.min()) - costs
-    assert 0.99 * proven <= bound <= proven
+    assert parts.sum() >= (1 - 1e-12) * costs
+    assert bound <= max(proven, 0.0)
+    assert bound >= 0.99 * proven
 
 
 def test_many_releases_are_sums(monkeypatch):
