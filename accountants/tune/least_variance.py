@@ -256,7 +256,8 @@ class Program:
             return 0.0, np.zeros(len(slopes))
         functions = np.maximum(result.x[: len(scale)], 0.0)
         limits = np.maximum.reduceat(functions * scale, starts)
-        rounding = _POSITIONS * max(1.0, 1 / self.spacing) * (x[-1] * (x[-1] + 1) + float((abs(gains) @ functions).max()))
+        size = x[-1] * (x[-1] + 1) + float((abs(gains) @ functions).max())
+        rounding = _POSITIONS * max(1.0, 1 / self.spacing) * size
         # A square exceeds its chord, less a quarter of the squared distance of the ends.
         value = float((x**2 + gains @ functions).min()) - float(np.diff(x).max()) ** 2 / 4
         parts = limits * costs
