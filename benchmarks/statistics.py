@@ -1,13 +1,15 @@
 """Errors, times and lines of code of a data holder's statistics, beside diffprivlib and OpenDP.
 
-    python -m benchmarks.statistics                # root mean squared errors of 300 releases: five minutes
-    python -m benchmarks.statistics --quick        # 20 releases: a smoke run
+    python -m benchmarks.statistics                       # root mean squared errors of 300 releases
+    python -m benchmarks.statistics --quick               # 5 releases: a smoke run
+    python -m benchmarks.statistics --rows 1000000 --releases 5
     python -m benchmarks.statistics --json
 
-The data are the 5,638 ages of the notebooks' table, in [0, 100]. All have the same epsilon, for a person more or less.
-The number of people is not public; diffprivlib's mean and variance take it to be public. OpenDP is called by its
-Context API, and its mean is a sum and a count of half the budget each. Seconds are processor time of one release, the
-construction of noise included. The extra `bench` has both.
+The data are the 5,638 people of the notebooks' table; with ``--rows``, this many of them drawn with replacement. All
+libraries have the same epsilon, for a person more or less. The number of people is not public; for diffprivlib's means,
+variances and regressions it is. OpenDP is called by its Context API, and its mean is a sum and a count of half the
+budget each. The releases are the code that is printed by ``--code``, and lines are its lines. Milliseconds are
+processor time of one release after a first one, from arrays to values. The extra ``bench`` has both libraries.
 """
 
 from __future__ import annotations
@@ -17,145 +19,225 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import dpkernels as dpk
-from benchmarks.shown import markdown, parser_of
+from benchmarks.shown import machine, markdown, parser_of
 
-TABLE = Path(__file__).parent.parent / "notebooks" / "data" / "rand_hie.csv"
-LOWER, UPPER, EDGES, P = 0.0, 100.0, list(range(0, 101, 10)), (0.25, 0.5, 0.75)
+TABLE = Path(__file__).parents[1] / "notebooks" / "data" / "rand_hie.csv"
 EPSILONS = (0.1, 1.0)
+EDGES, P, PLANS = list(range(0, 101, 10)), [0.25, 0.5, 0.75], list(range(1, 25))
+LIBRARIES = ("dpkernels", "OpenDP", "diffprivlib")
 
-Release = Callable[[np.ndarray, float], Any]
-
-
-def ours(name: str, *arguments: object, **options: object) -> Release:
-    """Return a release by a method of a session that is made for it."""
-
-    def release(x: np.ndarray, epsilon: float) -> Any:
-        session = dpk.Session({"x": x}, epsilon=epsilon)
-        return getattr(session, name)(*arguments, epsilon=epsilon, **options).value
-
-    return release
+OURS = "value = dpk.Session({columns}, epsilon=epsilon).{call}.value"
+CONTEXT = """\
+unit, loss = dp.unit_of(contributions=1), dp.loss_of(epsilon=epsilon)
+context = dp.Context.compositor(data={data}, privacy_unit=unit, privacy_loss=loss, split_evenly_over={shares})
+"""
+CLAMPED = "context.query().impute_constant(0.0).clamp((0.0, 100.0))"
 
 
-def diffprivlib(name: str, **options: object) -> Release:
-    """Return a release by one of its tools."""
-    from diffprivlib import tools
-
-    return lambda x, epsilon: getattr(tools, name)(x, epsilon=epsilon, **options)
-
-
-def opendp(*steps: tuple[str, Any], shares: int = 1) -> Release:
-    """Return a release by a chain of steps, divided by a released count if there are two shares of the budget."""
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib")
-
-    def release(x: np.ndarray, epsilon: float) -> Any:
-        context = dp.Context.compositor(
-            data=x.tolist(),
-            privacy_unit=dp.unit_of(contributions=1),
-            privacy_loss=dp.loss_of(epsilon=epsilon),
-            split_evenly_over=shares,
-        )
-        query = context.query()
-        for step, arguments in steps:
-            query = getattr(query, step)(*arguments)
-        value = query.laplace().release()
-        return value if shares == 1 else value / max(context.query().count().laplace().release(), 1)
-
-    return release
+def ours(call: str, columns: str = "x") -> str:
+    """Return the code of a session with one release."""
+    named = "{" + ", ".join(f'"{name}": {name}' for name in columns) + "}"
+    return OURS.format(columns=named, call=call)
 
 
-def statistics() -> dict[str, tuple[Callable[[np.ndarray], Any], dict[str, Release]]]:
-    """Return for every statistic the true value, and the releases by library."""
-    bounds: dict[str, Any] = {"bounds": (LOWER, UPPER)}
-    clamp = [("impute_constant", (LOWER,)), ("clamp", ((LOWER, UPPER),))]
-    column = ("x", LOWER, UPPER)
-    counts = {"bins": EDGES, "range": (LOWER, UPPER)}
-    return {
-        "count": (len, {"dpkernels": ours("count"), "OpenDP": opendp(("count", ()))}),
-        "sum": (
-            np.sum,
-            {
-                "dpkernels": ours("sum", *column),
-                "OpenDP": opendp(*clamp, ("sum", ())),
-                "diffprivlib": diffprivlib("sum", **bounds),
-            },
-        ),
-        "mean": (
-            np.mean,
-            {
-                "dpkernels": ours("mean", *column),
-                "OpenDP": opendp(*clamp, ("sum", ()), shares=2),
-                "diffprivlib, n public": diffprivlib("mean", **bounds),
-            },
-        ),
-        "variance": (
-            np.var,
-            {"dpkernels": ours("variance", *column), "diffprivlib, n public": diffprivlib("var", **bounds)},
-        ),
-        "histogram": (
-            lambda x: np.histogram(x, EDGES)[0],
-            {
-                "dpkernels": ours("histogram", "x", EDGES),
-                "diffprivlib": lambda x, epsilon: diffprivlib("histogram", **counts)(x, epsilon)[0],
-            },
-        ),
-        "median": (
-            np.median,
-            {
-                "dpkernels": ours("quantiles", *column, interval_share=0),
-                "dpkernels, with an interval": ours("quantiles", *column),
-                "diffprivlib": diffprivlib("median", **bounds),
-            },
-        ),
-        "three quantiles": (
-            lambda x: np.quantile(x, P),
-            {
-                "dpkernels": ours("quantiles", *column, P, interval_share=0),
-                "diffprivlib": diffprivlib("quantile", quant=list(P), **bounds),
-            },
-        ),
-    }
+def opendp(code: str, shares: int = 1, data: str = "x.tolist()") -> str:
+    """Return the code of a context with its queries."""
+    return CONTEXT.format(data=data, shares=shares) + code
 
 
-def rows(releases: int) -> list[dict[str, Any]]:
-    """Return the errors and times of every statistic, epsilon and library."""
-    x = np.genfromtxt(TABLE, delimiter=",", names=True)["age"].clip(LOWER, UPPER)
-    made = []
-    for epsilon in EPSILONS:
-        for name, (true, libraries) in statistics().items():
-            for library, release in libraries.items():
-                release(x, epsilon)
-                start = time.process_time()
-                errors = [np.asarray(release(x, epsilon), float) - true(x) for _ in range(releases)]
-                seconds = (time.process_time() - start) / releases
-                error = float(np.sqrt(np.mean(np.square(errors))))
-                made.append(
-                    {"epsilon": epsilon, "statistic": name, "library": library, "error": error, "seconds": seconds}
-                )
-    return made
+# For every statistic its true value, and the code of each library. x are ages, y visits, g 18 plans, h 24 groups.
+STATISTICS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "count": (
+        lambda d: len(d.x),
+        {
+            "dpkernels": ours("count(epsilon=epsilon)"),
+            "OpenDP": opendp("value = context.query().count().laplace().release()"),
+        },
+    ),
+    "sum": (
+        lambda d: d.x.sum(),
+        {
+            "dpkernels": ours('sum("x", 0, 100, epsilon=epsilon)'),
+            "OpenDP": opendp(f"value = {CLAMPED}.sum().laplace().release()"),
+            "diffprivlib": "value = tools.sum(x, epsilon=epsilon, bounds=(0, 100))",
+        },
+    ),
+    "mean": (
+        lambda d: d.x.mean(),
+        {
+            "dpkernels": ours('mean("x", 0, 100, epsilon=epsilon)'),
+            "OpenDP": opendp(
+                f"total = {CLAMPED}.sum().laplace().release()\n"
+                "value = total / max(context.query().count().laplace().release(), 1)",
+                2,
+            ),
+            "diffprivlib, n public": "value = tools.mean(x, epsilon=epsilon, bounds=(0, 100))",
+        },
+    ),
+    "variance": (
+        lambda d: d.x.var(),
+        {
+            "dpkernels": ours('variance("x", 0, 100, epsilon=epsilon)'),
+            "diffprivlib, n public": "value = tools.var(x, epsilon=epsilon, bounds=(0, 100))",
+        },
+    ),
+    "histogram of 10 bins": (
+        lambda d: np.histogram(d.x, EDGES)[0],
+        {
+            "dpkernels": ours('histogram("x", edges, epsilon=epsilon)'),
+            "OpenDP": opendp(
+                "bins = list(range(len(edges) + 1))\n"
+                "query = context.query().find_bin(edges=[float(edge) for edge in edges])\n"
+                "value = query.count_by_categories(bins, null_category=False).laplace().release()[1:-1]"
+            ),
+            "diffprivlib": "value = tools.histogram(x, epsilon=epsilon, bins=edges, range=(0, 100))[0]",
+        },
+    ),
+    "median": (
+        lambda d: np.median(d.x),
+        {
+            "dpkernels": ours('quantiles("x", 0, 100, interval_share=0, epsilon=epsilon)'),
+            "dpkernels, with an interval": ours('quantiles("x", 0, 100, epsilon=epsilon)'),
+            "OpenDP": opendp(
+                "candidates = np.linspace(0, 100, 1001).tolist()\n"
+                "query = context.query().impute_constant(0.0).quantile_score_candidates(candidates, 0.5)\n"
+                'value = candidates[query.report_noisy_max_gumbel(optimize="min").release()]'
+            ),
+            "diffprivlib": "value = tools.median(x, epsilon=epsilon, bounds=(0, 100))",
+        },
+    ),
+    "three quantiles": (
+        lambda d: np.quantile(d.x, P),
+        {
+            "dpkernels": ours('quantiles("x", 0, 100, p, interval_share=0, epsilon=epsilon)'),
+            "OpenDP": opendp(
+                "candidates = np.linspace(0, 100, 1001).tolist()\n"
+                "value = []\nfor share in p:\n"
+                "    query = context.query().impute_constant(0.0).quantile_score_candidates(candidates, share)\n"
+                '    value.append(candidates[query.report_noisy_max_gumbel(optimize="min").release()])',
+                3,
+            ),
+            "diffprivlib": "value = tools.quantile(x, p, epsilon=epsilon, bounds=(0, 100))",
+        },
+    ),
+    "top 10 of 24": (
+        lambda d: np.sort(np.bincount(d.g, minlength=25)[1:])[::-1][:10],
+        {
+            "dpkernels": ours('top("g", 10, plans, epsilon=epsilon)', "g"),
+            "OpenDP": opendp(
+                "query = context.query().count_by_categories(plans, null_category=False)\n"
+                "counts = np.array(query.laplace().release())\n"
+                "chosen = np.argsort(-counts)[:10]\n"
+                "value = counts[chosen]",
+                data="g.tolist()",
+            ),
+        },
+    ),
+    "means by 24 groups": (
+        lambda d: np.array([d.x[d.h == group].mean() for group in PLANS]),
+        {
+            "dpkernels": ours('mean("x", 0, 100, by={"h": plans}, epsilon=epsilon)', "xh"),
+            "OpenDP": "value = []\nfor plan in plans:\n    "
+            + opendp(
+                f"total = {CLAMPED}.sum().laplace().release()\n"
+                "value.append(total / max(context.query().count().laplace().release(), 1))",
+                2,
+                "x[h == plan].tolist()",
+            ).replace("\n", "\n    "),
+            "diffprivlib, n public": "value = []\nfor plan in plans:\n    own = x[h == plan]\n"
+            "    value.append(tools.mean(own, epsilon=epsilon, bounds=(0, 100)))",
+        },
+    ),
+    "slope of a regression": (
+        lambda d: np.polyfit(d.x, d.y, 1)[0],
+        {
+            "dpkernels": ours(
+                'regression(\n    "y", "x", x_bounds=(0, 100), y_bounds=(0, 20), epsilon=epsilon)', "xy"
+            ).replace(".value", ".value[1]"),
+            "diffprivlib, n public": "line = models.LinearRegression(epsilon=epsilon, bounds_X=(0, 100), "
+            "bounds_y=(0, 20))\nvalue = line.fit(x[:, None], y).coef_[0]",
+        },
+    ),
+}
+
+
+def data_of(rows: int | None) -> dict[str, np.ndarray]:
+    """Return columns of the people of the table, or of as many as asked for, drawn from them."""
+    table = np.genfromtxt(TABLE, delimiter=",", names=True)
+    if rows is not None:
+        table = table[np.random.default_rng(1).integers(0, len(table), rows)]
+    columns = {"x": table["age"].clip(0, 100), "y": table["visits"].clip(0, 20)}
+    columns |= {"g": table["plan"].astype(int), "h": np.arange(len(table)) % 24 + 1}
+    return {name: np.ascontiguousarray(column) for name, column in columns.items()}
+
+
+def measured(code: str, true: Any, data: dict[str, np.ndarray], epsilon: float, releases: int) -> dict[str, Any]:
+    """Return the root mean squared error of some code, its processor time and its lines."""
+    names: dict[str, Any] = {"dpk": dpk, "np": np, "edges": EDGES, "p": P, "plans": PLANS, "epsilon": epsilon}
+    if "dp." in code:
+        import opendp.prelude as dp
+
+        dp.enable_features("contrib")
+        names["dp"] = dp
+    if "tools." in code or "models." in code:
+        from diffprivlib import models, tools
+
+        names |= {"tools": tools, "models": models}
+    compiled, errors, seconds = compile(code, "code", "exec"), [], []
+    for _ in range(releases + 1):
+        own, start = names | data, time.process_time()
+        exec(compiled, own)
+        seconds.append(time.process_time() - start)
+        errors.append(np.asarray(own["value"], float) - true)
+    error = float(np.sqrt(np.nanmean(np.square(errors[1:]))))
+    return {"error": error, "seconds": float(np.mean(seconds[1:])), "lines": code.count("\n") + 1}
+
+
+def rows(releases: int, size: int | None, only: str | None) -> list[dict[str, Any]]:
+    """Return the errors, times and lines of every statistic, epsilon and library."""
+    data, found = data_of(size), []
+    for name, (true, codes) in STATISTICS.items():
+        if only is not None and only not in name:
+            continue
+        for library, code in codes.items():
+            for epsilon in EPSILONS:
+                about = {"statistic": name, "library": library, "epsilon": epsilon}
+                found.append(about | measured(code, true(SimpleNamespace(**data)), data, epsilon, releases))
+    return found
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = parser_of(__doc__)
+    parser.add_argument("--rows", type=int, help="people, drawn from the table with replacement")
+    parser.add_argument("--releases", type=int, default=300)
+    parser.add_argument("--only", help="a part of the name of a statistic")
+    parser.add_argument("--code", action="store_true", help="print the code of every library")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    made = rows(20 if options.quick else 300)
-    if options.json:
-        print(json.dumps(made))
+    if options.code:
+        for name, (_, codes) in STATISTICS.items():
+            print("\n".join(f"# {name}, {library}\n{code}\n" for library, code in codes.items()))
         return
-    header = ["epsilon", "statistic", "library", "error", "ms a release"]
+    found = rows(5 if options.quick else options.releases, options.rows, options.only)
+    if options.json:
+        print(json.dumps(found))
+        return
+    print(machine("opendp", "diffprivlib"))
+    header = ["statistic", "library", "error, epsilon 0.1", "error, epsilon 1", "ms", "lines"]
+    pairs = zip(found[::2], found[1::2], strict=True)
     cells = [
-        [f"{r['epsilon']:g}", r["statistic"], r["library"], f"{r['error']:.4g}", f"{1e3 * r['seconds']:.1f}"]
-        for r in made
-    ]
+        [a["statistic"], a["library"], f"{a['error']:.4g}", f"{b['error']:.4g}",
+         f"{1e3 * (a['seconds'] + b['seconds']) / 2:.1f}", str(a["lines"])]
+        for a, b in pairs
+    ]  # fmt: skip
     print(markdown(header, cells))
 
 

@@ -208,10 +208,10 @@ class Statistic(abc.ABC):
         """Return the cells of rows, -1 for none, and their integer weights of shape (rows, k), or None for ones."""
         return codes, None
 
-    def _noise_width(self, person_rows: int, epsilon: float) -> float:
+    def _noise_width(self, person_rows: int, epsilon: float, confidence: float = 0.95) -> float:
         """Return the width of the interval of one sum of one group."""
         lattice, epsilon, size = self.noise(person_rows, 1, epsilon)
-        low, high = dpk.confidence_interval(np.zeros(size), sampler_of(lattice, epsilon, size), 0.95)
+        low, high = dpk.confidence_interval(np.zeros(size), sampler_of(lattice, epsilon, size), confidence)
         return float((high - low)[0]) * float(lattice.step)
 
 
@@ -252,14 +252,21 @@ def _less(epsilon: float, part: float) -> float:
     return rounded_down(rational(epsilon) - rational(part))
 
 
-def _of_counts(title: str, noisy: NoisySums, index: Mapping[str, Sequence[Any]], kind: str) -> Result:
-    """Return the result of counts."""
+def _of_counts(
+    title: str, noisy: NoisySums, index: Mapping[str, Sequence[Any]], kind: str, chosen: np.ndarray | None = None
+) -> Result:
+    """Return the result of counts, of all or of those that were chosen from them.
+
+    A count that was chosen because it is large has a larger noise than others: then the intervals of all hold at once.
+    """
+    selected, share = (slice(None), 1) if chosen is None else (chosen, noisy.values.size)
 
     def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
-        low, high = (end.reshape(-1) for end in noisy.bounds(confidence))
+        risk = (1 - confidence) / share
+        low, high = (end.reshape(-1)[selected] for end in noisy.bounds(min(1 - risk, np.nextafter(1.0, 0.0))))
         return np.ceil(low - 1e-6), np.floor(high + 1e-6)
 
-    return Result(title, index, noisy.sums.reshape(-1), bounds, (0.0, np.inf), kind)
+    return Result(title, index, noisy.sums.reshape(-1)[selected], bounds, (0.0, np.inf), kind)
 
 
 @dataclass(frozen=True)
@@ -643,9 +650,11 @@ class Quantiles(_OfColumn):
 
 @dataclass(frozen=True)
 class Top(Statistic):
-    """The k stated candidates that most persons have, by permute-and-flip, and the numbers of these persons.
+    """The k stated candidates that most persons have, and the numbers of these persons.
 
-    A person counts once for each candidate that one of the person's rows has.
+    A person counts once for each candidate that one of the person's rows has. If persons have r rows, all counts get
+    noise of scale r/epsilon, and the k largest are chosen from these. If r > 2k, half of epsilon is for choices by
+    permute-and-flip, and half for the counts of what was chosen, whose scale is then 2k/epsilon.
     """
 
     column: str
@@ -661,27 +670,38 @@ class Top(Statistic):
         checks.integer_in("k", self.k, 1, len(Keys(self.column, self.candidates)))
 
     def smallest_epsilon(self, rows: int) -> float:
-        return 2.01e-4 * self.k
+        return 2.01e-4 * self.k if self._chooses_first(rows) else 0.0
+
+    def _chooses_first(self, rows: int) -> bool:
+        return rows > 2 * self.k
 
     def _choice_epsilon(self, epsilon: float) -> float:
         """Return the epsilon of each choice: half of all is for these."""
         return rounded_down(rational(epsilon) / (2 * self.k))
 
     def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        if not self._chooses_first(rows):
+            count = len(self.candidates)
+            return Lattice.of(min(rows, count), epsilon, count, 1, counts=True), epsilon, count
         left = _less(epsilon, float(rational(self._choice_epsilon(epsilon)) * self.k))
         return Lattice.of(min(rows, self.k), left, self.k, 1, counts=True), left, self.k
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         keys = Keys(self.column, self.candidates)
         counts = run.persons(keys)
-        chosen = run.top(counts, self._choice_epsilon(epsilon), self.k, self.title)
         lattice, left, _ = self.noise(run.rows, groups.count, epsilon)
-        noisy = run.noisy(counts[chosen][:, None], lattice, left, f"{self.title}: counts")
+        if first := self._chooses_first(run.rows):
+            chosen = run.top(counts, self._choice_epsilon(epsilon), self.k, self.title)
+            counts = counts[chosen]
+        noisy = run.noisy(counts[:, None], lattice, left, f"{self.title}: counts")
+        if not first:
+            chosen = np.argsort(-noisy.values[:, 0], kind="stable")[: self.k]
         index = {"rank": list(range(1, self.k + 1)), str(self.column): [keys.keys[i] for i in chosen]}
-        return _of_counts(self.title, noisy, index, run.table.kind)
+        return _of_counts(self.title, noisy, index, run.table.kind, None if first else chosen)
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return self._noise_width(person_rows, epsilon)
+        count = 1 if self._chooses_first(person_rows) else len(self.candidates)
+        return self._noise_width(person_rows, epsilon, 1 - 0.05 / count)
 
 
 def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> dict[str, list[Any]]:

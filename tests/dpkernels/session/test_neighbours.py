@@ -48,10 +48,13 @@ STATISTICS = [
     Quantiles("age", 0, 90, 0.5),
     Quantiles("age", 0, 90, (0.1, 0.35, 0.5, 0.9), step=1, by=BY),
     Top("plan", 2, ["A", "B", "C", "D"]),
+    Top("plan", 1, ["A", "B", "C", "D"]),
     Count(by={"plan": "found"}),
     Mean("age", bounds="private", by=BY),
 ]
-every_statistic = pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.title.replace(" ", "-"))
+every_statistic = pytest.mark.parametrize(
+    "statistic", STATISTICS, ids=lambda each: f"{each.title} {getattr(each, 'k', '')}".strip().replace(" ", "-")
+)
 ODD = [np.nan, np.inf, -np.inf, 1e300, -1e300, "x", None, 12.5, "31", 0, True]
 
 
