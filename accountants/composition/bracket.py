@@ -22,6 +22,7 @@ import numpy as np
 from accountants.composition import self_composed
 from accountants.composition.cells import (
     MonotoneLoss,
+    NoGridError,
     TooManyPointsError,
     best_offset,
     cells_on_grid,
@@ -51,7 +52,7 @@ _WIDTH_OF_POWER = 5e-5  # The relative width aimed at of a power, or of a small 
 _LEAST_SHARE = 0.02  # The least width of a power, as a share of that.
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
-_MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 10
+_MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 24
 _PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
 _MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
@@ -202,7 +203,7 @@ class Bracket:
             unknown = unknown or not (math.isfinite(tilt) and math.isfinite(value))
             estimates.append(_Estimate(direction, min(tilt, _STEEPEST), value))
         if unknown:
-            raise ValueError("epsilon, delta: no tilt was found for a bracket; parameters are out of reach")
+            raise NoGridError("epsilon, delta: no tilt was found for a bracket; parameters are out of reach")
         # The upper bound is that of all pairs, in any order: the worst first pair decides the tilt.
         orders = len(estimates) // len(self.guarantee.neighbour_directions)
         for start in range(0, len(estimates), orders):

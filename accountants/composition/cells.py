@@ -52,7 +52,11 @@ class UnknownSteepnessError(ValueError):
     """A density that states no bound on how fast it changes has no bracket."""
 
 
-class TooManyPointsError(ValueError):
+class NoGridError(ValueError):
+    """Floating point does not hold the losses on any grid."""
+
+
+class TooManyPointsError(NoGridError):
     """A grid of this step has too many points."""
 
 

@@ -4,7 +4,7 @@
 - Gaussian noise alone, any number of releases: closed form (``gaussian``).
 - Few joint outcomes: enumeration (``outcomes``).
 - Noise that is not even: dynamic programming over the directions of a neighbour (``adaptive``), where it has a bracket.
-- All others: ``bracket.Bracket``, by privacy loss distributions on a grid.
+- All others: ``bracket.Bracket``, by privacy loss distributions on a grid; by Renyi divergences where those are wide.
 
 From the sum of all releases' largest losses on, delta is 0.
 """
@@ -21,19 +21,18 @@ import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile
 from accountants.composition.bracket import Bracket
+from accountants.composition.by_renyi import GridOrRenyi, epsilon_of_orders
 from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
-from accountants.composition.self_composed import ConvergenceError, check_one_mechanism
+from accountants.composition.self_composed import check_one_mechanism
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from accountants.dominating_pairs.base import profile
 from accountants.loss_intervals import UNIT
 from accountants.profile import epsilon_of
-from dpkernels.proven import proven
 
 # The relative and the absolute error allowed for a largest loss, which is the log of a ratio near 1 if it is small.
 _LEVEL, _LOSS = 1e-12, 64 * UNIT
-_ORDERS = np.geomspace(1e-3, 1e4, 57)  # The orders of Renyi divergences, less 1.
 _REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
@@ -42,7 +41,7 @@ class ByDirections:
     """The bounds of noise that is not even, whose neighbour may move in another direction from release to release."""
 
     profile: AdaptiveProfile  # Its bracket may be None.
-    otherwise: Bracket
+    otherwise: GridOrRenyi
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         return self.profile.bracket("delta", epsilon) or self.otherwise.delta(epsilon)
@@ -58,7 +57,7 @@ class ByDirections:
 
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
         def places(alpha: float, is_flat: bool) -> np.ndarray:
-            return around_estimate(self.otherwise.guarantee.estimate_delta, alpha, is_flat, largest_loss)
+            return around_estimate(self.otherwise.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
 
         return curve_point(self.delta, places, alpha, largest_loss)
 
@@ -67,7 +66,7 @@ class ByDirections:
 class FromBothSides:
     """The bounds of pairs that need not be attained, of which the lower ends are those of pairs that are."""
 
-    upper: ClosedForm | Bracket | ByDirections
+    upper: ClosedForm | GridOrRenyi | ByDirections
     lower: list[RigorousBounds]  # Each is a lower bound.
 
     def delta(self, epsilon: float) -> tuple[float, float]:
@@ -104,13 +103,13 @@ class RigorousBounds:
         self.errors = lru_cache(_REMEMBERED)(self._errors)
 
     @cached_property
-    def method(self) -> ClosedForm | Bracket | ByDirections | FromBothSides:
+    def method(self) -> ClosedForm | GridOrRenyi | ByDirections | FromBothSides:
         """Return the narrowest method that applies, with lower ends of pairs that are attained."""
         lower = [RigorousBounds(attained) for attained in self.guarantee.attained()]
         return FromBothSides(self._method, lower) if lower else self._method
 
     @cached_property
-    def _method(self) -> ClosedForm | Bracket | ByDirections:
+    def _method(self) -> ClosedForm | GridOrRenyi | ByDirections:
         """Return the narrowest method of upper ends."""
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")
@@ -118,7 +117,7 @@ class RigorousBounds:
             bounds = formula.of(self.guarantee)
             if bounds is not None:
                 return bounds
-        by_grid, adaptive = Bracket(self.guarantee), self.guarantee.adaptive_profile
+        by_grid, adaptive = GridOrRenyi(Bracket(self.guarantee)), self.guarantee.adaptive_profile
         return by_grid if adaptive is None else ByDirections(adaptive, by_grid)
 
     @cached_property
@@ -166,19 +165,11 @@ class RigorousBounds:
     def upper_epsilon(self, delta: float) -> float:
         return min(self._finite(self.method.upper_epsilon(delta), delta), self.largest_loss)
 
-    @proven("sums#closed-forms")
     def _finite(self, epsilon: float, delta: float) -> float:
         """Return eps, or that of Renyi divergences if it is infinite: they need no mass that is left out."""
         if math.isfinite(epsilon) or self.guarantee.infinity_mass >= delta:
             return epsilon
-        least = math.inf
-        for c in _ORDERS:
-            try:
-                parts = self.guarantee.renyi(1 + c), math.log1p(-1 / (1 + c)), -(math.log1p(c) + math.log(delta)) / c
-            except ConvergenceError:
-                continue
-            least = min(least, sum(parts) + _LEVEL * sum(map(abs, parts)))
-        return max(least, 0.0)
+        return epsilon_of_orders(self.guarantee, delta)
 
     def _errors(self, alpha: float) -> CurvePoint:
         """Return bounds of the trade-off curve at alpha in [0, 1]."""

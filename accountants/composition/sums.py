@@ -21,7 +21,7 @@ from typing import cast
 
 import numpy as np
 
-from accountants.composition.cells import TooManyPointsError
+from accountants.composition.cells import NoGridError, TooManyPointsError
 from accountants.composition.masses import RATIO, Masses, coarsened
 from accountants.composition.self_composed import integer_power
 from accountants.loss_intervals import UNIT
@@ -102,7 +102,7 @@ class ComposedBounds:
         if value > 0:  # Both may be below the floats.
             finite = max(finite + side * 4 * _TINIEST * (1 + value), 0.0)
         if np.isnan(finite):
-            raise ValueError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
+            raise NoGridError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))
 
     def noise(self, epsilon: float) -> float:

@@ -14,7 +14,7 @@ import accountants
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition import gaussian
-from accountants.composition.bracket import Bracket
+from accountants.composition.by_renyi import GridOrRenyi
 from accountants.composition.closed_form import OneRelease
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import FewOutcomes
@@ -29,7 +29,7 @@ METHODS = {
     OneRelease: guarantee(dpk.laplace(epsilon=0.5)).subsample(0.3),
     GaussianReleases: guarantee(dpk.gaussian(sigma=3.0), 1.0).repeat(7),
     FewOutcomes: guarantee(dpk.piecewise(epsilon=0.5, **UNIT)).repeat(20),
-    Bracket: LAPLACE,
+    GridOrRenyi: LAPLACE,
 }
 
 
@@ -71,10 +71,10 @@ WIDTHS = [
     ("Gaussian noise alone", GaussianReleases, guarantee(dpk.gaussian(sigma=3e3), 1.0).repeat(10**7), 1e-12),
     ("few joint outcomes", FewOutcomes, METHODS[FewOutcomes], 1e-9),
     ("tables", FewOutcomes, guarantee(discrete_pair([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])).repeat(10), 1e-12),
-    ("many releases", Bracket, LAPLACE, 1e-5),
-    ("mixtures", Bracket, LAPLACE.compose(guarantee(dpk.gaussian(sigma=20.0), 1.0).repeat(100)), 1e-5),
-    ("many on samples", Bracket, guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(0.01).repeat(1000), 1e-5),
-    ("uneven atoms", Bracket, UNEVEN, 1e-4),
+    ("many releases", GridOrRenyi, LAPLACE, 1e-5),
+    ("mixtures", GridOrRenyi, LAPLACE.compose(guarantee(dpk.gaussian(sigma=20.0), 1.0).repeat(100)), 1e-5),
+    ("many on samples", GridOrRenyi, guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(0.01).repeat(1000), 1e-5),
+    ("uneven atoms", GridOrRenyi, UNEVEN, 1e-4),
 ]
 
 

@@ -1,0 +1,89 @@
+"""Upper ends by Renyi divergences, where grids have too many points or leave out too much."""
+
+import mpmath as mp
+import pytest
+from default_audit import check
+
+import dpkernels as dpk
+from accountants import discrete_pair, guarantee
+from accountants.composition import by_renyi
+from accountants.composition.bracket import Bracket
+from accountants.composition.by_renyi import GridOrRenyi, delta_of_orders, epsilon_of_orders
+from accountants.composition.cells import NoGridError, TooManyPointsError
+
+
+def refuse(*_):
+    raise TooManyPointsError("a grid of this step has too many points")
+
+
+def gaussian(mu):
+    return guarantee(dpk.Additive(dpk.Gaussian(1.0)), mu)
+
+
+def profile(mu, epsilon):
+    """delta of Gaussian noise, in 50 digits."""
+    with mp.workdps(50):
+        return mp.ncdf(mu / 2 - mp.mpf(epsilon) / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - mp.mpf(epsilon) / mu)
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("share", [1.0, 5.0, 20.0])
+def test_bounds_of_orders_are_above_the_profile_and_not_far(mu, share):
+    epsilon = mu**2 / 2 + share * mu
+    truth = profile(mu, epsilon)
+    found = delta_of_orders(gaussian(mu), epsilon)
+    assert truth <= found <= 40 * truth  # The best order itself is 2.5 to 25 times the profile.
+    assert epsilon <= epsilon_of_orders(gaussian(mu), float(truth)) <= epsilon + 4 * mu
+
+
+def test_both_bounds_are_one():
+    made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
+    for delta in (1e-3, 1e-30, 1e-200):
+        assert delta_of_orders(made, epsilon_of_orders(made, delta)) == pytest.approx(delta, rel=1e-2)
+
+
+def test_orders_are_all_valid(monkeypatch):
+    """A single order, whichever it is, is above the profile as well."""
+    for order in (0.01, 0.3, 2.0, 40.0, 1e3):
+        monkeypatch.setattr(by_renyi, "_ORDERS", [order, order])
+        for epsilon in (0.1, 1.0, 4.0):
+            assert profile(1.0, epsilon) <= delta_of_orders(gaussian(1.0), epsilon)
+        assert profile(1.0, epsilon_of_orders(gaussian(1.0), 1e-6)) <= 1e-6
+
+
+def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):
+    made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
+    bounds = GridOrRenyi(Bracket(made))
+    exact, exact_delta, point = bounds.epsilon(1e-6)[1], bounds.delta(6.0)[1], bounds.errors(0.1, 15.0)
+    for name in ("delta", "epsilon", "errors"):
+        monkeypatch.setattr(Bracket, name, refuse)
+    assert bounds.epsilon(1e-6)[0] == bounds.delta(6.0)[0] == 0.0
+    assert exact <= bounds.upper_epsilon(1e-6) <= exact * 1.2
+    assert exact_delta <= bounds.upper_delta(6.0) <= exact_delta * 30
+    wider = bounds.errors(0.1, 15.0)
+    assert wider.error[0] <= point.error[0] <= point.error[1] <= wider.error[1]
+
+
+def test_wide_ends_are_replaced(monkeypatch):
+    made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
+    monkeypatch.setattr(Bracket, "epsilon", lambda *_: (1.0, 15.0))
+    monkeypatch.setattr(Bracket, "delta", lambda *_: (1e-12, 0.9))
+    bounds = GridOrRenyi(Bracket(made))
+    assert bounds.epsilon(1e-6) == (1.0, epsilon_of_orders(made, 1e-6))
+    assert bounds.delta(6.0) == (1e-12, delta_of_orders(made, 6.0))
+
+
+def test_an_infinite_loss_has_no_bound_of_orders(monkeypatch):
+    made = guarantee(discrete_pair([0.5, 0.499, 0.001], [0.4, 0.6, 0.0])).repeat(1000)
+    monkeypatch.setattr(Bracket, "epsilon", refuse)
+    monkeypatch.setattr(Bracket, "delta", refuse)
+    with pytest.raises(NoGridError, match="too many points"):
+        GridOrRenyi(Bracket(made)).epsilon(1e-6)
+    assert GridOrRenyi(Bracket(made)).delta(1.0) == (0.0, 1.0)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("seed", [2540, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2630, 2756))])
+def test_guarantees_whose_grids_were_too_large_are_answered(seed):
+    """At their eps no loss of one direction is as large, which makes the tilt steep; or delta is next to the floats."""
+    check(seed)
