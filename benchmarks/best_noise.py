@@ -3,11 +3,11 @@
     python -m benchmarks.best_noise [--quick] [--output docs/_static/best_noise.png]
 
 A row has the variance at sensitivity 1 of the noise that ``tune.noise`` finds, and those of its integer table and of
-the integer table of the free form; for the worse of these two tables, the upper end of the bracket of k releases over
-delta, and dp_accounting's epsilon at delta from the weights of the table over epsilon (an upper bound, on a grid of
-losses); then the variances of the families, and of the free form, the lower bound on the variance of any noise, and how
-far the least variance found exceeds it. The least of the two tables' variances is compared
-with that of the prototype, where there is one.
+the integer table of the free form; for the worse of these two tables, the upper end of the bracket of k releases and
+its width, over delta, and dp_accounting's epsilon at delta from the weights of the table over epsilon (an upper bound,
+on a grid of losses); then the variances of the families, and of the free form, the lower bound on the variance of any
+noise, and how far the least variance found exceeds it. The least of the two tables' variances is compared with that of
+the prototype, where there is one.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Row(NamedTuple):
     table_variance: float
     free_table_variance: float
     bound: float
+    width: float
     accounted: float
     free: float
     least: float
@@ -78,7 +79,13 @@ class Row(NamedTuple):
         return [
             *(f"{self.epsilon:g}, {self.delta:.0e}".replace("e-0", "e-"), f"{self.releases}", self.best.family, shape),
             *(f"{self.best.value:.5g}", f"{self.table_variance:.5g}", f"{self.free_table_variance:.5g}"),
-            *(f"{self.bound / self.delta:.5f}", f"{self.accounted / self.epsilon:.6f}", *costs, f"{self.free:.5g}"),
+            *(
+                f"{self.bound / self.delta:.5f}",
+                f"{self.width / self.delta:.1e}",
+                f"{self.accounted / self.epsilon:.6f}",
+                *costs,
+                f"{self.free:.5g}",
+            ),
             *(f"{self.least:.5g}", f"{100 * self.excess:.2g} %"),
             "" if self.over_prototype is None else f"{self.over_prototype:.5f}",
         ]
@@ -103,9 +110,12 @@ def row_of(epsilon: float, delta: float, count: int) -> Row:
     free = tune.free_form(epsilon=epsilon, delta=delta, count=count, cells=CELLS[count])
     samplers = [dpk.exact_sampler(mechanism) for mechanism in (free.named.mechanism, free.mechanism)]
     accounted = max(accounted_epsilon(sampler, epsilon, delta, count) for sampler in samplers)
-    bound = max(guarantee(sampler).repeat(count).delta(epsilon) for sampler in samplers)
+    brackets = [guarantee(sampler).repeat(count).bracket(epsilon=epsilon) for sampler in samplers]
+    bound, width = max(high for _, high in brackets), max(high - low for low, high in brackets)
     named, free_form = (float(sampler.certificate.worst_variance) for sampler in samplers)
-    return Row(epsilon, delta, count, free.named, named, free_form, bound, accounted, free.value, free.lower_bound)
+    return Row(
+        epsilon, delta, count, free.named, named, free_form, bound, width, accounted, free.value, free.lower_bound
+    )
 
 
 def draw(rows: list[Row], output: Path) -> None:
@@ -145,6 +155,7 @@ def main() -> None:
         "table",
         "free table",
         "delta",
+        "width",
         "dp_accounting",
         *SHOWN,
         "free form",
@@ -160,8 +171,9 @@ def main() -> None:
     print(f"\n{markdown(header, [row.cells() for row in rows])}")
     print(f"{time.process_time() - start:.0f} s of processor time")
     worst = max(ratio for row in rows if (ratio := row.over_prototype) is not None)
+    bound, width = (max(getattr(row, name) / row.delta for row in rows) for name in ("bound", "width"))
     print(
-        f"largest table over the prototype {worst:.5f}, largest bound {max(row.bound / row.delta for row in rows):.6f}"
+        f"largest table over the prototype {worst:.5f}, largest bound {bound:.6f}, widest bracket {width:.1e} of delta"
     )
     if not options.quick:
         draw(rows, options.output)

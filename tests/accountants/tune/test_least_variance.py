@@ -118,6 +118,9 @@ def test_a_bound_is_proven_by_its_functions(monkeypatch, count, shifts, spread):
     def propose(*problem, **options):
         result = solve(*problem, **options)
         result.x *= np.exp(spread * rng.normal(size=len(result.x))) - spread * rng.uniform(size=len(result.x))
+        if spread:  # The largest value is often at the place that a test has in common with its mirror image.
+            functions = result.x[: len(slopes) * len(program.knots[0])].reshape(len(slopes), -1)
+            functions[::2, 0] = functions[::2].max(axis=1)
         proposed.append(result.x)
         return result
 
