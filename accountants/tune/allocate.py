@@ -76,6 +76,9 @@ def allocate(
     | pure noise, delta 0 | epsilon_i proportional to (w_i s_i^2)^(1/3), in closed form |
     | other noise, delta above 0 | ratios by the gradient of the composed epsilon, in a few levels |
 
+    Pure noise with a delta above 0 gets the better of the second and the third row: up to some tens of queries budgets
+    that add up are often better.
+
     The result is certified: the bound of the composed guarantee, never an estimate, meets the budget. It is that of the
     noise as real numbers; docs/batches.md says what the integers of a release add to delta.
 
@@ -106,18 +109,11 @@ def allocate(
         checks.one_of("objective", objective, OBJECTIVES)
     if levels is not None:
         checks.integer_in("levels", levels, 1, 1 << 20)
-    elif problem.kind == "composed" and problem.size > _LEVELS:
-        levels = _LEVELS
-    ratios = problem.ratios(objective)
-    if levels is not None:
-        ratios = problem.in_levels(ratios, levels)
-    if objective == "variance" and (levels is not None or problem.kind == "composed"):
-        ratios = problem.improved(ratios)
-    allocation = problem.certified(ratios, objective)
-    if problem.kind == "composed" and problem.is_pure and levels is None:
-        # Of a few queries budgets that add up may be better.
-        added = replace(problem, delta=0.0)
-        basic = added.certified(added.ratios(objective), objective)
+    few = _LEVELS if problem.kind == "composed" and problem.size > _LEVELS else None
+    allocation = problem.allocated(objective, few if levels is None else levels)
+    if problem.kind == "composed" and problem.is_pure:
+        # Budgets that add up may be better, also because every query may have its own.
+        basic = replace(problem, delta=0.0).allocated(objective, levels)
         if basic.value < allocation.value:
             return replace(basic, delta=problem.delta)
     return allocation
@@ -169,6 +165,15 @@ class _Problem:
     @property
     def size(self) -> int:
         return len(self.sensitivities)
+
+    def allocated(self, objective: Objective, levels: int | None) -> Allocation:
+        """Return the certified allocation, with so many different ratios of sensitivity to length; None for any."""
+        ratios = self.ratios(objective)
+        if levels is not None:
+            ratios = self.in_levels(ratios, levels)
+        if objective == "variance" and (levels is not None or self.kind == "composed"):
+            ratios = self.improved(ratios)
+        return self.certified(ratios, objective)
 
     @property
     def kind(self) -> str:

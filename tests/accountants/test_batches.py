@@ -187,13 +187,23 @@ def test_tight_allocation_of_laplace_noise_is_certified_and_better_than_basic():
 
 
 @pytest.mark.lengthy
-def test_a_few_laplace_queries_are_not_worse_than_with_budgets_that_add_up():
-    queries = dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 4.0]))
-    basic = tune.allocate(queries, epsilon=1.0)
-    tight = tune.allocate(queries, epsilon=1.0, delta=1e-6)
+@pytest.mark.parametrize(
+    ("sensitivities", "options"),
+    [
+        (np.array([1.0, 4.0]), {}),
+        (LENGTHS[:12], {}),
+        (LENGTHS[:12], {"levels": 2}),
+        (LENGTHS[:12], {"objective": "largest"}),
+    ],
+)
+def test_a_few_laplace_queries_are_not_worse_than_with_budgets_that_add_up(sensitivities, options):
+    queries = dpk.laplace(epsilon=1.0, sensitivity=sensitivities)
+    basic = tune.allocate(queries, epsilon=1.0, **options)
+    tight = tune.allocate(queries, epsilon=1.0, delta=1e-6, **options)
     assert tight.value <= basic.value
     assert tight.epsilon <= 1.0
     assert tight.delta == 1e-6
+    assert len(np.unique(tight.mechanism.epsilon)) <= options.get("levels", 12)
 
 
 @pytest.mark.lengthy
