@@ -30,10 +30,12 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.exact.bounded import ExactRows, ExactWindow
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable
+from dpkernels.exact.prefixes import PrefixSampler
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
@@ -278,6 +280,13 @@ bounded_pair.register(Categorical, category_pair)
 bounded_pair.register(CategorySampler, category_pair)
 
 
+@bounded_pair.register(PrefixPlan)
+@bounded_pair.register(PrefixSampler)
+def _(mechanism: Any) -> Atoms:
+    """Return the pair that no eps-DP mechanism exceeds, as two values may have the same prefix at some levels."""
+    return pure_points(pure_epsilon(mechanism))
+
+
 @singledispatch
 def pure_epsilon(mechanism: object) -> float:
     """Return the smallest eps for which the mechanism is eps-DP, of one report in exact arithmetic.
@@ -306,6 +315,7 @@ def _(mechanism: Windowed) -> float:
 @pure_epsilon.register(TwoPoint)
 @pure_epsilon.register(CentralPiecewise)
 @pure_epsilon.register(Categorical)
+@pure_epsilon.register(PrefixPlan)
 def _(mechanism: Any) -> float:
     """Return the mechanism's eps: e^eps is the ratio of two densities, of two probabilities or of two steps."""
     return float(mechanism.epsilon)

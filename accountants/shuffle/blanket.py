@@ -32,6 +32,7 @@ from dpkernels import checks
 from dpkernels.exact.bounded import ExactRows, ExactWindow, WindowTable
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.prefixes import PrefixSampler
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -222,6 +223,11 @@ def _(mechanism: Any) -> WorstInputs:
         "mechanism: inputs of additive noise are unbounded, so no report is likely for every input, and "
         "shuffling hides no report among the others; shuffle reports of a bounded mechanism, such as piecewise"
     )
+
+
+@worst_inputs.register
+def _(mechanism: PrefixSampler) -> WorstInputs:
+    raise TypeError("mechanism: reports of prefixes have no known blanket; shuffle reports of one level")
 
 
 _NEAR = (

@@ -30,6 +30,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.numerics import Real
 from dpkernels.staging import write_png
 
@@ -114,6 +115,8 @@ class Account:
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
         if isinstance(self.mechanism, Categorical):
             return f"any two of the {self.mechanism.categories} categories"
+        if isinstance(self.mechanism, PrefixPlan):
+            return f"any two of the {self.mechanism.categories} values"
         interval = "[{}, {}]".format(*map(shortest, self.mechanism.input_interval))
         if "sensitivity" in self.options:
             return f"values in {interval} at most {shortest(self.options['sensitivity'])} apart"
@@ -132,6 +135,8 @@ class Account:
         if isinstance(built, Categorical):
             whole, empty = float(built.mean_squared_error()), float(built.share_variance(0.0))
             return {"mean squared error": whole, "share variance": empty}
+        if isinstance(built, PrefixPlan):
+            return {"share variance": float(len(built.levels) * built.levels[-1].share_variance(0.0))}
         if not isinstance(self.mechanism, Additive):
             middle = sum(map(float, built.input_interval)) / 2
             moments = {"worst variance": float(built.worst_variance), "central variance": float(built.variance(middle))}

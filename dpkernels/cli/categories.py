@@ -14,11 +14,12 @@ from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import format_number
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 
 _MOST_CODES = 1 << 20  # without labels
 _MOST_SETS = 1 << 16  # categories of which sets are compared
-NAMES = ("categorical", "subset-selection", "randomised-response", "block-response")
+NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
 
 
 def _made(build: Any, epsilon: float, categories: Any, categories_from: Any, other: str | None, **more: Any) -> Any:
@@ -65,9 +66,21 @@ def block_response(
     return _made(dpkernels.block_response, epsilon, categories, categories_from, other, blocks=blocks)
 
 
-def chosen(mechanism: Categorical) -> tuple[str, dict[str, Any]]:
+def prefix_response(
+    *, epsilon: float, length: int, alphabet: str, lengths: Any = None, other: Any = None, longer: str = "error"
+) -> Any:
+    """Make prefix response, where each person reports at one level."""
+    return dpkernels.prefix_response(epsilon, length, alphabet, lengths=lengths, other=other, longer=longer)
+
+
+def chosen(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, Any]]:
     """Return the name of a mechanism and the options that make it again."""
     own: dict[str, Any] = {"epsilon": float(mechanism.epsilon)}
+    if isinstance(mechanism, PrefixPlan):
+        own |= {name: getattr(mechanism, name) for name in ("length", "alphabet", "lengths", "longer")}
+        return "prefix-response", own | (
+            {} if mechanism.other is None else {"other": mechanism.value_of(mechanism.other)}
+        )
     own["categories"] = mechanism.categories if mechanism.labels is None else mechanism.labels
     if mechanism.other is not None:
         own["other"] = str(mechanism.label_of(mechanism.other))
@@ -78,8 +91,10 @@ def chosen(mechanism: Categorical) -> tuple[str, dict[str, Any]]:
     return "randomised-response", own
 
 
-def describe(mechanism: Categorical, most: int = 6) -> str:
+def describe(mechanism: Categorical | PrefixPlan, most: int = 6) -> str:
     """Return the categories in words."""
+    if isinstance(mechanism, PrefixPlan):
+        return f"texts of up to {mechanism.length} of {mechanism.base - 1} characters"
     if mechanism.labels is None:
         return f"the codes 0 to {mechanism.categories - 1}"
     rest = mechanism.categories - most

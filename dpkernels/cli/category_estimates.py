@@ -1,14 +1,14 @@
 """``dpkernels estimate`` for a column of categories: numbers and shares of people, with exact intervals.
 
 A file is read once, and counts of the files of a dataset are added. Memory grows with the number of categories and
-groups, and not with the files.
+groups, and not with the files. Of prefixes a file is read once for each level, and the most frequent values are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +25,17 @@ from dpkernels.cli.release.verify import build_exact_sampler
 from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
+from dpkernels.estimation.categorical.heavy_hitters import HeavyHitters, PrefixSearch
 from dpkernels.estimation.pictures import draw_intervals
-from dpkernels.exact.categories import CategoryCertificate, CategorySampler
-from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.prefixes import PrefixSampler
 from dpkernels.staging import write_png
 
 _MOST_COUNTS = 1 << 25  # of all groups together, eight bytes each
 _MOST_LINES, _BAR = 40, 24  # categories of a group that a table shows, and the length of the longest bar
 _MOST_BARS = 60  # categories of a picture
+_MOST_FOUND = 32  # prefixes that are kept of each level
 
 
 @dataclass(frozen=True)
@@ -138,53 +141,18 @@ class CategorySelection:
     keep: bool  # whether the release kept missing values
     confidence: float  # of intervals
 
-    @classmethod
-    def of(
-        cls,
-        form: Mapping[str, Any],
-        names: Sequence[str],
-        where: Any,
-        column: str | None,
-        by: str | None,
-        options: Mapping[str, Any],
-    ) -> CategorySelection:
-        """Return what to count; ``options`` are those of the command, of which the ones for numbers are refused."""
-        for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
-            if options.get(name) is not None:
-                raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
-        own = column_of(form, names, where, column)
-        check_groups(form, names, where, by)
-        certificate = CategoryCertificate.from_dict(own["certificate"])
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in own["options"].items()}
-        sampler: Any = build_exact_sampler(own["mechanism"], given, label(own["column"]))[1]
-        if sampler.certificate != certificate:
-            raise CertificateError(
-                f"{label(own['column'])}the mechanism and its options do not have the integers of the certificate"
-            )
-        keep, confidence = form.get("missing") == "keep", float(options["confidence"])
-        return cls(str(own["column"]), by, own["mechanism"], sampler, keep, confidence)
-
     def tally(self, source: Source, row: int = 0) -> CategoryTally:
         """Count the reports of one source, which begins with that row of its file."""
-        name, by, mechanism = self.column, self.by, self.sampler.mechanism
-        groups, missing, start = dict[str | None, CategoryCounts](), 0, row
-        with closing(ahead(source.pieces([name] if by is None else [name, by]))) as pieces:
-            for piece in pieces:
-                reports, good, is_missing = reports_of(source.labels(piece, name), mechanism, source.markers)
-                if not (good | is_missing).all():
-                    place = source.place(piece, start + int((good | is_missing).argmin()), start)
-                    raise ValueError(f"{label(name)}{place} is no report of this release")
-                if is_missing.any() and not self.keep:
-                    place = source.place(piece, start + int(is_missing.argmax()), start)
-                    raise ValueError(f"{label(name)}{place} is missing; the release kept none")
+        by, groups, missing = self.by, dict[str | None, CategoryCounts](), 0
+        names = [self.column] if by is None else [self.column, by]
+        with closing(ahead(source.pieces(names))) as pieces:
+            for piece, reports, good, is_missing in _read(source, pieces, self.column, self.sampler, self.keep, row):
                 missing += int(is_missing.sum())
                 local, cells = groups_of(source, piece, by)
                 self._check_few(groups.keys() | set(cells))
                 for at, cell in enumerate(cells):
                     rows = good if by is None else good & (local == at)
                     groups.setdefault(cell, CategoryCounts(self.sampler)).add(reports[rows])
-                start += len(piece)
-                stop_if_asked()
         return CategoryTally(groups, missing)
 
     def _check_few(self, cells: Collection[str | None]) -> None:
@@ -208,6 +176,145 @@ class CategorySelection:
         return CategoryEstimates(self.column, self.by, self.mechanism, epsilon, missing, self.confidence, answers)
 
 
+def _read(
+    source: Source, pieces: Iterable[Any], name: str, sampler: CategorySampler, keep: bool, row: int
+) -> Iterator[tuple[Any, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield every piece with its reports, whether each is one, and whether each is missing; the first row is ``row``.
+
+    A ValueError names the first cell that is no report, or missing although the release kept none.
+    """
+    for piece in pieces:
+        reports, good, is_missing = reports_of(source.labels(piece, name), sampler.mechanism, source.markers)
+        if not (good | is_missing).all():
+            place = source.place(piece, row + int((good | is_missing).argmin()), row)
+            raise ValueError(f"{label(name)}{place} is no report of this release")
+        if is_missing.any() and not keep:
+            place = source.place(piece, row + int(is_missing.argmax()), row)
+            raise ValueError(f"{label(name)}{place} is missing; the release kept none")
+        yield piece, reports, good, is_missing
+        row += len(piece)
+        stop_if_asked()
+
+
+@dataclass(frozen=True)
+class FoundValues:
+    """The most frequent values of a release of prefixes."""
+
+    column: str
+    mechanism: str
+    epsilon: float
+    missing: int
+    compared: int  # values at the last level
+    standard_error: float  # of the share of a rare value
+    found: HeavyHitters
+
+    def to_dict(self) -> dict[str, Any]:
+        table = self.found.table()
+        each = zip(*(np.asarray(column).tolist() for column in table.values()), strict=True)
+        return {
+            "column": self.column,
+            "by": None,
+            "mechanism": self.mechanism,
+            "epsilon": self.epsilon,
+            "missing": self.missing,
+            "confidence": self.found.confidence,
+            "reports": self.found.people,
+            "compared": self.compared,
+            "standard_error": self.standard_error,
+            "found": [dict(zip(table, row, strict=True)) for row in each],
+        }
+
+    def __str__(self) -> str:
+        found, interval = self.found, f"{100 * self.found.confidence:.6g} % interval"
+        lines = [f"{title(self.column)}: {found.people:,} reports of {self.mechanism} at epsilon {self.epsilon:.6g}"]
+        lines += [f"{self.missing:,} rows without a report"] if self.missing else []
+        lines += [
+            f"The intervals hold together for the {self.compared:,} values that were compared last. They are about the",
+            "population from which the people were drawn. The standard error of a rare value's share is "
+            f"{self.standard_error:.2g};",
+            "values that are not much more frequent are not found.",
+        ]
+        is_frequent = self._is_frequent
+        cells = [["value", "share", interval, ""]]
+        for at in np.flatnonzero(is_frequent)[:_MOST_LINES].tolist():
+            bounds = f"{found.low[at]:.4f} to {found.high[at]:.4f}"
+            bar = "#" * round(_BAR * found.shares[at] / found.shares[0])
+            cells.append([display_name(str(found.values[at])) or "(empty)", f"{found.shares[at]:.4f}", bounds, bar])
+        few = len(cells) - 1
+        lines += ["", *aligned(cells)] if few else ["", "No value has an interval above 0."]
+        rest = len(found.values) - few
+        return "\n".join([*lines, *([f"and {rest:,} values more; --json prints all"] if rest else [])])
+
+    @property
+    def _is_frequent(self) -> np.ndarray:
+        return np.asarray(self.found.low > 0)
+
+    def plot(self, target: Path) -> None:
+        """Draw the shares whose intervals are above 0, and write a PNG."""
+        from matplotlib.figure import Figure
+
+        order = np.flatnonzero(self._is_frequent)[:_MOST_BARS]
+        if not len(order):
+            raise ValueError("--plot: no value has an interval above 0")
+        figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+        ax, places, found = figure.subplots(), np.arange(len(order)), self.found
+        about = f"{100 * found.confidence:g} % intervals, together"
+        low, high, shares = found.low[order], found.high[order], found.shares[order]
+        draw_intervals(ax, places - 0.4, places + 0.4, shares, low, high, about)
+        names = [display_name(str(found.values[at])) or "(empty)" for at in order.tolist()]
+        ax.set_xticks(places, names, rotation=90 if len(order) > 8 else 0, parse_math=False)
+        ax.set_ylabel("share of values")
+        ax.set_title(f"{found.people:,} reports at epsilon {self.epsilon:g}", parse_math=False)
+        ax.set_ylim(0, 1.05 * float(high.max()))
+        ax.legend(frameon=False)
+        write_png(figure, target)
+
+
+class PrefixTally(NamedTuple):
+    """Reports of one file or part."""
+
+    counted: np.ndarray  # the reports of a level, and how many of them support each candidate
+    people: int  # reports of all levels
+    missing: int  # rows without a report
+
+
+@dataclass(frozen=True)
+class PrefixSelection:
+    """Which reports of prefixes are counted: those of a level. The release is read once for each level."""
+
+    column: str
+    mechanism: str
+    sampler: CategorySampler
+    keep: bool  # whether the release kept missing values
+    confidence: float  # of all intervals together
+    search: PrefixSearch
+
+    def tally(self, source: Source, row: int = 0) -> PrefixTally:
+        """Count the reports of one source, which begins with that row of its file."""
+        plan, search, people, missing = self.sampler.mechanism, self.search, 0, 0
+        counted = np.zeros(1 + len(search.candidates), np.int64)
+        with closing(ahead(source.pieces([self.column]))) as pieces:
+            for _, reports, good, is_missing in _read(source, pieces, self.column, self.sampler, self.keep, row):
+                level, report = plan.at_levels(reports[good].astype(np.int64))
+                counted += search.count(report[level == search.level])
+                people, missing = people + int(good.sum()), missing + int(is_missing.sum())
+        return PrefixTally(counted, people, missing)
+
+    def join(self, tallies: Iterable[PrefixTally], where: Any) -> PrefixSelection | FoundValues:
+        """Return what to count at the next level, or after the last one the values that were found."""
+        counted, people, missing = np.zeros(1 + len(self.search.candidates), np.int64), 0, 0
+        for tally in tallies:
+            counted, people, missing = counted + tally.counted, people + tally.people, missing + tally.missing
+        if not people:
+            raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
+        plan, search = self.search.plan, self.search.next(counted)
+        if search.level < len(plan.levels):
+            return replace(self, search=search)
+        found, error = search.found(people, self.confidence), plan.standard_error(people)
+        epsilon = float(plan.epsilon)
+        return FoundValues(self.column, self.mechanism, epsilon, missing, search.compared, error, found)
+
+
 def selection_of(
     form: Mapping[str, Any],
     names: Sequence[str],
@@ -216,9 +323,45 @@ def selection_of(
     column: str | None,
     by: str | None,
     options: Mapping[str, Any],
-) -> Selection | CategorySelection:
+) -> Selection | CategorySelection | PrefixSelection:
     """Return which reports of a release are counted: those of a column of numbers or of categories."""
-    if is_categorical(column_of(form, names, where, column)["certificate"]):
-        return CategorySelection.of(form, names, where, column, by, options)
+    most = options.get("most")
+    own = column_of(form, names, where, column)
+    if is_categorical(own["certificate"]):
+        return _of_categories(form, own, names, where, by, options)
+    if most is not None:
+        raise click.UsageError(f"--most: is for prefix-response; the mechanism is {own['mechanism']}")
     lower, upper = options["lower"], options["upper"]
     return Selection.of(form, names, where, column, by, None if lower is None else (lower, upper))
+
+
+def _of_categories(
+    form: Mapping[str, Any],
+    own: Mapping[str, Any],
+    names: Sequence[str],
+    where: Any,
+    by: str | None,
+    options: Mapping[str, Any],
+) -> CategorySelection | PrefixSelection:
+    """Return what to count of a column; ``options`` are the command's, of which those for numbers are refused."""
+    for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
+        if options.get(name) is not None:
+            raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
+    certificate: Any = Certificate.from_dict(own["certificate"])
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in own["options"].items()}
+    sampler: Any = build_exact_sampler(own["mechanism"], given, label(own["column"]))[1]
+    if sampler.certificate != certificate:
+        raise CertificateError(
+            f"{label(own['column'])}the mechanism and its options do not have the integers of the certificate"
+        )
+    keep, confidence, most = form.get("missing") == "keep", float(options["confidence"]), options.get("most")
+    column, mechanism = str(own["column"]), own["mechanism"]
+    if isinstance(sampler, PrefixSampler):
+        if by is not None:
+            raise click.UsageError("--by: the most frequent values are those of all rows; there are no groups")
+        search = PrefixSearch(sampler.mechanism, _MOST_FOUND if most is None else most)
+        return PrefixSelection(column, mechanism, sampler, keep, confidence, search)
+    if most is not None:
+        raise click.UsageError(f"--most: is for prefix-response; the mechanism is {mechanism}")
+    check_groups(form, names, where, by)
+    return CategorySelection(column, by, mechanism, sampler, keep, confidence)

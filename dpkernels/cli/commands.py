@@ -113,10 +113,12 @@ Examples:
   dpkernels estimate private.csv --column age --by plan --quantiles .25,.5,.75
   dpkernels estimate private.parquet --column income --histogram 20 --plot income.png
   dpkernels estimate private.csv --column ward
+  dpkernels estimate private.csv --column word --most 50
 """
 
 
 _ATOMS = "Values that many people may have, such as 0."
+_MOST = "Values of prefix-response to find, 1 to 16384. More are lost if fewer are kept. Default: 32."
 _CONFIDENCE = "Probability that each single interval contains its true value. Default: 0.95."
 _ASSUME = (
     "What intervals assume about the values: nothing (default), or a smooth density beside --atoms and the point "
@@ -197,6 +199,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 @click.option("--atoms", type=opts.NumberList(number=opts.date_or_number), metavar="X,X,..", help=_ATOMS)
 @click.option("--grid", type=float, metavar="G", help="Values are multiples of G: 1 for whole numbers.")
 @click.option("--assume", type=click.Choice(["nothing", "smooth"]), default="nothing", help=_ASSUME)
+@click.option("--most", type=click.IntRange(1, 1 << 14), metavar="K", help=_MOST)
 @opts.plot_option("Also draw the histogram and the cdf into this .png, of every group.")
 @opts.engine_options
 @opts.redact_option()
@@ -213,17 +216,19 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
 
     runs = {name: options.pop(name) for name in opts.ENGINE}
     column, group_column, lower, upper = (options.pop(name) for name in ("column", "by", "lower", "upper"))
+    most = options.pop("most")
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
     settings = estimate.EstimateOptions(**options)
-    given = {**options, "lower": lower, "upper": upper}
+    given = {**options, "lower": lower, "upper": upper, "most": most}
     select = partial(category_estimates.selection_of, column=column, by=group_column, options=given)
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
         form, source = estimate.open_release(reports, sidecar)
-        selection: Any = select(form, source.names, reports)
-        counted = selection.join([selection.tally(source)], reports)
+        counted: Any = select(form, source.names, reports)
+        while hasattr(counted, "tally"):  # once, but for each level of prefixes
+            counted = counted.join([counted.tally(source)], reports)
     else:
         if sidecar is not None:
             raise click.UsageError("--sidecar: is for one file; a dataset has its own")
@@ -232,7 +237,7 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
             from dpkernels.cli.dataset.engines import engine
 
         counted = dataset.read(reports, select, engine(runs))
-    if isinstance(counted, category_estimates.CategoryEstimates):
+    if isinstance(counted, category_estimates.CategoryEstimates | category_estimates.FoundValues):
         _print(counted, as_json, plot)
         return
     if plot is not None:
@@ -264,7 +269,8 @@ A column of categories needs --categories, or --categories-from with one categor
 the data. A value that is none of them is an error, or with --other becomes that category. Reports are categories
 (randomised-response), numbers (block-response) or sets of categories (subset-selection), which are bytes in a Parquet
 file and hexadecimal digits in a text file. With columns of both kinds give --mechanism for each, such as categorical
-and balanced.
+and balanced. Texts that are too many to list need --length and --alphabet (prefix-response): `dpkernels estimate` finds
+the most frequent ones.
 
 Rows that are queries, with parameters of their own, need --sensitivity-column and so on. Columns of parameters are
 copied, and all noise scales can be computed from them, so they must be PUBLIC: a sensitivity, an interval or an epsilon

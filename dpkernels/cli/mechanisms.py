@@ -224,6 +224,7 @@ def _constructors() -> Iterator[NamedConstructor]:
         NamedConstructor("subset-selection", categories.subset_selection),
         NamedConstructor("randomised-response", categories.randomised_response),
         NamedConstructor("block-response", categories.block_response),
+        NamedConstructor("prefix-response", categories.prefix_response),
     ]
     yield from special
     exceptions = {constructor.name for constructor in special}
@@ -263,6 +264,7 @@ def listing() -> list[str]:
         "With --objective distribution they choose the piecewise mechanism that estimates the distribution best.",
         "categorical, subset-selection, randomised-response and block-response are for a column of --categories (or",
         "--categories-from FILE); categorical chooses whichever of the other three has the least error.",
+        "prefix-response finds the most frequent texts among too many to list.",
         "An optional argument that is not given is chosen for the mechanism; `dpkernels perturb --help-all` explains",
         "each. Use square-wave for the distribution alone: the mean of its reports is biased.",
     ]

@@ -271,10 +271,14 @@ _PARAMETERS: Options = {
 _CATEGORIES: Options = {
     "categories": (CategoryList(), "A,B,..", "Categories of the column, or their number for codes from 0."),
     "categories_from": (CategoryFile(), "FILE", "The categories in a file, one a line."),
-    "other": (str, "NAME", "Category that stands for values which are none; it is added if it is new."),
+    "other": (str, "NAME", "Category or text that stands for values which are none; a new category is added."),
     "size": (int, "K", "Categories in a report of subset-selection. Default: of least error."),
     "blocks": (int, "G", "Blocks of block-response, a prime or a power of one. Default: of least error."),
     "bits": (float, "B", "Most bits of a report of categorical. Default: any number."),
+    "length": (int, "L", "Characters of the longest text of prefix-response."),
+    "alphabet": (str, "CHARS", "The characters of the texts of prefix-response."),
+    "lengths": (NumberList(number=int), "L,L,..", "Lengths of its prefixes, growing. Default: about 64-fold steps."),
+    "longer": (click.Choice(["error", "cut"]), "NAME", "What longer texts are: errors (default), or cut to L."),
 }
 
 OPTIONS = _USUAL | _PARAMETERS | _CATEGORIES

@@ -132,6 +132,7 @@ _CATEGORY = _object(
     {"category": _either(TEXT, WHOLE)}
     | _of(NUMBER, "count", "count_low", "count_high", "share", "share_low", "share_high", "unbiased")
 )
+_FOUND = _object({"value": TEXT} | _of(NUMBER, "share", "share_low", "share_high"))
 _LEDGER_ENTRY = _object(
     {"charge": WHOLE, **_of(TEXT, "time", "epsilon", "delta", "label", "hash")}
     | _of(_or_null(WHOLE), "voids", "voided_by")
@@ -168,6 +169,9 @@ SCHEMAS: dict[str, Schema] = {
             **_ESTIMATE,
             "estimates": _list(_object({"group": _or_null(TEXT), "reports": WHOLE, "categories": _list(_CATEGORY)})),
         }
+    ),
+    "estimate of prefixes": _object(
+        {**_ESTIMATE, **_of(WHOLE, "reports", "compared"), "standard_error": NUMBER, "found": _list(_FOUND)}
     ),
     "certify": _object(
         {"mechanism": TEXT, "parameters": _map(NUMBER), "certificate": ANY_OBJECT}, {"variance_cost": NUMBER}

@@ -79,6 +79,7 @@ class CategoryCertificate(Certificate):
 
     parts: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[tuple[str, ...]] = ("epsilon", "categories", "threshold", "bits", "ratio", "realised_epsilon")
+    inputs: ClassVar[str] = "categories"
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
@@ -146,7 +147,7 @@ class CategoryCertificate(Certificate):
         return [
             ("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
             ("reports", self.reports),
-            ("inputs", f"{self.categories} categories"),
+            ("inputs", f"{self.categories} {self.inputs}"),
             ("supports", f"the true category with probability {p:.9g}, any other one with {q:.9g}"),
             ("total weight", f"2^{self.bits}, of which {self.threshold} support the true category"),
         ]
@@ -323,11 +324,16 @@ class BlockSampler(CategorySampler):
     The probability of a direction is off by at most the number of directions over 2^64 of itself, whatever the value.
     """
 
+    streams: ClassVar[tuple[int, int]] = (DIRECTION_STREAM, RESPONSE_STREAM)
+
     def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
+        return self.respond(codes, *(stream_words(key, stream, start, len(codes)) for stream in self.streams))
+
+    def respond(self, codes: np.ndarray, direction_words: np.ndarray, response_words: np.ndarray) -> np.ndarray:
+        """Return the reports of codes by two independent random words each."""
         mechanism, g = self.mechanism, self.mechanism.blocks
-        words = (stream_words(key, stream, start, len(codes)) for stream in (DIRECTION_STREAM, RESPONSE_STREAM))
-        directions = arithmetic.high_product(next(words), mechanism.directions).view(np.int64)
-        blocks = self._response(next(words), mechanism.host_blocks_of(directions, codes), g)
+        directions = arithmetic.high_product(direction_words, mechanism.directions).view(np.int64)
+        blocks = self._response(response_words, mechanism.host_blocks_of(directions, codes), g)
         return (directions * g + blocks).astype(mechanism.report_dtype)
 
 
@@ -372,7 +378,7 @@ class SetSampler(CategorySampler):
         flat = sets.reshape(-1)
         at, bit = np.arange(len(codes)) * width + (codes >> 3), (codes & 7).astype(np.uint8)
         byte, own = flat[at], has_true.view(np.uint8)
-        moved = np.where(codes == last, own, byte >> bit & np.uint8(1))
+        moved = byte >> bit & np.uint8(1)  # The bit of the last category is none of the slots', and 0.
         flat[at] = byte & ~(np.uint8(1) << bit) | own << bit
         sets[:, last >> 3] |= moved << np.uint8(last & 7)
         return sets

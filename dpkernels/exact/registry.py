@@ -36,11 +36,13 @@ from dpkernels.exact.bounded import (
 from dpkernels.exact.categories import CategorySampler, category_sampler
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
 from dpkernels.exact.noise import ExactNoise, in_units, noise_certificate, vector_certificate
+from dpkernels.exact.prefixes import prefix_sampler
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
 from dpkernels.exact.shared_noise import shared_tables
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
@@ -331,3 +333,4 @@ _sampler.register(AdditiveVector, lambda m: ExactNoise(m, vector_certificate(m))
 _sampler.register(CentralPiecewise, lambda m: ExactRows(m, central_certificate(m)))
 _sampler.register(Optimal, lambda m: ExactRows(m, optimal_certificate(m)))
 _sampler.register(Categorical, category_sampler)
+_sampler.register(PrefixPlan, prefix_sampler)

@@ -104,7 +104,8 @@ class Split:
         """Return counts, and the first digits of where each one's interval begins, until those of the rest agree."""
         bounds, rest = self._weight_bounds(need)
         least, most = sum(low for _, low, _ in bounds), sum(high for _, _, high in bounds) + rest
-        counts, starts, below, below_at_most = [], [], 0, 0
+        # What is left out above the likely counts lies below the intervals of those under the first one.
+        counts, starts, below, below_at_most = [], [], 0, rest
         for count, low, high in bounds:
             if (start := (below << _DIGITS) // most) != (below_at_most << _DIGITS) // least:
                 return self._exact_intervals(need)

@@ -21,6 +21,7 @@ from dpkernels import checks
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.progress import bar
 from dpkernels.release import containers
 from dpkernels.release.engines import CORES
@@ -69,13 +70,15 @@ def perturb_categories(
         raise ValueError("clip: categories are not clipped; a mechanism with other= takes unknown ones")
     if devices is not None:
         raise ValueError("devices: reports of categories are made by the CPU")
-    own: Categorical = getattr(mechanism, "mechanism", mechanism)
+    own: Any = getattr(mechanism, "mechanism", mechanism)
+    if isinstance(own, PrefixPlan) and not exact:
+        raise ValueError("exact: False; reports of prefixes are exact only")
     sampler = exact_sampler(mechanism) if exact else None
     codes, value_of = codes_of(x, own)
     wrap = _wrap(x, own)
     if not len(codes):
         raise ValueError("x: is empty; at least one value is needed")
-    known = _checked(codes, value_of, own, missing)
+    known = checked(codes, value_of, own, missing)
     if missing == "drop":
         rows = np.flatnonzero(known >= 0)
         if len(rows) < len(known):
@@ -120,13 +123,15 @@ def released_reports(
     return out
 
 
-def _checked(codes: np.ndarray, value_of: Callable[[int], Any], own: Categorical, missing: str) -> np.ndarray:
+def checked(
+    codes: np.ndarray, value_of: Callable[[int], Any], own: Categorical | PrefixPlan, missing: str
+) -> np.ndarray:
     """Return codes with unknown values replaced, or raise an error that names the first row without a category."""
     unknown = codes == UNKNOWN
     if unknown.any():
         if own.other is None:
             row = int(unknown.argmax())
-            problem = f", which is not one of the {own.categories} categories; a mechanism with other= takes it"
+            problem = f", which is not {domain_of(own)}; a mechanism with other= takes it"
             raise CategoryError(row, value_of(row), problem)
         codes = np.where(unknown, own.other, codes)
     is_missing = codes == MISSING
@@ -137,8 +142,15 @@ def _checked(codes: np.ndarray, value_of: Callable[[int], Any], own: Categorical
     return codes
 
 
-def codes_of(x: Any, own: Categorical) -> tuple[np.ndarray, Callable[[int], Any]]:
+def domain_of(own: Categorical | PrefixPlan) -> str:
+    """Return a description of the values of a mechanism, for errors."""
+    return own.domain if isinstance(own, PrefixPlan) else f"one of the {own.categories} categories"
+
+
+def codes_of(x: Any, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callable[[int], Any]]:
     """Return the code of every row, ``MISSING`` or ``UNKNOWN``, and a function from a row to its value for errors."""
+    if isinstance(own, PrefixPlan):
+        return _prefix_codes(x, own)
     match containers.kind(x):
         case "pandas":
             return _pandas_codes(x, own), lambda row: x.iloc[row]
@@ -161,6 +173,28 @@ def codes_of(x: Any, own: Categorical) -> tuple[np.ndarray, Callable[[int], Any]
             raise TypeError(
                 f"x: {type(x).__name__} is not a column of categories; use NumPy, JAX, pandas, polars or pyarrow"
             )
+
+
+def _prefix_codes(x: Any, plan: PrefixPlan) -> tuple[np.ndarray, Callable[[int], Any]]:
+    """Return ``codes_of`` for words of digits."""
+    if isinstance(plan.alphabet, str):
+        texts = [x] if isinstance(x, str) else containers.values_of(x)
+        codes, known = plan.codes_of_texts([text if isinstance(text, str) else "" for text in texts])
+        codes[~known] = UNKNOWN
+        for row in [row for row, text in enumerate(texts) if not isinstance(text, str)]:
+            codes[row] = MISSING if is_missing_value(texts[row]) else UNKNOWN
+        return codes, lambda row: texts[row]
+    present, rows = containers.present_rows(x)
+    values = np.asarray(containers.unwrap(present)[0]).reshape(-1)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"x: holds {values.dtype}; the plan's values are integers")
+    known = (values >= 0) & (values < plan.categories)
+    found = np.where(known, np.where(known, values, 0).astype(np.int64), UNKNOWN)
+    if rows is None:
+        return found, lambda row: int(values[row])
+    codes = np.full(len(x), MISSING)
+    codes[rows] = found
+    return codes, lambda row: int(values[np.searchsorted(rows, row)])
 
 
 def _of_kind(own: Categorical, is_text: bool, held: Any) -> None:

@@ -385,6 +385,19 @@ def with_missing(reports: Any, mask: np.ndarray, like: Any) -> Any:
             return np.ma.array(reports, mask=np.broadcast_to(by_row, reports.shape))
 
 
+def values_of(column: Any) -> list[Any]:
+    """Return the values of a column as objects of Python."""
+    match kind(column):
+        case "pyarrow":
+            return column.to_pylist()
+        case "pandas" | "polars":
+            return column.to_list()
+        case "numpy":
+            return column.reshape(-1).tolist()
+        case _:
+            raise TypeError(f"{type(column).__name__} is not a column; use NumPy, pandas, polars or pyarrow")
+
+
 def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
     """Return the values of an array or a column that are present, and their places unless all are; or x as it is."""
     if kind(x) not in _MAY_LACK_VALUES or np.ndim(x) == 0 or is_table(x):

@@ -73,6 +73,7 @@ MADE = {
     "set of categories": lambda: SetCertificate.of(dpk.subset_selection(1.0, 9, 3), 16),
     "set of one category": lambda: SetCertificate.of(dpk.randomised_response(1.0, 5), 16),
     "block of categories": lambda: BlockCertificate.of(dpk.block_response(1.0, 30), 16),
+    "prefixes": lambda: dpk.exact_sampler(dpk.prefix_response(1.0, 3, 3, lengths=(1, 3))).certificate,
 }
 
 

@@ -37,9 +37,11 @@ def read(folder: str, select: Callable[..., Any], engine: Engine) -> Any:
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise CertificateError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     with parts[0].opened(layout) as source:
-        selection = select(form, source.names, folder)
-    with closing(results(engine, tally_part, Count(selection, layout, hashes), None, parts)) as tallies:
-        return selection.join(tallies, folder)
+        counted = select(form, source.names, folder)
+    while hasattr(counted, "tally"):  # once, but for each level of prefixes
+        with closing(results(engine, tally_part, Count(counted, layout, hashes), None, parts)) as tallies:
+            counted = counted.join(tallies, folder)
+    return counted
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.layout import MISSING_TEXTS
 from dpkernels.exact.categories import CategoryCertificate
+from dpkernels.exact.prefixes import PrefixCertificate
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 from dpkernels.release.categories import MISSING, UNKNOWN
 
@@ -29,8 +31,8 @@ _NIBBLES[[ord(digit) for digit in "0123456789abcdef"]] = range(16)
 def is_categorical(certificate: Any) -> bool:
     """Return whether a certificate, or its JSON, is of a mechanism for categories."""
     if isinstance(certificate, Mapping):
-        return certificate.get("kind") in ("set of categories", "block of categories")
-    return isinstance(certificate, CategoryCertificate)
+        return certificate.get("kind") in ("set of categories", "block of categories", "prefixes")
+    return isinstance(certificate, CategoryCertificate | PrefixCertificate)
 
 
 def _labels(mechanism: Categorical) -> list[str]:
@@ -51,11 +53,13 @@ def _texts(cells: pa.Array) -> pa.Array:
     return cells.cast(pa.string()).cast(pa.binary())
 
 
-def codes_of(cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = ()) -> np.ndarray:
+def codes_of(cells: pa.Array, mechanism: Categorical | PrefixPlan, markers: Sequence[str] = ()) -> np.ndarray:
     """Return the code of every cell; ``MISSING`` where it has no value, and ``UNKNOWN`` where it is no category.
 
     A text without a value, also one of the ``markers``, is a category if it is one of the labels.
     """
+    if isinstance(mechanism, PrefixPlan):
+        return _prefix_codes(cells, mechanism, markers)
     if mechanism.labels is None and pa.types.is_integer(cells.type) and not markers:
         values, is_number, is_missing = _integers(cells, mechanism.categories)
         return np.where(is_missing, MISSING, np.where(is_number, values, UNKNOWN))
@@ -69,6 +73,15 @@ def codes_of(cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = (
     return np.where((codes == UNKNOWN) & _is_missing(texts, markers), MISSING, codes)
 
 
+def _prefix_codes(cells: pa.Array, plan: PrefixPlan, markers: Sequence[str]) -> np.ndarray:
+    """Return the codes of texts. Those without a value are missing, also where the plan has such a text."""
+    texts = _texts(cells)
+    # Bytes that are no UTF-8 become lone surrogates, which are in no alphabet.
+    values = [b"" if cell is None else cell for cell in texts.to_pylist()]
+    codes, known = plan.codes_of_texts([cell.decode(errors="surrogateescape") for cell in values])
+    return np.where(_is_missing(texts, markers), MISSING, np.where(known, codes, UNKNOWN))
+
+
 def _is_missing(texts: pa.Array, markers: Sequence[str]) -> np.ndarray:
     empty = pc.is_in(texts, value_set=pa.array([text.encode() for text in (*MISSING_TEXTS, *markers)], texts.type))
     return buffers.truths(pc.or_(pc.is_null(texts), empty))
@@ -79,7 +92,7 @@ class CategoryReports:
     """The reports of a column of a piece of a file: codes, or sets as (n, bytes)."""
 
     reports: np.ndarray
-    mechanism: Categorical
+    mechanism: Categorical | PrefixPlan
     missing: np.ndarray | None  # a mask of rows without a report, or None
 
     def column(self) -> pa.Array:
@@ -111,7 +124,7 @@ def _quoted(label: str, delimiter: str) -> str:
 
 
 def reports_of(
-    cells: pa.Array, mechanism: Categorical, markers: Sequence[str] = ()
+    cells: pa.Array, mechanism: Categorical | PrefixPlan, markers: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the reports in cells, whether each is a possible one, and whether each is missing.
 

@@ -450,6 +450,8 @@ class Request:
     @property
     def _default(self) -> str:
         """Return the mechanism of columns for which none is given."""
+        if {"alphabet", "length"} & self.options.keys():
+            return "prefix-response"
         if not {"categories", "categories_from"} & self.options.keys():
             return DEFAULT
         if numeric := {"lower", "upper", "sensitivity"} & self.options.keys():

@@ -76,7 +76,7 @@ def guarantee(certificate: Any) -> StatedGuarantee:
         limits = "; additive noise takes values up to 2^34 sensitivities from 0"
         return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", claims, limits)
     if is_categorical(certificate):
-        near = f"any two of the {certificate.categories} categories"
+        near = f"any two of the {certificate.categories} {certificate.inputs}"
         level = certificate.realised_epsilon
         return StatedGuarantee(certificate.epsilon, level, 0.0, 0.0, near, {"epsilon": certificate.epsilon})
     if not isinstance(certificate, (WindowCertificate, SquareWaveCertificate, RowCertificate, MixtureCertificate)):

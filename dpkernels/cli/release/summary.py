@@ -29,6 +29,7 @@ from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.intervals import format_number
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.two_point import TwoPoint
 
 # The least delta at which composed values are accounted.
@@ -181,6 +182,8 @@ def _composition(column: Column, values: int) -> str:
 
 def _questions(mechanism: Any) -> str:
     """Return which questions the reports of a bounded mechanism answer well, and the option for the others."""
+    if isinstance(mechanism, PrefixPlan):
+        return f"good for the most frequent values, which `dpkernels estimate` finds; values: {describe(mechanism)}"
     if isinstance(mechanism, Categorical):
         return f"good for counts and shares; `dpkernels estimate` has them; categories: {describe(mechanism)}"
     if isinstance(mechanism, TwoPoint):

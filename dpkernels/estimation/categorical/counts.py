@@ -241,24 +241,11 @@ def _set_bytes(reports: Any, mechanism: Categorical) -> tuple[np.ndarray, np.nda
             rows = np.flatnonzero(~np.ma.getmaskarray(reports).any(axis=1))
             return array[rows], rows
         return array, None
-    values = [reports] if isinstance(reports, bytes | str) else values_of(reports)
+    values = [reports] if isinstance(reports, bytes | str) else containers.values_of(reports)
     present = [row for row, value in enumerate(values) if not is_missing_value(value)]
     sets = b"".join(_bytes_of(row, values[row], width) for row in present)
     array = np.frombuffer(sets, np.uint8).reshape(-1, width)
     return array, None if len(present) == len(values) else np.array(present)
-
-
-def values_of(column: Any) -> list[Any]:
-    """Return the values of a column as objects of Python."""
-    match containers.kind(column):
-        case "pyarrow":
-            return column.to_pylist()
-        case "pandas" | "polars":
-            return column.to_list()
-        case "numpy":
-            return column.reshape(-1).tolist()
-        case _:
-            raise TypeError(f"{type(column).__name__} is not a column; use NumPy, pandas, polars or pyarrow")
 
 
 def _bytes_of(row: int, value: object, width: int) -> bytes:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,25 +23,28 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import rational
-from dpkernels.estimation.categorical.counts import values_of
+from dpkernels.estimation.categorical.counts import block_supports
 from dpkernels.estimation.categorical.intervals import count_intervals, share_intervals
 from dpkernels.estimation.counts import ReportError
 from dpkernels.exact import arithmetic
 from dpkernels.exact.categories import CategorySampler, category_sampler, stream_words
-from dpkernels.mechanisms.categorical.base import MOST_CATEGORIES
+from dpkernels.mechanisms.categorical.base import MOST_CATEGORIES, is_label
 from dpkernels.mechanisms.categorical.block_response import BlockResponse, best_blocks, block_response
 from dpkernels.mechanisms.categorical.galois import prime_power
+from dpkernels.mechanisms.categorical.prefixes import LONGER, SPLITS, PrefixPlan
 from dpkernels.numerics import RealArray
+from dpkernels.pytrees import pytree
 from dpkernels.random import host, keys
 from dpkernels.release import containers
-from dpkernels.release.categories import CategoryError, is_missing_value, released_reports
+from dpkernels.release.categories import checked, codes_of, released_reports
 
-SPLITS = ("people", "budget")
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
 _FIRST, _STEP = 1 << 12, 1 << 6  # The most prefixes of the first level, and extensions of a prefix.
 _MOST_CANDIDATES = 1 << 20
+MOST_KEPT = 1 << 14  # prefixes of a level
 _ENTRIES = 1 << 22  # of products that are computed at once
 _FLOAT32_INTEGERS = 1 << 24
+_TABULATED = 1 << 18  # different reports
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,13 @@ class HeavyHitters:
         return {"value": self.values, "share": self.shares, "share_low": self.low, "share_high": self.high}
 
 
+@partial(pytree, static=("length", "alphabet", "lengths", "split", "levels", "other", "longer"))
 @dataclass(frozen=True)
-class PrefixResponse:
+class PrefixResponse(PrefixPlan):
     """A plan of reports of prefixes; ``prefix_response`` makes it. Each person's reports are epsilon-DP together.
+
+    Where people are split, ``dpk.perturb`` takes a plan like a mechanism, and a person's report is one integer. The
+    command releases columns in this way.
 
     Attributes:
         epsilon: the budget of a person.
@@ -77,19 +84,9 @@ class PrefixResponse:
         lengths: the lengths of the prefixes of the levels, of which the last is ``length``.
         split: "people", each of whom reports at one random level, or "budget", of which a part is spent at each level.
         levels: the mechanism of each level.
+        other: the code of the value that stands for those which are none of the plan's, or None.
+        longer: "error", or "cut" if the first ``length`` characters stand for a longer text.
     """
-
-    epsilon: float
-    length: int
-    alphabet: str | int
-    lengths: tuple[int, ...]
-    split: str
-    levels: tuple[BlockResponse, ...]
-
-    @property
-    def base(self) -> int:
-        """Return the number of values of a digit; of texts, 0 stands for no character."""
-        return self.alphabet if isinstance(self.alphabet, int) else len(self.alphabet) + 1
 
     @cached_property
     def _samplers(self) -> tuple[CategorySampler, ...]:
@@ -116,7 +113,7 @@ class PrefixResponse:
         """
         secret = os.urandom(32) if key is None else keys.release_key_bytes(key)
         codes = self.codes_of(x)
-        prefixes = [codes // self.base ** (self.length - length) for length in self.lengths]
+        prefixes = [self.prefixes(codes, level) for level in range(len(self.levels))]
         children = [host.fold_in(secret, 1 + level) for level in range(len(self.levels))]
         if self.split == "budget":
             drawn = zip(self._samplers, prefixes, children, strict=True)
@@ -133,74 +130,34 @@ class PrefixResponse:
 
     def codes_of(self, x: Any) -> np.ndarray:
         """Return values as integers in 0..base^length - 1, whose digits are the value's."""
-        most = self.base**self.length - 1
-        if isinstance(self.alphabet, int):
-            present, rows = containers.present_rows(x)
-            if rows is not None:
-                raise _missing(int(np.flatnonzero(containers.is_missing(x))[0]))
-            values = np.asarray(containers.unwrap(present)[0]).reshape(-1)
-            if values.dtype.kind not in "iu":
-                raise TypeError(f"x: holds {values.dtype}; the plan's values are integers")
-            good = (values >= 0) & (values <= most)
-            if not good.all():
-                row = int(good.argmin())
-                raise CategoryError(row, int(values[row]), f", which is not in 0..{most}")
-            return values.astype(np.int64)
-        digit = {character: 1 + at for at, character in enumerate(self.alphabet)}
-        texts = values_of(x)
-        codes = np.empty(len(texts), np.int64)
-        for row, text in enumerate(texts):
-            if is_missing_value(text):
-                raise _missing(row)
-            if not isinstance(text, str) or len(text) > self.length or not digit.keys() >= set(text):
-                raise CategoryError(row, text, f", which is no text of up to {self.length} of the plan's characters")
-            code = 0
-            for character in text:
-                code = code * self.base + digit[character]
-            codes[row] = code * self.base ** (self.length - len(text))
-        return codes
-
-    def value_of(self, code: int) -> Any:
-        """Return the value of a code."""
-        if isinstance(self.alphabet, int):
-            return code
-        digits = [code // self.base**at % self.base for at in reversed(range(self.length))]
-        return "".join(self.alphabet[digit - 1] for digit in digits if digit)
+        return checked(*codes_of(x, self), self, "refuse")
 
     def find(self, reports: object, *, most: int = 32, confidence: float = 0.95) -> HeavyHitters:
-        """Return the values with the most supports, from columns of reports as ``perturb`` returns them.
+        """Return the values with the most supports, from reports as ``perturb`` returns them.
 
         Args:
-            reports: a mapping or a table with these columns.
+            reports: a mapping or a table with the columns of ``plan.perturb``; or a column of the integers that
+                ``dpk.perturb`` and the command make.
             most: how many prefixes each level keeps, and how many values are returned. The time is proportional to it.
             confidence: of all intervals together.
 
         Raises:
             ValueError: reports are missing or impossible, or an argument is out of range.
         """
-        checks.integer_in("most", most, 1, 1 << 14)
+        checks.integer_in("most", most, 1, MOST_KEPT)
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         columns, people = self._columns(reports)
-        candidates, before = np.zeros(1, np.int64), 0
-        for mechanism, length, column in zip(self.levels, self.lengths, columns, strict=True):
-            candidates = self.extensions(candidates, before, length)
-            supports = _supports(mechanism, column, candidates)
-            order = np.argsort(-supports, kind="stable")[:most]
-            compared, candidates, supports, before = len(candidates), candidates[order], supports[order], length
-        certificate: Any = self._samplers[-1].certificate
-        p, q = float(certificate.probability), float(certificate.other_probability)
-        each, n = 1 - (1 - confidence) / compared, len(columns[-1])
-        if self.split == "people":
-            low, high = share_intervals(supports, n, (p, q), each)
-        else:
-            low, high = (end / n for end in count_intervals(supports, n, (p, q), each))
-        about = "population" if self.split == "people" else "people"
-        values = [self.value_of(code) for code in candidates.tolist()]
-        return HeavyHitters(values, (supports / n - q) / (p - q), low, high, people, confidence, about)
+        search = PrefixSearch(self, most)
+        for column in columns:
+            search = search.next(search.count(column))
+        return search.found(people, confidence)
 
     def _columns(self, reports: Any) -> tuple[list[np.ndarray], int]:
         """Return the reports of each level, and the number of people."""
         people_are_split = self.split == "people"
+        if people_are_split and not (isinstance(reports, Mapping) or containers.is_table(reports)):
+            level, report = self.at_levels(_integers(reports, self.outcomes))
+            reports = {"level": level, "report": report}
         names = ["level", "report"] if people_are_split else [f"report_{1 + at}" for at in range(len(self.levels))]
         columns = []
         for name in names:
@@ -223,9 +180,12 @@ class PrefixResponse:
             if not good.all():
                 row = int(good.argmin())
                 raise ReportError(int(rows[at][row]) if rows else row, "is no report of this plan")
-            if not len(column):
-                raise ValueError(f"reports: level {at} has none; there are too few people for {len(rows)} levels")
         return [column.astype(np.int64) for column in chosen], len(columns[0])
+
+    def at_levels(self, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the level of each person's report, 0..levels - 1, and the report of its mechanism, both int64."""
+        level = np.searchsorted(np.array(self.offsets[1:-1], np.int64), reports, side="right")
+        return level, reports - np.array(self.offsets)[level]
 
     def extensions(self, prefixes: np.ndarray, length: int, longer: int) -> np.ndarray:
         """Return all prefixes of a longer length, of values, that begin with prefixes of a length."""
@@ -240,12 +200,76 @@ class PrefixResponse:
         return prefixes
 
 
-def _missing(row: int) -> ValueError:
-    return ValueError(f"x: row {row} is missing; every row needs a value")
+@dataclass(frozen=True)
+class PrefixSearch:
+    """The search for the most frequent values at one level: candidates, whose supports are to be counted.
+
+    It goes on level by level. The supports of parts of a level's reports may be counted one after another and added.
+    """
+
+    plan: PrefixResponse
+    most: int  # candidates that are kept of each level
+    level: int = 0
+    kept: tuple[int, ...] = (0,)  # the prefixes of the level before
+    supports: tuple[int, ...] = ()  # of them
+    compared: int = 0  # how many candidates the level before had
+    reports: int = 0  # and how many reports
+
+    @cached_property
+    def candidates(self) -> np.ndarray:
+        """Return the prefixes that are compared at this level, at most 2^20."""
+        lengths = (0, *self.plan.lengths)
+        return self.plan.extensions(np.array(self.kept), lengths[self.level], lengths[self.level + 1])
+
+    def count(self, reports: np.ndarray) -> np.ndarray:
+        """Return how many of a level's reports there are, and how many of them support each candidate, int64."""
+        supports = _supports(self.plan.levels[self.level], reports, self.candidates)
+        return np.concatenate([[len(reports)], supports])
+
+    def next(self, counted: np.ndarray) -> PrefixSearch:
+        """Return the search at the next level, given the sum of what was counted of all reports of this one."""
+        reports, supports = int(counted[0]), counted[1:]
+        if not reports:
+            split = len(self.plan.levels)
+            raise ValueError(f"reports: level {self.level} has none; there are too few people for {split} levels")
+        order = np.argsort(-supports, kind="stable")[: self.most]
+        kept, own = tuple(self.candidates[order].tolist()), tuple(supports[order].tolist())
+        return PrefixSearch(self.plan, self.most, self.level + 1, kept, own, len(self.candidates), reports)
+
+    def found(self, people: int, confidence: float) -> HeavyHitters:
+        """Return the values that are kept after the last level."""
+        plan, supports, n = self.plan, np.array(self.supports), self.reports
+        certificate: Any = plan._samplers[-1].certificate
+        p, q = float(certificate.probability), float(certificate.other_probability)
+        each = 1 - (1 - confidence) / self.compared
+        if plan.split == "people":
+            low, high = share_intervals(supports, n, (p, q), each)
+        else:
+            low, high = (end / n for end in count_intervals(supports, n, (p, q), each))
+        about = "population" if plan.split == "people" else "people"
+        values = [plan.value_of(code) for code in self.kept]
+        return HeavyHitters(values, (supports / n - q) / (p - q), low, high, people, confidence, about)
+
+
+def _integers(reports: Any, outcomes: int) -> np.ndarray:
+    """Return a column of reports as int64, all of which are in 0..outcomes - 1."""
+    found, rows = containers.present_rows(reports)
+    if rows is not None:
+        row = int(np.flatnonzero(containers.is_missing(reports))[0])
+        raise ReportError(row, "is missing; leave such rows out")
+    values = np.asarray(containers.unwrap(found)[0]).reshape(-1)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"reports: hold {values.dtype}; integers are needed")
+    good = (values >= 0) & (values < outcomes)
+    if not good.all():
+        raise ReportError(int(good.argmin()), "is no report of this plan")
+    return values.astype(np.int64)
 
 
 def _supports(mechanism: BlockResponse, reports: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     """Return how many reports support each candidate: <a, y> is the block s, for blocks of a prime number."""
+    if mechanism.outcomes <= min(_TABULATED, len(reports)):  # Reports of few prefixes are counted by a transform.
+        return block_supports(mechanism, np.bincount(reports, minlength=mechanism.outcomes))[candidates]
     g, t = mechanism.blocks, mechanism.digits
     powers = np.array([g**at for at in range(t)])
     dtype = np.float32 if (g - 1) ** 2 * t < _FLOAT32_INTEGERS else np.float64  # which hold the products exactly
@@ -268,6 +292,8 @@ def prefix_response(
     *,
     lengths: Sequence[int] | None = None,
     split: str = "people",
+    other: Any = None,
+    longer: str = "error",
 ) -> PrefixResponse:
     """Return a plan to find the most frequent values of a domain that is too large to enumerate.
 
@@ -280,6 +306,9 @@ def prefix_response(
             the first level, and 64 extensions of a prefix, or one digit, at each other one.
         split: "people" lets each of them report at one level, drawn at random, with all of epsilon. "budget" lets
             everybody report at every level, with an equal part of epsilon, which is worse but for few levels.
+        other: the value that stands for those which are none of the plan's; by default these are errors.
+        longer: "cut" lets the first ``length`` characters of a longer text stand for it, so that the most frequent
+            beginnings are found; by default longer texts are none of the plan's values.
 
     Raises:
         ValueError: an argument is out of range, a character is given twice, or there are too many values.
@@ -292,10 +321,13 @@ def prefix_response(
     checks.epsilon(epsilon)
     eps = checks.number("epsilon", epsilon)
     checks.one_of("split", split, SPLITS)
+    checks.one_of("longer", longer, LONGER)
     checks.integer_in("length", length, 1, 40)
     if isinstance(alphabet, str):
         if not alphabet or len(set(alphabet)) < len(alphabet):
             raise ValueError(f"alphabet: {alphabet!r} must be different characters")
+        if not is_label(alphabet):
+            raise ValueError(f"alphabet: {alphabet!r} must be Unicode characters, without NUL")
         base = len(alphabet) + 1
     else:
         base = checks.integer_in("alphabet", alphabet, 2, MOST_CATEGORIES)
@@ -317,4 +349,13 @@ def prefix_response(
         blocks = best_blocks(own, base**digits, is_allowed=lambda g: prime_power(g) == (g, 1))
         return block_response(own, base**digits, blocks)
 
-    return PrefixResponse(eps, length, alphabet, chosen, split, tuple(map(level, chosen)))
+    plan = PrefixResponse(eps, length, alphabet, chosen, split, tuple(map(level, chosen)), None, longer)
+    if other is None:
+        return plan
+    is_text = isinstance(alphabet, str)
+    if isinstance(other, str) != is_text or not isinstance(other, str | int) or isinstance(other, bool):
+        raise TypeError(f"other: {other!r} must be {'a text' if is_text else 'an integer'}, as the values are")
+    (code,) = codes_of(other if is_text else np.array([other]), replace(plan, longer="error"))[0].tolist()
+    if code < 0:
+        raise ValueError(f"other: {other!r} is not {plan.domain}")
+    return replace(plan, other=code)

@@ -196,7 +196,7 @@ def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, i
             break
     else:
         raise TypeError("categories: labels must be all strings or all integers")
-    if kind is str and any("\0" in label or not _is_unicode(label) for label in labels):
+    if kind is str and not all(map(is_label, labels)):
         raise ValueError("categories: labels must be texts of Unicode characters, without NUL")
     if kind is int and max(abs(label) for label in labels) >= 1 << 63:
         raise ValueError("categories: integer labels must fit into 64 bits")
@@ -206,12 +206,12 @@ def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, i
     return len(labels), tuple(labels), None if other is None else labels.index(other)
 
 
-def _is_unicode(label: str) -> bool:
+def is_label(text: str) -> bool:
+    """Return whether a text is of Unicode characters without NUL, which NumPy does not distinguish from the end."""
     try:
-        label.encode()
+        return b"\0" not in text.encode()
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def smallest_unsigned(outcomes: int) -> np.dtype:

@@ -368,6 +368,7 @@ PRINTED: dict[str, list[list[str]]] = {
     "release --dry-run": [["release", "in.csv", "dry.csv", "--count", "--epsilon", "1", "--dry-run"]],
     "estimate": [["estimate", "out.csv", "--by", "id"], ["estimate", "days.csv", "--histogram", "2"]],
     "estimate of categories": [["estimate", "wards.csv"]],
+    "estimate of prefixes": [["estimate", "words.csv"]],
     "certify": [
         ["certify", "--mechanism", *WINDOW],
         ["certify", "--mechanism", *NOISE[:3], "--epsilon", "1", "--delta", "1e-6"],
@@ -394,6 +395,8 @@ def test_what_commands_print_follows_their_schemas(run: Run) -> None:
     Ledger.create("l.ledger", 5)
     wards = ["--column", "ward", "--categories", "A,B", "--epsilon", "1"]
     assert run("perturb", "ward.csv", "wards.csv", *wards).code == 0
+    words = ["--column", "ward", "--length", "2", "--alphabet", "AB", "--epsilon", "1"]
+    assert run("perturb", "ward.csv", "words.csv", *words).code == 0
     for name, calls in PRINTED.items():
         for arguments in calls:
             done = run(*arguments, "--json")

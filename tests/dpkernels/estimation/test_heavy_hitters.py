@@ -170,3 +170,99 @@ def test_intervals_hold_together(split):
         truth = p if split == "people" else np.bincount(x, minlength=8**4) / len(x)
         hold.append(((found.low <= truth[found.values]) & (truth[found.values] <= found.high)).all())
     assert np.mean(hold) > 0.95 - 5 * math.sqrt(0.95 * 0.05 / len(hold))
+
+
+@pytest.mark.parametrize(
+    "container", [np.array, pd.Series, pl.Series, pa.array, lambda x: pa.chunked_array([pa.array(x)])]
+)
+def test_columns_of_reports_are_found_as_tables_are(container):
+    """``perturb`` releases one integer a person in the container of the values."""
+    plan, x = dpk.prefix_response(4.0, 4, LETTERS), values(5000)
+    reports = dpk.perturb(container(x.tolist()), plan, key=KEY)
+    plain = np.asarray(reports)
+    assert plain.dtype == plan.report_dtype
+    assert np.array_equal(plain, dpk.perturb(x, plan, key=KEY))
+    level, report = plan.at_levels(plain.astype(np.int64))
+    found = plan.find(reports, most=6)
+    table = plan.find({"level": level, "report": report}, most=6)
+    assert found.values == table.values
+    assert set(found.values[:3]) <= {"fig", "figs", "", "kiwi"}
+    assert np.array_equal(found.low, table.low)
+    with pytest.raises(ValueError, match="row 4999 is no report"):
+        plan.find(np.append(plain[:-1], plan.outcomes).astype(np.int64))
+    with pytest.raises(ValueError, match="exact only"):
+        dpk.perturb(x, plan, key=KEY, exact=False)
+
+
+def test_supports_of_few_prefixes_are_counted_by_a_transform():
+    m = dpk.prefix_response(1.0, 4, 5).levels[0]
+    assert m.outcomes < 3000
+    rng = np.random.default_rng(1)
+    reports, candidates = rng.integers(0, m.outcomes, 3000), rng.integers(0, 5**4, 40)
+    parts = sum(_supports(m, part, candidates) for part in np.array_split(reports, 30))
+    assert _supports(m, reports, candidates).tolist() == parts.tolist()
+
+
+@pytest.mark.parametrize("alphabet", [LETTERS, "a\u00e9\U0001f600", "0123456789"])
+def test_codes_of_texts_are_their_digits(alphabet):
+    plan = dpk.prefix_response(1.0, 3, alphabet)
+    cut = dpk.prefix_response(1.0, 3, alphabet, longer="cut")
+    first, last = alphabet[0], alphabet[-1]
+    texts = ["", first, last * 3, first + last, last * 4, first + "?", "?", "\0", first + "\0" + first, last + "\ud800"]
+    base = len(alphabet) + 1
+    wanted = [0, base**2, base**3 - 1, base**2 + (base - 1) * base]
+    for one, good in ((plan, 4), (cut, 5)):
+        codes, known = one.codes_of_texts(texts)
+        assert known.tolist() == [True] * good + [False] * (len(texts) - good)
+        assert codes[:4].tolist() == wanted
+        assert one.codes_of_texts([])[0].tolist() == []
+    assert cut.codes_of_texts([last * 4])[0].tolist() == [base**3 - 1]
+
+
+def test_other_values_and_longer_ones():
+    plan = dpk.prefix_response(8.0, 3, "abc", other="cab")
+    assert plan.value_of(plan.other) == "cab"
+    x = np.array(["a", "zz", "abca", "cab"])
+    same = dpk.perturb(np.array(["a", "cab", "cab", "cab"]), plan, key=KEY)
+    assert np.array_equal(dpk.perturb(x, plan, key=KEY), same)
+    assert dpk.prefix_response(1.0, 3, 5, other=7).other == 7
+    cut = dpk.prefix_response(8.0, 3, "abc", other="cab", longer="cut")
+    same = dpk.perturb(np.array(["a", "cab", "abc", "cab"]), cut, key=KEY)
+    assert np.array_equal(dpk.perturb(x, cut, key=KEY), same)
+    for other, words in (("abcd", "not a text of up to 3"), ("d", "not a text"), (5, "must be a text")):
+        with pytest.raises((ValueError, TypeError), match=words):
+            dpk.prefix_response(8.0, 3, "abc", other=other, longer="cut" if other == "d" else "error")
+    with pytest.raises(ValueError, match=r"not in 0\.\.124"):
+        dpk.prefix_response(1.0, 3, 5, other=125)
+    with pytest.raises(ValueError, match="without NUL"):
+        dpk.prefix_response(1.0, 3, "a\0")
+
+
+def test_missing_values_of_columns():
+    plan = dpk.prefix_response(1.0, 4, LETTERS)
+    column = pd.Series(["a", None, "b", "c"])
+    with pytest.raises(ValueError, match="row 1 is missing"):
+        dpk.perturb(column, plan)
+    kept = dpk.perturb(column, plan, missing="keep", key=KEY)
+    assert kept.isna().tolist() == [False, True, False, False]
+    whole = dpk.perturb(pd.Series(["a", "z", "b", "c"]), plan, key=KEY)
+    assert kept[[0, 2, 3]].tolist() == whole[[0, 2, 3]].tolist()
+    assert len(dpk.perturb(column, plan, missing="drop")) == 3
+    with pytest.raises(ValueError, match="row 1 is missing"):
+        plan.find(kept)
+
+
+@pytest.mark.parametrize("split", ["people", "budget"])
+def test_levels_have_noise_of_their_own(split):
+    """Whether reports of two levels support the truth is independent, within 6 standard deviations: below 1e-7."""
+    plan = dpk.prefix_response(2.0, 4, 4, lengths=(2, 4), split=split)
+    reports = plan.perturb(np.full(9000, 100), key=KEY)
+    columns, _ = plan._columns(reports)
+    n = min(map(len, columns))
+    true = [
+        mechanism.blocks_of(mechanism.split(column[:n])[0], 100 // 4 ** (4 - length)) == mechanism.split(column[:n])[1]
+        for mechanism, length, column in zip(plan.levels, plan.lengths, columns, strict=True)
+    ]
+    p = [float(dpk.exact_sampler(level).certificate.probability) for level in plan.levels]
+    assert abs(np.mean(true[0] & true[1]) - p[0] * p[1]) < 3 / math.sqrt(n)
+    assert abs(np.mean(true[0] & true[0]) - p[0] * p[1]) > 3 / math.sqrt(n)  # A planted fault: noise of one level.

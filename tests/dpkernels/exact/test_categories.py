@@ -151,6 +151,14 @@ def test_noise_depends_on_the_row_alone(mechanism):
     assert not np.array_equal(sampler.reports(codes, KEY, start + 1), whole)
 
 
+@every_mechanism
+def test_blocks_of_rows_have_noise_of_their_own(mechanism):
+    """Rows at the same place of two blocks have equal reports as often as independent ones, which is rare."""
+    sampler, n = dpk.exact_sampler(mechanism), 200
+    first, second = (sampler.reports(np.zeros(n, np.int64), KEY, start) for start in (0, sampler.rows))
+    assert (first == second).reshape(n, -1).all(1).mean() < 0.5
+
+
 @pytest.mark.lengthy
 @every_mechanism
 def test_reports_have_the_probabilities(mechanism):

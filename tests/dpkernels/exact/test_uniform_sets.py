@@ -41,10 +41,10 @@ def test_cells_and_digits_decide_as_fractions_do(size, part):
         cells = split.cells[need * CELLS : (need + 1) * CELLS].tolist()
         assert sum(cell == 0 for cell in cells) <= len(exact)
         for low, high, count in exact:
-            # The first and the last cell that are inside the interval of the count.
+            # The cells from the first one to before the last one are inside the interval of the count.
             first, last = -(-low * CELLS // total), high * CELLS // total
             assert set(cells[first:last]) <= {0, count + 1}
-            assert count + 1 not in cells[: low * CELLS // total] + cells[-(-high * CELLS // total) :]
+            assert {at for at, cell in enumerate(cells) if cell == count + 1} <= set(range(first, last))
         digits = {(low << 32) // total + shift for low, _, _ in exact for shift in (-1, 0, 1)}
         for first, more in itertools.product(sorted(digits - {-1, 1 << 32}), (0, 1 << 63, (1 << 64) - 1)):
             chosen = split.decide(
@@ -76,6 +76,27 @@ def test_bounds_of_large_splits_are_those_of_exact_integers():
         all_counts, all_starts = split._exact_intervals(need)
         assert (counts, starts) == (all_counts[: len(counts)], all_starts[: len(starts)])
         assert len(counts) == len(all_counts) or starts[-1] == (1 << 32) - 1
+
+
+@pytest.mark.parametrize(("units", "negligible", "deviations"), [(160, 130, 1), (40, 1, 1)])
+def test_bounds_hold_whatever_they_leave_out(units, negligible, deviations, monkeypatch):
+    """Also where units are coarse, or counts that matter are left out: intervals are then those of exact integers."""
+    monkeypatch.setattr(uniform_sets, "_UNITS", 1 << units)
+    monkeypatch.setattr(uniform_sets, "_NEGLIGIBLE", 1 << negligible)
+    monkeypatch.setattr(uniform_sets, "_DEVIATIONS", deviations)
+    for size, part, need in itertools.product((300, 1000), (16, 256), range(0, 300, 23)):
+        split = Split(size, part)
+        counts, starts = split.intervals(need)
+        all_counts, all_starts = split._exact_intervals(need)
+        known = dict(zip(counts, starts, strict=True))
+        assert known == {c: start for c, start in zip(all_counts, all_starts, strict=True) if c in known}
+        # Whatever is left out has the first digits of the next count that is kept, or all ones.
+        kept = [at for at, c in enumerate(all_counts) if c in known]
+        following = [*kept, len(all_counts)]
+        for at in set(range(len(all_counts))) - set(kept):
+            after = min(place for place in following if place > at)
+            end = all_starts[after] if after < len(all_starts) else (1 << 32) - 1
+            assert all_starts[at] == end
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 16])
@@ -207,3 +228,28 @@ def test_sets_have_their_number_of_members(slots):
     assert np.array_equal(first, second)
     tree.draw(source, 24, 6, need, second)
     assert not np.array_equal(first, second)
+
+
+class Recorder:
+    """A source that remembers what is read of it: words 0, which leaves refuse, and in every other call ones."""
+
+    def __init__(self):
+        self.read, self.calls = [], 0
+
+    def fill(self, out, stream, first_block, turn=0):
+        self.calls += 1
+        out[:] = 0 if self.calls % 2 else np.iinfo(out.dtype).max
+        self.read += [(stream, turn, first_block + at) for at in range(-(-out.nbytes // 64))]
+
+
+@pytest.mark.parametrize("slots", [3, 40, 265])
+def test_no_word_is_read_twice(slots, monkeypatch):
+    """Neither by two blocks of rows, nor by two further draws of one."""
+    monkeypatch.setattr(uniform_sets, "_DRAWS", 32)
+    tree, source = UniformSets(slots), Recorder()
+    tree.blocks, tree.rows = tree.blocks * 64 // tree.rows, 64
+    out, need = np.empty((tree.rows, -(-slots // 16)), np.uint16), np.full(tree.rows, slots // 2, np.uint16)
+    for block in (0, 1, 2, 7):
+        tree.draw(source, 30, block, need, out)
+    assert source.calls > (8 if slots == 265 else 4)  # There are further draws, of many leaves more than one.
+    assert len(set(source.read)) == len(source.read)
