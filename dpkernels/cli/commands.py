@@ -304,7 +304,7 @@ More examples:
       --epsilon 1
 """
 
-_MECHANISM = "Default: balanced, chosen by the budget. `dpkernels mechanisms` lists all."
+_MECHANISM = "From `dpkernels mechanisms`. Default: balanced."
 _MISSING = "Empty cells, NA, NaN, null: refuse (default), keep, or drop the row, which reveals where."
 _LEDGER_VARIABLE = "DPKERNELS_LEDGER"
 _LEDGER = "First charge the release to this ledger."

@@ -16,6 +16,7 @@ from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.noise import AdditiveCertificate
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
 from dpkernels.release import containers
 from dpkernels.release.categories import codes_of
@@ -86,7 +87,8 @@ def _cost_of_batch(shape: tuple[int, ...], sampler: ExactBatch, rows: str | None
 
 
 def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
-    is_categorical = isinstance(mechanism, Categorical)  # Values of another kind or shape are refused here.
+    is_categorical = isinstance(mechanism, Categorical | PrefixPlan)
+    # Values of another kind or shape are refused here.
     shape = codes_of(x, mechanism)[0].shape if is_categorical else containers.shape(x)
     if hasattr(mechanism, "dimensions"):
         check_shape(mechanism, shape)

@@ -45,6 +45,7 @@ KEYS = {
     "multivariate": "epsilon realised_epsilon dimensions sampled covers coordinate",
     "set of categories": "epsilon categories threshold bits ratio realised_epsilon covers size",
     "block of categories": "epsilon categories threshold bits ratio realised_epsilon covers blocks",
+    "prefixes": "epsilon categories realised_epsilon covers",  # and its levels
 }
 CATEGORIES = "pure epsilon-DP of each report; neighbouring: any two categories (local DP, replace one). "
 
@@ -68,7 +69,8 @@ def kind_of(form):
 def false_claims(form):
     """What the payload says that is not so, as names."""
     kind = kind_of(form)
-    wrong = [f"names: {sorted(odd)}"] if (odd := form.keys() ^ {"kind", *KEYS[kind].split()}) else []
+    names = {"kind", *KEYS[kind].split()} | (levels_of(form).keys() if kind == "prefixes" else set())
+    wrong = [f"names: {sorted(odd)}"] if (odd := form.keys() ^ names) else []
     return wrong + CHECKS[kind](form)
 
 
@@ -266,6 +268,26 @@ def block_lies(form):
     return lies(form, blocks=type(g) is int and len(factors) == 1) or category_lies(form, g, 1)
 
 
+def levels_of(form):
+    """The levels that there are from 0 on, by name."""
+    names = itertools.takewhile(form.keys().__contains__, (f"level_{n}" for n in range(40)))
+    return {name: form[name] for name in names}
+
+
+def prefix_lies(form):
+    levels = levels_of(form)
+    inner = [f"{name}: {wrong}" for name, level in levels.items() for wrong in false_claims(level)]
+    return inner + lies(
+        form,
+        covers=form["covers"] == CATEGORIES.replace("categories", "values") + LIMITS,
+        levels=bool(levels) and all(kind_of(level) == "block of categories" for level in levels.values()),
+        growing=all(a["categories"] < b["categories"] for a, b in itertools.pairwise(levels.values())),
+        categories=bool(levels) and form["categories"] == [*levels.values()][-1]["categories"],
+        epsilon=all(decimal(form["epsilon"]) >= decimal(level["epsilon"]) for level in levels.values()),
+        realised_epsilon=all(form["realised_epsilon"] >= level["realised_epsilon"] for level in levels.values()),
+    )
+
+
 def category_lies(form, choices, size):
     """Of a report that names ``size`` of some choices, the true one where a word is below the threshold."""
     T, d, total = form["threshold"], form["categories"], 2 ** form["bits"]
@@ -397,4 +419,5 @@ CHECKS = {
     "multivariate": multivariate_lies,
     "set of categories": set_lies,
     "block of categories": block_lies,
+    "prefixes": prefix_lies,
 }

@@ -35,7 +35,7 @@ def is_categorical(certificate: Any) -> bool:
     return isinstance(certificate, CategoryCertificate | PrefixCertificate)
 
 
-def _labels(mechanism: Categorical) -> list[str]:
+def _labels(mechanism: Categorical | PrefixPlan) -> list[str]:
     return [str(label) for label in mechanism.labels or range(mechanism.categories)]
 
 

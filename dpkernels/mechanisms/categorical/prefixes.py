@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,9 +46,10 @@ class PrefixPlan:
     other: int | None = None
     longer: str = "error"
 
-    kind = "prefix"
-    is_categorical = True
-    report_shape = ()
+    kind: ClassVar[str] = "prefix"
+    is_categorical: ClassVar[bool] = True
+    labels: ClassVar[None] = None
+    report_shape: ClassVar[tuple[int, ...]] = ()
 
     @property
     def base(self) -> int:

@@ -263,6 +263,24 @@ def test_integers_are_read_as_their_texts_are(kind):
     assert marked == codes_of(texts, m, ["30"]).tolist() != codes_of(cells, m).tolist()
 
 
+def test_an_unknown_value_is_reported_as_the_other_category(run: Run, known_secret):
+    write("in.parquet", [*["what"] * 50, *VALUES[50:]])
+    assert run("perturb", "in.parquet", "out.parquet", *FROM, *named(NAMES[0]), "--other", "ortho").code == 0
+    m = dpk.randomised_response(1.0, LABELS)
+    expected = dpk.perturb(np.array([*["ortho"] * 50, *VALUES[50:]]), m, key=column_key(SECRET, "ward"))
+    assert pq.read_table("out.parquet").column("ward").to_pylist() == expected.tolist()
+    assert codes_of(pa.array([" uro", "uro ", "Uro", "uro", " "]), m).tolist() == [-2, -2, -2, 3, -2]
+
+
+def test_a_set_with_bits_of_no_category_is_none():
+    """Of the right number of members, of which one is beyond the last category."""
+    m = dpk.subset_selection(1.0, 5, 2)
+    cells = pa.array([bytes([0b00011]), bytes([0b100001])], pa.binary(1))
+    assert reports_of(cells, m)[1].tolist() == [True, False]
+    with pytest.raises(ValueError, match="row 1 is no set of 2 of 5"):
+        dpk.CategoryCounts(m).add(cells)
+
+
 @pytest.mark.lengthy
 def test_sets_that_an_earlier_version_drew_are_verified(run: Run):
     """Sidecars of versions that drew sets in another way do not state how; what no version writes is refused."""
@@ -303,6 +321,8 @@ def test_a_dataset_of_many_files(run: Run, name):
     assert run("perturb", "in", "out", *FROM, *named(name)).code == 0
     assert run("certify", "--verify", "out/_release.json").code == 0
     parts = sorted(Path("out").glob("*.parquet"))
+    # The files have the same values, and noise of their own.
+    assert pq.read_table(parts[0]).column("ward") != pq.read_table(parts[1]).column("ward")
     assert run("estimate", parts[0], "--sidecar", "out/_release.json", "--column", "ward").code == 0
     pq.write_table(pa.concat_tables([pq.read_table(part) for part in parts]), "one.parquet")
     for options in (["--json"], ["--by", "site", "--json"]):

@@ -14,7 +14,7 @@ from small_certificates import NAMES, text
 from dpkernels.exact.certificate import Certificate, CertificateError
 
 # Of the others the budget is that of their parts.
-CLAIMED = [name for name in NAMES if not name.startswith(("mixture", "multivariate"))]
+CLAIMED = [name for name in NAMES if not name.startswith(("mixture", "multivariate", "prefixes"))]
 
 
 def least_float(is_so, near):

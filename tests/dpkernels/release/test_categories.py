@@ -16,7 +16,7 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from dpkernels.release.categories import MISSING, UNKNOWN, codes_of
+from dpkernels.release.categories import MISSING, UNKNOWN, codes_of, released_reports
 
 LABELS = ["cardio", "neuro", "ortho", "uro", "rest"]
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -335,3 +335,12 @@ def test_arguments_that_do_not_apply_are_refused():
     table = pd.DataFrame({"w": np.where(np.arange(40) == 2, None, values)})
     with pytest.raises(ValueError, match=r"column 'w': x: row 5 is 'nephro'"):
         dpk.perturb(table, {"w": m}, missing="drop")
+
+
+@pytest.mark.parametrize("m", [dpk.randomised_response(1.0, 5), dpk.block_response(1.0, 30)], ids=lambda m: m.kind)
+def test_pieces_of_a_release_have_noise_of_their_own(m):
+    sampler, piece = dpk.exact_sampler(m), 1 << 16
+    codes = np.zeros(piece + 500, np.int64)
+    reports = released_reports(sampler, codes, bytes(32), start=7)
+    assert np.array_equal(reports[piece - 7 :], sampler.reports(codes[piece - 7 :], bytes(32), piece))
+    assert not np.array_equal(reports[piece - 7 :][:400], reports[:400])

@@ -120,6 +120,7 @@ KINDS = {
     "vector noise": VECTOR,
     "set of categories": dpk.subset_selection(1.0, 5, 2),
     "block of categories": dpk.block_response(1.0, 30),
+    "prefixes": dpk.prefix_response(1.0, 3, 3),
     "statistics in an interval": dpk.central_piecewise(epsilon=1.0, sensitivity=1.0, lower=0.0, upper=10.0),
     "batch": dpk.piecewise(epsilon=np.ones(1), lower=0.0, upper=10.0),
     "batch of noise": dpk.laplace(epsilon=np.ones(1), sensitivity=1.0),
