@@ -18,6 +18,7 @@ from accountants.tune.family import Family, checked, expression
 from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as_objective, evaluate
 from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
+from dpkernels.numerics import Real, RealArray
 
 __all__ = ["Result", "SweepResult", "best", "compare", "many", "pareto_front"]
 
@@ -283,13 +284,23 @@ def many(
         for at, row, descent in zip(order, rows, descents, strict=True):
             if descent.value == np.inf:
                 raise ValueError(f"family: at budget number {at} no member of {row.name} is feasible") from cost.refusal
-            free = domains.values(row.domains, descent.z)
             members.append({"": descent.value * _factor(row, chosen)})
-            members[-1] |= row.parameters(free, row.build_near(free, descent.solved)) if free else {}
+            if descent.z.size:
+                parameters_of = _traced_parameters if cost.program is OPTIMISED else _parameters
+                members[-1] |= jax.tree.map(np.asarray, parameters_of(row, descent.z, descent.solved))
     inverse = np.argsort(order)
     columns_of = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
     parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in columns_of.items()}
     return SweepResult(parameters, parameters.pop(""), cost.evaluations)
+
+
+def _parameters(family: Family, z: RealArray, solved: Real) -> dict[str, Any]:
+    """Return every parameter of the member at z."""
+    free = domains.values(family.domains, z)
+    return family.parameters(free, family.build_near(free, solved))
+
+
+_traced_parameters = jax.jit(_parameters)  # Of many budgets, of which plain numbers take 20 times as long.
 
 
 def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: object) -> list[SearchResult]:

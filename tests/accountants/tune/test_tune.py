@@ -28,7 +28,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.published import searches
 from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import published_eta, published_piecewise
-from accountants.tune import domains, objectives, search
+from accountants.tune import domains, objectives, search, tuning
 from accountants.tune.families.constructed import ConstructedNoise, Piecewise
 from accountants.tune.families.noise import KERNELS, RecycledShape, TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
@@ -827,6 +827,23 @@ def test_many_budgets_of_a_window_and_a_base(base):
         single = tune.best(tune.composite("sine", base, epsilon=float(eps[at]), **UNIT), tune.worst_variance)
         assert found.values[at] == pytest.approx(single.value, rel=1e-9)
         assert found.parameters["width"][at] == pytest.approx(single.parameters["width"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        tune.budget_recycled("gaussian", epsilon=1.0, delta=DELTA, theta=1.0),
+        pytest.param(tune.merged_laplace(epsilon=1.0), marks=pytest.mark.thorough),
+        pytest.param(tune.composite("sine", "constant", epsilon=1.0, **UNIT), marks=pytest.mark.thorough),
+    ],
+)
+def test_traced_parameters_of_many_budgets_are_those_of_plain_numbers(family, x64):
+    family = as_float64(family)
+    z = np.full(sum(domain.size for domain in family.domains.values()), 3.0)
+    found, known = tuning._traced_parameters(family, z, 0.0), tuning._parameters(family, z, 0.0)
+    assert found.keys() == known.keys()
+    for name, value in known.items():
+        assert np.asarray(found[name]) == pytest.approx(np.asarray(value), rel=1e-10)
 
 
 @pytest.mark.slow
