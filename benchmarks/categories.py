@@ -1,16 +1,22 @@
 """Reports of categories as markdown tables: errors against the strict bound, measured errors, and speed.
 
     python -m benchmarks.categories            # about two minutes; --quick: fewer reports
+    python -m benchmarks.categories --command 1000000000 --folder /scratch     # files of so many rows, by the command
 
 Errors are n times the expected sum of squared errors of all shares, over the strict bound. Those of OUE and OLH (Wang,
 Blocki, Li & Jha 2017) are from their formulas; OLH has random hashes into e^eps + 1 buckets. Times are seconds of the
 processor and of the clock. ``--peers FILE`` compares with what ``category_peers.py`` has measured of other packages.
+``--command ROWS`` writes a Parquet file of codes, perturbs it and estimates from it with the command, and removes the
+files; 10^9 rows take 4 GB of disk. The memory is the largest one of the command's process.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import dpkernels as dpk
 from benchmarks.shown import machine, markdown, parser_of
@@ -104,6 +112,73 @@ def _shares(reports: Any, mechanism: Any) -> np.ndarray:
     return dpk.estimate(reports, mechanism).shares.value
 
 
+_GROUP = 1 << 20  # rows of a row group
+_OF_FILES = 4096  # categories
+
+
+def commands(rows: int, folder: Path | None) -> list[list[str]]:
+    """Return the times and the memory of the command for a file of so many rows, and the error of its estimates."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        source, target = Path(place) / "in.parquet", Path(place) / "out.parquet"
+        truth, *written = timed(partial(_write, source, rows))
+        chosen = ["--mechanism", "block-response", "--categories", str(_OF_FILES), "--epsilon", "1"]
+        table = [["step", "rows", "seconds, clock", "seconds, processor", "memory, GB", "file, GB"]]
+        table.append(["write the input", f"{rows:,}", *_seconds(written[::-1]), "", _gigabytes(source)])
+        _, *cost = _run("perturb", source, target, "--column", "code", *chosen, "--quiet")
+        table.append(["perturb", f"{rows:,}", *_seconds(cost[:2]), f"{cost[2]:.2f}", _gigabytes(target)])
+        printed, *cost = _run("estimate", target, "--column", "code", "--json")
+        table.append(["estimate", f"{rows:,}", *_seconds(cost[:2]), f"{cost[2]:.2f}", ""])
+    (form,) = json.loads(printed)["estimates"]
+    unbiased = np.array([row["unbiased"] for row in form["categories"]])
+    error = ((unbiased - truth) ** 2).sum() / rows
+    expected = float(dpk.block_response(1.0, _OF_FILES).mean_squared_error())
+    table.append(["squared error over the formula", f"{form['reports']:,}", f"{error / expected:.3f}", "", "", ""])
+    return table
+
+
+def _write(path: Path, rows: int) -> np.ndarray:
+    """Write codes with frequencies of Zipf's law, and return how often there is each."""
+    weights = 1.0 / np.arange(1, _OF_FILES + 1)
+    ends, rng = np.cumsum(weights / weights.sum()), np.random.default_rng(0)
+    # A table of 2^16 codes with these frequencies, of which every row draws one.
+    codes = np.searchsorted(ends, (np.arange(1 << 16) + 0.5) / (1 << 16)).astype(np.uint16)
+    total = np.zeros(_OF_FILES, np.int64)
+    with pq.ParquetWriter(path, pa.schema([("code", pa.uint16())]), compression="none") as file:
+        for first in range(0, rows, _GROUP):
+            drawn = codes[rng.integers(0, 1 << 16, min(_GROUP, rows - first), np.uint16)]
+            total += np.bincount(drawn, minlength=_OF_FILES)
+            file.write_table(pa.table({"code": drawn}), row_group_size=_GROUP)
+    return total
+
+
+# A process counts its parent's memory as its own, hence a small one between.
+_USAGE = (
+    "import os, subprocess, sys; process = subprocess.Popen(sys.argv[1:])\n"
+    "_, status, usage = os.wait4(process.pid, 0)\n"
+    "print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss, file=sys.stderr); sys.exit(status != 0)"
+)
+_COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
+
+
+def _run(*arguments: Any) -> tuple[str, float, float, float]:
+    """Run the command in a process of its own; return its output, seconds by two clocks, and its memory in GB."""
+    call, start = [sys.executable, "-c", _USAGE, *_COMMAND, *map(str, arguments)], time.perf_counter()
+    done = subprocess.run(call, capture_output=True, text=True)
+    clock = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"{arguments[0]}: {done.stderr}")
+    processor, memory = map(float, done.stderr.split()[-2:])
+    return done.stdout, clock, processor, memory * 1024 / 1e9
+
+
+def _seconds(pair: Any) -> list[str]:
+    return [f"{seconds:.1f}" for seconds in pair]
+
+
+def _gigabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e9:.2f}"
+
+
 def peers(path: Path, trials: int) -> list[list[str]]:
     """Return times and measured errors of other packages, and of this one: the errors over the strict bound."""
     form = json.loads(path.read_text())
@@ -142,10 +217,17 @@ def main() -> None:
     """Print every table."""
     parser = parser_of(__doc__, "5 releases and 10^6 reports")
     parser.add_argument("--peers", type=Path, metavar="FILE", help="what category_peers.py has printed")
+    parser.add_argument("--command", type=int, metavar="ROWS", help="rows of files that the command reads and writes")
+    parser.add_argument("--folder", type=Path, help="where these files are written; by default the temporary folder")
     options = parser.parse_args()
     print(machine())
     trials, n = (5, 10**6) if options.quick else (40, 10**7)
-    tables = [errors(), measured(trials, 5_638), speed(n)] if options.peers is None else [peers(options.peers, trials)]
+    if options.command is not None:
+        tables = [commands(options.command, options.folder)]
+    elif options.peers is not None:
+        tables = [peers(options.peers, trials)]
+    else:
+        tables = [errors(), measured(trials, 5_638), speed(n)]
     for table in tables:
         print(f"\n{markdown(table[0], table[1:])}")
 

@@ -180,7 +180,4 @@ def _sets_of(
         values = _NIBBLES[array]
         fits &= (values < 16).all(1)
         array = (values[:, 0::2] << np.uint8(4)) | (values[:, 1::2] & np.uint8(15))
-    good = fits & (np.add.reduce(np.bitwise_count(array), axis=1, dtype=np.uint32) == mechanism.size)
-    if spare := mechanism.categories % 8:
-        good &= array[:, -1] >> np.uint8(spare) == 0
-    return array, good, is_missing
+    return array, fits & mechanism.are_sets(array), is_missing

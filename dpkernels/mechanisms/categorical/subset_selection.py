@@ -38,6 +38,7 @@ from dpkernels.pytrees import pytree
 
 # The most categories: for sets, which are d bits each, and for reports of a single category.
 _MOST_SETS, _MOST_SINGLE = 1 << 16, 1 << 24
+_ROWS, _MOST_WORDS = 1 << 12, 8  # of sets whose members are counted together, and their words of 64 bits
 
 
 @partial(pytree, static=("categories", "size", "labels", "other"))
@@ -112,6 +113,25 @@ class SubsetSelection(Categorical):
         if self.size == 1:
             return rows[:, None] == np.arange(self.categories)
         return np.unpackbits(rows, axis=-1, count=self.categories, bitorder="little").view(bool)
+
+    def are_sets(self, rows: np.ndarray) -> np.ndarray:
+        """Return whether each row of bytes is a set of ``size`` categories."""
+        width, sizes = rows.shape[1], np.empty(len(rows), np.uint32)
+        if width > _MOST_WORDS * 8:
+            np.add.reduce(np.bitwise_count(rows), axis=1, dtype=np.uint32, out=sizes)
+        else:  # NumPy adds along short rows slowly, so words of all rows are counted together.
+            for first in range(0, len(rows), _ROWS):
+                part = np.ascontiguousarray(rows[first : first + _ROWS])
+                own = sizes[first : first + _ROWS]
+                own[:] = 0
+                for at in range(0, width - 7, 8):
+                    own += np.bitwise_count(np.ndarray(len(part), np.uint64, part, at, (width,)))
+                for at in range(width // 8 * 8, width):
+                    own += np.bitwise_count(part[:, at])
+        good = sizes == self.size
+        if spare := self.categories % 8:
+            good &= rows[:, -1] >> np.uint8(spare) == 0
+        return good
 
     def draw(self, key: Array, x: Array) -> Array:
         d, k = self.categories, self.size

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 import dpkernels as dpk
+from dpkernels.estimation.categorical import counts
 from dpkernels.estimation.categorical.counts import block_supports
 from dpkernels.estimation.categorical.intervals import (
     count_intervals,
@@ -372,3 +373,28 @@ def test_the_test_of_single_categories_is_pearsons():
     both = dpk.estimate(reports_of(blocks)[1], blocks)
     with pytest.raises(ValueError, match="block of 60"):
         dpk.equality_test(both, both)
+
+
+@pytest.mark.parametrize("width", [1, 3, 34, 70])
+def test_bits_are_counted_in_planes_as_one_by_one(width, monkeypatch):
+    monkeypatch.setattr(counts, "_BLOCK_BYTES", 8 * width)
+    rng = np.random.default_rng(width)
+    for rows in (0, 7, 24, 63 * 8, 63 * 8 + 15 * 8 + 3 * 8 + 5, 3000):
+        for held in (rng.integers(0, 256, (rows, width), np.uint8), np.full((rows, width), 255, np.uint8)):
+            bits = np.unpackbits(held, axis=1, bitorder="little", count=8 * width - 3)
+            assert counts._sum_of_bits(held, 8 * width - 3).tolist() == bits.sum(0, dtype=int).tolist()
+            assert counts._sum_of_bits(held[::2], 8 * width - 3).tolist() == bits[::2].sum(0, dtype=int).tolist()
+    planes = counts._bit_planes([np.array([word], np.uint64) for word in range(63)])
+    assert [len(level) for level in planes] == [1] * 6
+
+
+@pytest.mark.parametrize("d", [9, 64, 100, 266, 700])
+def test_sets_are_those_of_the_size(d):
+    m = dpk.subset_selection(1.0, d, 4)
+    rng = np.random.default_rng(d)
+    members = rng.random((9000, d)) < 4 / d
+    rows = np.packbits(members, axis=1, bitorder="little")
+    assert m.are_sets(rows).tolist() == (members.sum(1) == 4).tolist()
+    if d % 8:
+        rows[:, -1] |= 128
+        assert not m.are_sets(rows).any()
