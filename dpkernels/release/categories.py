@@ -177,6 +177,8 @@ def codes_of(x: Any, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callabl
 
 def _prefix_codes(x: Any, plan: PrefixPlan) -> tuple[np.ndarray, Callable[[int], Any]]:
     """Return ``codes_of`` for words of digits."""
+    if np.ndim(x) > 1:
+        raise ValueError(f"x: has shape {np.shape(x)}; values are a column")
     if isinstance(plan.alphabet, str):
         texts = [x] if isinstance(x, str) else containers.values_of(x)
         codes, known = plan.codes_of_texts([text if isinstance(text, str) else "" for text in texts])

@@ -21,6 +21,7 @@ from dpkernels.exact.categories import (
 )
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.packed import full_certificates
+from dpkernels.exact.prefixes import PrefixCertificate
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical, parse_categories
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
@@ -56,6 +57,8 @@ class CategoryCounts:
         sampler = exact_sampler(mechanism)
         if not isinstance(sampler, CategorySampler):
             raise TypeError(f"mechanism: {type(mechanism).__name__} is not for categories")
+        if not isinstance(sampler.mechanism, Categorical):
+            raise TypeError("mechanism: is a plan of prefixes; its method find returns the most frequent values")
         self.mechanism: Categorical = sampler.mechanism
         self.certificate: CategoryCertificate = sampler.certificate
         self.total = 0  #: the number of reports
@@ -126,6 +129,8 @@ def mechanism_of_sidecar(source: object, column: str | None) -> Categorical | No
     if len(chosen) != 1 or not isinstance(chosen[0].get("certificate"), Mapping):
         return None
     payload = dict(chosen[0]["certificate"])
+    if payload.get("kind") == PrefixCertificate.kind:
+        raise TypeError("mechanism: the column has reports of prefixes; `dpkernels estimate` finds the frequent values")
     if payload.get("kind") not in (SetCertificate.kind, BlockCertificate.kind):
         return None
     certificate: Any = CategoryCertificate.from_dict(payload)

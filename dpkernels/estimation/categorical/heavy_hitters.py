@@ -330,7 +330,7 @@ def prefix_response(
             raise ValueError(f"alphabet: {alphabet!r} must be Unicode characters, without NUL")
         base = len(alphabet) + 1
     else:
-        base = checks.integer_in("alphabet", alphabet, 2, MOST_CATEGORIES)
+        base = alphabet = checks.integer_in("alphabet", alphabet, 2, MOST_CATEGORIES)
     if base**length > MOST_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
     if lengths is None:

@@ -178,6 +178,23 @@ def test_ledgers_shuffled_rows_and_columns_of_other_kinds(run: Run):
     assert "--histogram: is for numbers" in run("estimate", "out.parquet", "--column", "word", "--histogram", "3").err
 
 
+@pytest.mark.lengthy
+def test_checks_and_other_formats(run: Run, known_secret):
+    """A check reads every value and writes nothing; another format has the same reports."""
+    write("in.csv", VALUES)
+    assert run("perturb", "in.csv", "out.csv", *WORDS, "--check").code == 0
+    assert not Path("out.csv").exists()
+    write("wrong.csv", [*VALUES[:9], "SECRET"])
+    refused = run("perturb", "wrong.csv", "out.csv", *WORDS, "--check", "--redact")
+    assert refused.code == 1
+    assert "row 9" in refused.err
+    assert run("perturb", "in.csv", "out.csv", *WORDS).code == 0
+    assert run("perturb", "in.csv", "out.parquet", *WORDS).code == 0
+    assert reports("out.csv").to_pylist() == reports("out.parquet").to_pylist()
+    with pytest.raises(TypeError, match="has reports of prefixes"):
+        dpk.estimate(reports("out.csv"), "out.csv.json")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -266,3 +266,17 @@ def test_levels_have_noise_of_their_own(split):
     p = [float(dpk.exact_sampler(level).certificate.probability) for level in plan.levels]
     assert abs(np.mean(true[0] & true[1]) - p[0] * p[1]) < 3 / math.sqrt(n)
     assert abs(np.mean(true[0] & true[0]) - p[0] * p[1]) > 3 / math.sqrt(n)  # A planted fault: noise of one level.
+
+
+def test_what_a_plan_is_not_for():
+    plan = dpk.prefix_response(1.0, 3, "abc")
+    reports = dpk.perturb(np.array(["a", "b"]), plan)
+    with pytest.raises(TypeError, match="is a plan of prefixes; its method find"):
+        dpk.estimate(reports, plan)
+    with pytest.raises(ValueError, match=r"has shape \(1, 2\)"):
+        dpk.perturb(np.array([["a", "b"]]), plan)
+    with pytest.raises(TypeError, match="integers are needed"):
+        plan.find(reports.astype(float))
+    with pytest.raises(ValueError, match="row 1 is 1, which is not a text"):
+        dpk.perturb(np.array(["a", 1], object), plan)
+    assert dpk.prefix_response(1.0, 3, np.int64(5)).alphabet == 5
