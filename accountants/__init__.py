@@ -24,6 +24,9 @@ from accountants.schemes.poisson import amplified_budget, budget_on_sample
 from accountants.shuffle import Shuffled, shuffled
 from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from dpkernels.budgets.ledger import Ledger, LedgerError
+from dpkernels.jax_on_use import import_now
+
+import_now()  # These modules have imported it.
 
 # Tuning imports optax, which takes 0.1 s.
 __getattr__ = lazy_loader.attach(__name__, submodules=["tune"])[0]

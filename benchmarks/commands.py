@@ -30,6 +30,9 @@ RUNS: dict[str, list[str]] = {
     "help": ["--help"],
     "mechanisms": ["mechanisms"],
     "certify piecewise": ["certify", "--mechanism", "piecewise", *_BOUNDS],
+    "perturb, 200 rows of CSV": ["perturb", "few.csv", "some.csv", "--column", "age", *_BOUNDS, "--force"],
+    "certify --verify, 200 rows": ["certify", "--verify", "some.csv.json"],
+    "estimate, 200 rows": ["estimate", "some.csv", "--column", "age"],
     "perturb, 10^4 rows of CSV": ["perturb", "in.csv", "out.csv", "--column", "age", *_BOUNDS, "--force"],
     "certify --verify": ["certify", "--verify", "out.csv.json"],
     "estimate": ["estimate", "out.csv", "--column", "age"],
@@ -49,17 +52,19 @@ RUNS: dict[str, list[str]] = {
     "tune, additive": ["tune", "--epsilon", "1", "--delta", "1e-5", "--sensitivity", "1"],
     "tune, bounded": ["tune", *_BOUNDS],
 }
+# What a command cannot be faster than, if it imports them.
+IMPORTS = ("jax", "numpy, scipy.optimize, scipy.special", "numpy, pyarrow.csv, pyarrow.parquet", "numpy")
 SLOW = ("account --shuffle 10^5", "compare, bounded", "tune, additive", "tune, bounded")
 
 
-def seconds(arguments: list[str], folder: Path, environment: Mapping[str, str]) -> float:
+def seconds(arguments: list[str], folder: Path, environment: Mapping[str, str], program: list[str] = COMMAND) -> float:
     """Processor time of one run.
 
     Raises:
         RuntimeError: it failed.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=dict(environment), capture_output=True, text=True)
+    done = subprocess.run([*program, *arguments], cwd=folder, env=dict(environment), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -80,9 +85,14 @@ def rows(names: list[str], rounds: int) -> Iterator[list[str]]:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ages = np.random.default_rng(1).integers(0, 121, 10_000)
-        (folder / "in.csv").write_text("age\n" + "\n".join(map(str, ages)) + "\n")
+        for name, count in (("in.csv", len(ages)), ("few.csv", 200)):
+            (folder / name).write_text("age\n" + "\n".join(map(str, ages[:count])) + "\n")
         # Python's own compiled files are there in every run.
         seconds(RUNS["account laplace"], folder, surroundings(""))
+        for modules in IMPORTS:
+            code = [sys.executable, "-c", f"import {modules}"]
+            least = min(seconds([], folder, surroundings(""), code) for _ in range(rounds))
+            yield [f"import {modules}", f"{least:.2f}", *["-"] * 4]
         for number, name in enumerate(names):
             cache = str(folder / f"cache{number}")
             without = min(seconds(RUNS[name], folder, surroundings("")) for _ in range(rounds))

@@ -16,13 +16,12 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeGuard, TypeVar, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.jax_on_use import Array, Tracer, jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace, plain
-from dpkernels.pytrees import PyTree
+from dpkernels.pytrees import PyTree, tree_leaves, tree_map
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -228,7 +227,7 @@ def each_entry(method: Method) -> Method:
         full = np.broadcast_shapes(shape, *(np.shape(value) for value in values))
         outer = full[: len(full) - len(shape)]
         batch, size = flat_leaves(self), self.batch_size
-        xp = namespace(*values, *jax.tree.leaves(self))
+        xp = namespace(*values, *tree_leaves(self))
         arguments: list[Any] = [
             xp.broadcast_to(value, full).reshape(*outer, size) if flag else value
             for value, flag in zip(values, is_array, strict=True)
@@ -242,7 +241,7 @@ def each_entry(method: Method) -> Method:
                 for i in range(size)
             ]
             results = jax.tree.map(lambda *entries: np.stack(np.broadcast_arrays(*entries), -1), *rows)
-        return jax.tree.map(lambda result: result.reshape(*result.shape[:-1], *shape), results)
+        return tree_map(lambda result: result.reshape(*result.shape[:-1], *shape), results)
 
     return cast(Method, evaluated)
 
@@ -285,7 +284,7 @@ def _leaf_names(item: Batchable) -> list[str]:
 
 
 def _is_number(value: object) -> TypeGuard[Real]:
-    return isinstance(value, int | float | np.ndarray | np.generic | jax.Array) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.ndarray | np.generic | Array) and not isinstance(value, bool)
 
 
 def _shapes(item: object, name: str = "", axes: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -366,7 +365,7 @@ def _hashable(value: object) -> object:
 
 
 def _described(value: object) -> str:
-    if not _has_axes(value) or isinstance(value, jax.core.Tracer):
+    if not _has_axes(value) or isinstance(value, Tracer):
         return repr(value)
     low, high = float(np.min(value)), float(np.max(value))
     spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"

@@ -9,8 +9,9 @@ from fractions import Fraction
 from functools import partial, update_wrapper
 from typing import Generic, TypeVar, TypeVarTuple
 
-import jax
 import numpy as np
+
+from dpkernels.jax_on_use import Array, is_deferred, jax
 
 # Of a compiled program, which has copies of the tables that it looks up: measured for noise from tables of 2^16 codes.
 _PROGRAM = 3 << 20
@@ -97,7 +98,7 @@ def memory_of(value: object) -> int:
         visited.add(id(item))
         if isinstance(item, bytes):
             size += len(item)
-        elif isinstance(item, np.ndarray | jax.Array):
+        elif isinstance(item, np.ndarray | Array):
             base = getattr(item, "base", None)
             pending += [] if base is None else [base]
             size += item.nbytes if base is None else 0
@@ -107,7 +108,7 @@ def memory_of(value: object) -> int:
             size += _OBJECT * len(item)
         elif isinstance(item, list | tuple | set | frozenset):
             pending += item
-        elif isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):
+        elif not is_deferred() and isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):
             size += _PROGRAM
         elif not isinstance(item, Fraction):
             pending += _parts(item)

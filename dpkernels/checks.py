@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 
 from dpkernels.decimals import shortest
+from dpkernels.jax_on_use import Array, Tracer
 from dpkernels.numerics import Boolean, Real
 
 EPSILON_RANGE = (0.01, 20.0)  # The supported budgets: below there is no signal left, above no privacy.
@@ -24,7 +24,7 @@ _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither va
 
 def concrete(value: object) -> np.ndarray | None:
     """Return real numbers as a float64 array, or None where they are traced."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return None
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
@@ -34,7 +34,7 @@ def concrete(value: object) -> np.ndarray | None:
 
 def number(name: str, value: object) -> Any:
     """Return one real number: a tracer as it is, any other as a float."""
-    if isinstance(value, jax.core.Tracer) and not value.shape:
+    if isinstance(value, Tracer) and not value.shape:
         return value
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iuf":
@@ -44,7 +44,7 @@ def number(name: str, value: object) -> Any:
 
 def real(name: str, value: object) -> Real:
     """Return a number as a float, NumPy's arrays as float64, and JAX's arrays and tracers as they are."""
-    if isinstance(value, jax.core.Tracer) or (isinstance(value, jax.Array) and value.ndim):
+    if isinstance(value, Tracer) or (isinstance(value, Array) and value.ndim):
         return value
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "iuf":
         return value.astype(np.float64)
@@ -53,7 +53,7 @@ def real(name: str, value: object) -> Real:
 
 def not_traced(name: str, reason: str, *values: object) -> None:
     """Refuse values that JAX traces, for a reason that says what to do instead."""
-    if any(isinstance(value, jax.core.Tracer) for value in values):
+    if any(isinstance(value, Tracer) for value in values):
         raise TypeError(f"{name}: traced by JAX (jit, grad or vmap). {reason}")
 
 

@@ -8,15 +8,15 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, overload
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
+
+from dpkernels.jax_on_use import Array, custom_jvp, jax, jnp
+from dpkernels.pytrees import tree_leaves
 
 T = TypeVar("T")
 # A number or an array of them: Python's, NumPy's or JAX's, traced ones too. Formulas take and return the caller's kind;
 # what asks for a shape, a type or an element takes arrays only. NumPy's numbers count as arrays of no dimension.
-RealArray = np.ndarray | jax.Array
+RealArray = np.ndarray | Array
 Real = float | RealArray
 # What a comparison of real numbers gives: a truth value, or an array of them.
 Boolean = bool | np.bool_ | RealArray
@@ -34,8 +34,8 @@ GAUSS_LEGENDRE = gauss_legendre(16)
 def namespace(*values: object) -> ModuleType:
     """Return jax.numpy if any value is a JAX array or tracer, else numpy, which evaluates in float64."""
     for value in values:  # A loop takes half the time of any().
-        if type(value) not in _HOST_TYPES and isinstance(value, jax.Array):
-            return jnp
+        if type(value) not in _HOST_TYPES and isinstance(value, Array):
+            return jax.numpy  # which is no stand-in
     return np
 
 
@@ -79,7 +79,7 @@ def floating(value: Real) -> RealArray: ...
 
 def floating(value: Real) -> RealArray:
     """Return the value as a float array: NumPy values become float64, JAX values keep float32 or float64."""
-    if isinstance(value, jax.Array):
+    if isinstance(value, Array):
         return value if value.dtype in (jnp.float32, jnp.float64) else value.astype(jnp.float32)
     array = np.asarray(value)
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
@@ -87,7 +87,7 @@ def floating(value: Real) -> RealArray:
 
 def as_of(value: float, *others: object) -> Real:
     """Return a plain number in the type of the JAX arrays among the others; float64 of NumPy if there are none."""
-    types = [other.dtype for other in others if isinstance(other, jax.Array)]
+    types = [other.dtype for other in others if isinstance(other, Array)]
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 
 
@@ -102,7 +102,7 @@ def like(table: Any, value: Any) -> Any:
 
 def without_derivative(values: T) -> T:
     """Return the same pytree of numbers as constants, which JAX does not differentiate."""
-    return jax.lax.stop_gradient(values) if namespace(*jax.tree.leaves(values)) is jnp else values
+    return jax.lax.stop_gradient(values) if namespace(*tree_leaves(values)) is jnp else values
 
 
 def map_over(function: Callable[[RealArray], Real], values: RealArray) -> RealArray:
@@ -159,7 +159,8 @@ _NDTRI_CENTRAL, _NDTRI_TAIL = np.array(
 ).T
 
 
-@jax.custom_jvp
+# The derivative is 1/phi(z).
+@custom_jvp(lambda du, z, _: du * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2))
 def _ndtri_float32(u: Real) -> Real:
     """Return (u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w)."""
     # As Giles 2010, "Approximating the erfinv function"; w of u, not of 2 u - 1, keeps its digits in the lower tail.
@@ -170,10 +171,6 @@ def _ndtri_float32(u: Real) -> Real:
     for near, far in zip(_NDTRI_CENTRAL, _NDTRI_TAIL, strict=True):
         h = h * t + jnp.where(central, near, far)
     return (u - 0.5) * jnp.where(central, h, root * h)
-
-
-# The derivative is 1/phi(z).
-_ndtri_float32.defjvps(lambda du, z, _: du * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2))
 
 
 # Minimax polynomials in the square of the argument, from the constant term up, by Remez' algorithm. Of float32 and
@@ -207,14 +204,15 @@ def sin_pi(z: Real) -> RealArray:
     return np.sin(np.pi * z) if namespace(z) is np else _sin_pi(floating(z))
 
 
-@jax.custom_jvp
+def _sin_pi_slope(dz: Array, _: Array, z: Array) -> Array:
+    """Return dz pi cos(pi z)."""
+    return dz * (math.pi * _sin_pi(0.5 - z))
+
+
+@custom_jvp(_sin_pi_slope)
 def _sin_pi(z: Array) -> Array:
     t = 2 * jnp.minimum(z, 1 - z)
     return jnp.minimum(t + t * (math.pi / 2 - 1 + t * t * _polynomial(_SINE, t * t)), 1.0)
-
-
-# The derivative is pi cos(pi z).
-_sin_pi.defjvps(lambda dz, _, z: dz * (math.pi * _sin_pi(0.5 - z)))
 
 
 def arcsine_cdf(w: Real) -> RealArray:
@@ -224,7 +222,13 @@ def arcsine_cdf(w: Real) -> RealArray:
     return _arcsine_cdf(floating(w))
 
 
-@jax.custom_jvp
+def _arcsine_slope(dw: Array, _: Array, w: Array) -> Array:
+    """Return dw / (pi sqrt(w (1 - w))), and 0 at the ends, where it is infinite."""
+    slope = math.pi * root_or_zero(w * (1 - w))
+    return jnp.where(slope > 0, dw / jnp.where(slope > 0, slope, 1.0), 0.0)
+
+
+@custom_jvp(_arcsine_slope)
 def _arcsine_cdf(w: Array) -> Array:
     """Return the series of s = sqrt(w), near 1/2 as 1/2 - arcsin(1 - 2 w)/pi, above it by symmetry."""
     small = jnp.minimum(w, 1 - w)
@@ -234,13 +238,6 @@ def _arcsine_cdf(w: Array) -> Array:
     t = s + s * (2 / math.pi - 1 + z * _polynomial(_ARCSINE, z))
     t = jnp.where(near, t, 0.5 - t / 2)
     return jnp.where(w < 0.5, t, 1 - t)
-
-
-@_arcsine_cdf.defjvps
-def _(dw: Array, _: Array, w: Array) -> Array:
-    """Return dw / (pi sqrt(w (1 - w))), and 0 at the ends, where it is infinite."""
-    slope = math.pi * root_or_zero(w * (1 - w))
-    return jnp.where(slope > 0, dw / jnp.where(slope > 0, slope, 1.0), 0.0)
 
 
 def half_precision(x: RealArray) -> RealArray:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap, sequential_vmap
 
+from dpkernels.jax_on_use import Array, Tracer, jax, jnp
 from dpkernels.pytrees import PyTree
 
 P = ParamSpec("P")
@@ -24,7 +22,7 @@ def vmap_in_batches(function: Callable[P, T], together: Callable[..., int]) -> C
     batched in the same way.
     """
     compiled: Callable[..., T] = jax.jit(function)
-    mapped = custom_vmap(compiled)
+    mapped = jax.custom_batching.custom_vmap(compiled)
 
     @mapped.def_vmap
     def _(size: int, batched: PyTree, *arguments: PyTree) -> PyTree:
@@ -35,14 +33,16 @@ def vmap_in_batches(function: Callable[P, T], together: Callable[..., int]) -> C
         vmapped = jax.vmap(compiled, jax.tree.map(lambda flag: 0 if flag else None, is_batched))
         count = min(size, together(*arguments))
 
-        def these(numbers: jax.Array) -> PyTree:
+        def these(numbers: Array) -> PyTree:
             return jax.tree.map(lambda leaf, flag: leaf[numbers] if flag else leaf, arguments, is_batched)
 
         def in_turn() -> PyTree:
             if count == 1:
                 return jax.lax.map(lambda number: mapped(*these(number)), jnp.arange(size))
             numbers = jnp.arange(-(-size // count))[:, None] * count + jnp.arange(count)
-            results = jax.lax.map(lambda some: sequential_vmap(vmapped)(*these(some)), jnp.minimum(numbers, size - 1))
+            results = jax.lax.map(
+                lambda some: jax.custom_batching.sequential_vmap(vmapped)(*these(some)), jnp.minimum(numbers, size - 1)
+            )
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], results)
 
         if jax.default_backend() == "cpu":  # The other branch would take as long to trace.
@@ -60,19 +60,19 @@ QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emi
 
 def is_compiling() -> bool:
     """Return whether JAX traces a program, as in ``jit``; under ``grad`` or ``vmap`` alone numbers have values."""
-    return isinstance(jax.lax.neg(np.float32(0)), jax.core.Tracer)
+    return isinstance(jax.lax.neg(np.float32(0)), Tracer)
 
 
 def call_on_host(
     function: Callable[[PyTree], list[np.ndarray]], results: list[jax.ShapeDtypeStruct], numbers: PyTree
-) -> list[jax.Array]:
+) -> list[Array]:
     """Return the results of a NumPy function of a pytree of JAX numbers that have values, outside ``jit``.
 
     Under vmap the function is called for every entry. The results have no derivatives. Their shapes and types, without
     the axes of vmap, are those of ``results``.
     """
     leaves, structure = jax.tree.flatten(jax.lax.stop_gradient(numbers))
-    traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+    traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
 
     def call(values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         traced_values = dict(zip(traced, values, strict=True))

@@ -25,6 +25,7 @@ from dpkernels.cli.terminal import (
     show,
     warn_of_library,
 )
+from dpkernels.jax_on_use import defer
 
 _JSON = "--json"
 _COMPLETE = "_DPKERNELS_COMPLETE"  # what a shell sets to ask for completions
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     os.set_inheritable(descriptor, True)
                 os.close(descriptor)
                 keep_programs()
+                defer()
             return _run(given)
     except KeyboardInterrupt as error:
         return _fail(error, "interrupted")

@@ -9,11 +9,11 @@ import pkgutil
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import jax
 import numpy as np
 
 from dpkernels.batches import Batchable, each_entry
 from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, as_of, floating, like, namespace, vanishing
+from dpkernels.pytrees import tree_leaves
 
 # The probabilities beyond the ends of the intervals over which a general density is integrated.
 _TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
@@ -180,9 +180,9 @@ class Distribution(Noise):
     @property
     def quantiles(self) -> RealArray:
         """Return points, increasing, between which the density and the loss are smooth enough for quadrature."""
-        leaves = jax.tree.leaves(self)
-        xp = namespace(*leaves)
-        dtype = xp.result_type(*(floating(leaf) for leaf in leaves))
+        numbers = tree_leaves(self)
+        xp = namespace(*numbers)
+        dtype = xp.result_type(*(floating(leaf) for leaf in numbers))
         tails = like(_TAILS[4 * float(xp.finfo(dtype).tiny) < _TAILS], xp.zeros((), dtype))
         is_lower = np.ones(len(tails), bool)
         low, high = self.inverse(tails, is_lower), self.inverse(tails, ~is_lower)
@@ -272,7 +272,7 @@ class Symmetric(Distribution):
         return xp.where(a >= 0, beyond_a - beyond_b, xp.where(b <= 0, beyond_b - beyond_a, across))
 
     def moment(self, power: int, a: Real, b: Real) -> Any:
-        a, b = (floating(as_of(z, *jax.tree.leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
+        a, b = (floating(as_of(z, *tree_leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
         xp = namespace(a, b)
         across, rising, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
         near, far = xp.where(rising, a, b), xp.where(rising, b, a)

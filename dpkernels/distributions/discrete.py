@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
 from dpkernels import checks
@@ -15,7 +14,7 @@ from dpkernels.batches import each_entry
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Noise
 from dpkernels.numerics import Real, RealArray, floating, namespace
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import pytree, tree_leaves
 
 _TAIL_NATS = 66 * math.log(2)  # By default a distribution is truncated where probabilities fall below 2^-66.
 MOST_POINTS = 1 << 20  # Of a table.
@@ -35,7 +34,7 @@ class Lattice(Noise):
         checks.positive("step", self.step)
         checks.integer_in("reach", self.reach, 0, MOST_POINTS)
         if not self.reach:
-            checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(self))
+            checks.not_traced("reach", "By default it is a discrete choice; give it.", *tree_leaves(self))
             object.__setattr__(self, "reach", self._farthest())
         if not 1 <= self.reach < MOST_POINTS // 2:
             raise too_fine(self.step)

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.jax_on_use import custom_jvp, jax, jnp
 from dpkernels.numerics import Real, RealArray, floating, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -205,16 +204,15 @@ def _repeated(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
     return jax.lax.fori_loop(0, count, lambda turn, total: step(count - turn, total), total)
 
 
-@jax.custom_jvp
-def _traced_tail(t: RealArray, b: RealArray) -> Any:
-    return _upper_power(t, b) / 2
-
-
-@_traced_tail.defjvp
-def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _tail_and_slope(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
     """Return minus the density times dt, and the derivative of series and fraction times db."""
     t, b = primals
     return _traced_tail(t, b), -_density(t, b) * tangents[0] + _slope_in_exponent(t, b) * tangents[1]
+
+
+@custom_jvp(whole=_tail_and_slope)
+def _traced_tail(t: RealArray, b: RealArray) -> Any:
+    return _upper_power(t, b) / 2
 
 
 def _slope_in_exponent(t: RealArray, b: Real) -> Any:
@@ -225,7 +223,15 @@ def _density(t: Real, b: Real) -> Any:
     return jnp.exp(-(t**b) - _log_half_width(b)) / 2
 
 
-@jax.custom_jvp
+def _inverse_and_slope(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Differentiate tail(t(u, b), b) = u."""
+    tail, b = primals
+    root = _traced_inverse(tail, b)
+    t = jnp.where(jnp.isfinite(root), root, 0.0)
+    return root, (_slope_in_exponent(t, b) * tangents[1] - tangents[0]) / _density(t, b)
+
+
+@custom_jvp(whole=_inverse_and_slope)
 def _traced_inverse(tail: Any, b: RealArray) -> Any:
     """Return the t >= 0 of a tail <= 1/2 by Newton's method for its logarithm, which is concave in t.
 
@@ -244,12 +250,3 @@ def _traced_inverse(tail: Any, b: RealArray) -> Any:
         return jnp.maximum(t + (jnp.log(2 * tail) - log_q) * (tail / _density(t, b)), 0.0)
 
     return jnp.where(endless, jnp.inf, jax.lax.fori_loop(0, _STEPS, step, t))
-
-
-@_traced_inverse.defjvp
-def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Differentiate tail(t(u, b), b) = u."""
-    tail, b = primals
-    root = _traced_inverse(tail, b)
-    t = jnp.where(jnp.isfinite(root), root, 0.0)
-    return root, (_slope_in_exponent(t, b) * tangents[1] - tangents[0]) / _density(t, b)

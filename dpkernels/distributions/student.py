@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
+from dpkernels.jax_on_use import custom_jvp
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, ndtri, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -153,10 +153,9 @@ def _tail(t: Real, nu: float) -> RealArray:
     return xp.where(small, near, far)
 
 
-_traced_tail = jax.custom_jvp(_tail, nondiff_argnums=(1,))
-
-
-@_traced_tail.defjvp
-def _(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _tail_and_slope(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     """Return minus the density times dt; the beta function's own derivative is not finite at t = 0."""
     return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]
+
+
+_traced_tail = custom_jvp(whole=_tail_and_slope, nondiff_argnums=(1,))(_tail)

@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
 from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves
@@ -21,6 +20,7 @@ from dpkernels.bounded_json import brief
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.sampler import Derived, ExactSampler, Stacked
+from dpkernels.jax_on_use import Tracer
 
 MOST_TABLES = 1 << 12  # Of a batch: they take a megabyte each.
 _MOST_ENTRIES = 1 << 24  # Of a certificate that is read.
@@ -249,7 +249,7 @@ def exact_batch(
     """
     flat = flat_leaves(mechanism)
     for leaf, _ in leaves(flat):
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             raise TypeError("mechanism: a traced batch cannot be certified; its integers need its parameters' values")
     flat = map_leaves(lambda leaf, _: _frozen(np.array(leaf, np.float64)), flat)
     kinds = distinct_entries(in_units)[1].reshape(in_units.batch_shape)

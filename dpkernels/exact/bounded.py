@@ -24,9 +24,7 @@ from itertools import combinations, pairwise
 from operator import attrgetter, mul
 from typing import Any, ClassVar, NamedTuple, Self
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from dpkernels import checks
 from dpkernels.bounded_json import integer, real
@@ -55,6 +53,7 @@ from dpkernels.exact.sampler import (
     step_factor,
     take,
 )
+from dpkernels.jax_on_use import jnp, lax
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 from dpkernels.mechanisms.two_point import TwoPoint

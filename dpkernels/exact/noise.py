@@ -36,8 +36,6 @@ from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
@@ -70,6 +68,7 @@ from dpkernels.exact.sampler import (
     stacked_alias_kernel,
 )
 from dpkernels.exact.tail import EDGE, FARTHEST, Tail, check_pure
+from dpkernels.jax_on_use import jax, jnp
 from dpkernels.mechanisms.additive import NORMS, Additive, AdditiveVector
 from dpkernels.numerics import Real, RealArray, gauss_legendre, namespace
 from dpkernels.proven import proven

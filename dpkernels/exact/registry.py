@@ -11,7 +11,6 @@ from functools import cached_property, singledispatch
 from operator import attrgetter
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
 from dpkernels import checks
@@ -39,6 +38,7 @@ from dpkernels.exact.noise import ExactNoise, in_units, noise_certificate, vecto
 from dpkernels.exact.prefixes import prefix_sampler
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
 from dpkernels.exact.shared_noise import shared_tables
+from dpkernels.jax_on_use import Tracer
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -50,6 +50,7 @@ from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed
 from dpkernels.numerics import RealArray, namespace
 from dpkernels.proven import proven
+from dpkernels.pytrees import tree_leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,8 @@ def _of_numbers(mechanism: object) -> Any:
     """Return a mechanism with plain numbers as parameters, of which there are no arrays but those of ``Optimal``."""
     if not isinstance(mechanism, Mechanism | AdditiveVector):
         return mechanism
-    for leaf in jax.tree.leaves(mechanism):
-        if isinstance(leaf, jax.core.Tracer):
+    for leaf in tree_leaves(mechanism):
+        if isinstance(leaf, Tracer):
             raise TypeError(
                 "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
                 "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
@@ -300,7 +301,7 @@ def _of_numbers(mechanism: object) -> Any:
             raise TypeError(
                 f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each"
             )
-    return mechanism if isinstance(mechanism, Optimal) else jax.tree.map(float, mechanism)
+    return mechanism if isinstance(mechanism, Optimal) else tree_map(float, mechanism)
 
 
 @singledispatch

@@ -17,13 +17,11 @@ from functools import cached_property, reduce
 from operator import and_, attrgetter
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import CertificateError
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 
@@ -36,14 +34,17 @@ UPPER_HALF_STREAM, LOWER_HALF_STREAM = 27, 28  # Of noise whose words come in ha
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
 # however many there are. JAX below 0.11 is known to accept these options.
-ON_CPU: dict[str, Any] | None = None
-if jax.__version_info__ < (0, 11):
-    ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
+_ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
 
 # Returns the noise words of a turn from its number: of turn 0 the first ones again, and later ones from 1 on.
 Later = Callable[[Any], RealArray]
 
 _PARTS = 16  # of a vector whose inputs are checked together
+
+
+def options_on_cpu() -> dict[str, Any] | None:
+    """Return the options with which XLA compiles kernels for a CPU; None for those of JAX."""
+    return _ON_CPU if jax.__version_info__ < (0, 11) else None
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class ExactSampler(abc.ABC):
             pieces_inside = [inside(piece, ends) for piece in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
             return reports, reduce(and_, pieces_inside).all()
 
-        return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
+        return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=options_on_cpu())
 
 
 class Derived(dict[tuple[Any, ...], Any]):

@@ -8,16 +8,15 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import jax
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution, Noise
+from dpkernels.jax_on_use import Array
 from dpkernels.mechanisms.base import Mechanism, one_array
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import pytree, tree_leaves
 
 _LARGEST = 2.0**34  # Of inputs, in sensitivities: a release represents positions as 64-bit integers.
 _LARGEST_FLOAT = 1e30  # Of inputs, so that sums with noise stay finite in float32.
@@ -107,7 +106,7 @@ class Additive(Mechanism):
 
     def error_bound(self, x: Real) -> Real:
         noise = self.noise
-        xp = namespace(x, *jax.tree.leaves(noise))
+        xp = namespace(x, *tree_leaves(noise))
         tail = xp.full_like(floating(x), 1e-12)
         highest = noise.isf(tail) if isinstance(noise, Distribution) else noise.icdf(1 - tail)
         return xp.maximum(highest, -noise.icdf(tail))

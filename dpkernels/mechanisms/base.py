@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
 from dpkernels.batches import Batchable, check_fits
+from dpkernels.jax_on_use import Array, jax, jit, jnp
 from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, namespace, unless_nan
+from dpkernels.pytrees import tree_leaves
 from dpkernels.random.keys import simulation_key_of
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
@@ -108,13 +106,13 @@ class Mechanism(Batchable, abc.ABC):
         inside = (x >= low) & (x <= high)
         xp = namespace(inside, low)
         x = xp.where(inside, x, like(xp.asarray(low), x))
-        on_host = namespace(u, x, *jax.tree.leaves(self)) is np
+        on_host = namespace(u, x, *tree_leaves(self)) is np
         y = self._icdf(u, x) if on_host else _reparameterised_reports(self, u, x, inverse=True)
         return namespace(y, inside).where(inside, y, np.nan)
 
     def _icdf(self, u: Real, x: Real) -> RealArray:
         """Return ``icdf`` of float arrays, without its derivative, for inputs in the input interval."""
-        xp = namespace(u, x, *jax.tree.leaves(self))
+        xp = namespace(u, x, *tree_leaves(self))
         u, x = xp.broadcast_arrays(u, x)
         valid = (u >= 0) & (u <= 1)
         u = xp.where(valid, u, 0.5)
@@ -253,7 +251,7 @@ class Parabolic(Bounded):
         return namespace(middle, end).maximum(middle, end)
 
 
-@partial(jax.jit, inline=True, static_argnums=4)
+@jit(inline=True, static_argnums=4)
 def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
@@ -273,7 +271,7 @@ def _reparameterised_reports(mechanism: Any, u: Real, x: Real, inverse: bool) ->
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
-    moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
+    moving = [leaf if isinstance(leaf, Array) else None for leaf in leaves]
 
     def rebuilt(parameters: tuple[list[Real], Real, Real]) -> tuple[Any, Any, Any]:
         moved, u, x = parameters

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.jax_on_use import Array, jax, jit, jnp
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import METHODS, Bounded, one_array, repeated, sample_from
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
@@ -151,7 +149,7 @@ def chosen_coordinates(start: RealArray, dimensions: int, sampled: int) -> np.nd
     return (start[:, None] + namespace(start).arange(sampled)) % dimensions
 
 
-@partial(jax.jit, static_argnums=3)
+@jit(static_argnums=3)
 def _sample(mechanism: Multivariate, key: Array, x: Array, method: str) -> Array:
     d, s = mechanism.dimensions, mechanism.sampled
     x = floating(x)

@@ -13,8 +13,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
@@ -29,6 +27,7 @@ from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.distributions.student import Student
+from dpkernels.jax_on_use import jax, jnp
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.multivariate import Multivariate

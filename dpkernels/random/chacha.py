@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 import os
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.extend.random import define_prng_impl
+
+from dpkernels.jax_on_use import Array, jax, jnp, lax, when_imported
 
 BITS_STREAM, SPLIT_STREAM, FOLD_STREAM, DEVICE_STREAM = 0, 1, 2, 3
 
@@ -173,17 +171,29 @@ def _seed(seed: Array) -> Array:
     )
 
 
-chacha20_impl = define_prng_impl(
-    key_shape=(8,),
-    seed=_seed,
-    split=lambda key, shape: stream_words(key, SPLIT_STREAM, (0, 0), 8 * math.prod(shape), 32).reshape(*shape, 8),
-    random_bits=lambda key, bits, shape: stream_words(key, BITS_STREAM, (0, 0), math.prod(shape), bits).reshape(shape),
-    fold_in=lambda key, data: stream_words(key, FOLD_STREAM, (jnp.asarray(data).astype(jnp.uint32), 0), 8, 32),
-    name="chacha20",
-    tag="chacha20",
-)
+def _random_bits(key: Array, bits: int, shape: tuple[int, ...]) -> Array:
+    return stream_words(key, BITS_STREAM, (0, 0), math.prod(shape), bits).reshape(shape)
+
+
+@cache
+def implementation() -> Any:
+    """Return the implementation of typed keys, which JAX knows by its name from then on."""
+    from jax.extend.random import define_prng_impl
+
+    return define_prng_impl(
+        key_shape=(8,),
+        seed=_seed,
+        split=lambda key, shape: stream_words(key, SPLIT_STREAM, (0, 0), 8 * math.prod(shape), 32).reshape(*shape, 8),
+        random_bits=_random_bits,
+        fold_in=lambda key, data: stream_words(key, FOLD_STREAM, (jnp.asarray(data).astype(jnp.uint32), 0), 8, 32),
+        name="chacha20",
+        tag="chacha20",
+    )
+
+
+when_imported(implementation)
 
 
 def wrap(words: Array | np.ndarray) -> Array:
     """Return the typed key with these 8 words (uint32)."""
-    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=chacha20_impl)
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=implementation())

@@ -7,12 +7,10 @@ import os
 from collections.abc import Hashable
 from functools import reduce
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
+from dpkernels.jax_on_use import Array, Tracer, jax, jnp
 from dpkernels.random import chacha, host
 
 
@@ -43,7 +41,7 @@ def simulation_key(seed: int | Array) -> Array:
     A seed that is no integer is a TypeError, and one out of range a ValueError, since JAX would drop the higher bits.
     The range of a seed that JAX traces is unknown: of it only the type and the shape () are checked.
     """
-    if isinstance(seed, jax.core.Tracer):
+    if isinstance(seed, Tracer):
         if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
             raise TypeError(f"seed: is traced, {seed.dtype} of shape {seed.shape}; one integer is needed")
     else:
@@ -53,7 +51,7 @@ def simulation_key(seed: int | Array) -> Array:
 
 def check_key(key: Array) -> None:
     """Refuse what is not one typed key, with a TypeError."""
-    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+    if not (isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"key: {type(key).__name__} is not a typed JAX key; make one with jax.random.key or os_key()")
     if key.shape != ():
         raise TypeError(f"key: has shape {key.shape}; one key is needed, of shape ()")
@@ -61,7 +59,7 @@ def check_key(key: Array) -> None:
 
 def simulation_key_of(key: Array) -> Array:
     """Return one typed key for a simulation: a typed key itself, or the words of a legacy ``jax.random.PRNGKey``."""
-    if isinstance(key, jax.Array) and key.dtype == np.uint32 and key.shape == (2,):
+    if isinstance(key, Array) and key.dtype == np.uint32 and key.shape == (2,):
         return jax.random.wrap_key_data(key, impl="threefry2x32")
     check_key(key)
     return key

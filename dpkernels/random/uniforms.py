@@ -6,11 +6,9 @@ of ``jax.random.bits`` under jax's default (partitionable) threefry.
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
 
+from dpkernels.jax_on_use import Array, jax, jnp, lax
 from dpkernels.numerics import Real
 from dpkernels.random import chacha
 from dpkernels.random.keys import family

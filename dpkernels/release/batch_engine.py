@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from dpkernels.exact.batches import ExactBatch, Stack
-from dpkernels.exact.sampler import ON_CPU
+from dpkernels.exact.sampler import options_on_cpu
+from dpkernels.jax_on_use import jax
+from dpkernels.pytrees import tree_map
 from dpkernels.random import host
 from dpkernels.release.host_engine import (
     BLOCK_VALUES,
@@ -164,7 +164,7 @@ def _on_device(columns: Any, length: int) -> Any:
             buffer[len(column) :] = column[0]
         return jax.device_put(buffer, calling_thread_device(), may_alias=True)
 
-    return jax.tree.map(padded, columns)
+    return tree_map(padded, columns)
 
 
 _MOST_KEPT = 1 << 8  # Parts of vectors whose numbers are kept on the device.
@@ -187,7 +187,7 @@ def _parts(sampler: ExactBatch) -> list[Any]:
 
 def _program(sampler: ExactBatch, number: int, words: int, types: tuple[np.dtype, ...], length: int) -> Any:
     """Return the compiled program (x, words, place, table numbers) -> reports."""
-    where = SingleDeviceSharding(calling_thread_device())
+    where = jax.sharding.SingleDeviceSharding(calling_thread_device())
 
     def like(dtype: Any, shape: tuple[int, ...] = (length,)) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
@@ -195,5 +195,5 @@ def _program(sampler: ExactBatch, number: int, words: int, types: tuple[np.dtype
     x, *of_words = map(like, types)
     place = tuple(like(column.dtype) for column in sampler.places[number])
     table = tuple(like(c.dtype, (length,) if np.ndim(c) else ()) for c in sampler.table_numbers[number])
-    program = jax.jit(sampler.stacks[number].stacked.reports, compiler_options=ON_CPU)
+    program = jax.jit(sampler.stacks[number].stacked.reports, compiler_options=options_on_cpu())
     return program.lower(x, of_words, place, table).compile()

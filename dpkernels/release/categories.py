@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.registry import exact_sampler
+from dpkernels.jax_on_use import Tracer, jax, jnp
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.progress import bar
@@ -159,7 +158,7 @@ def codes_of(x: Any, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callabl
         case "pyarrow":
             return _arrow_codes(x, own), lambda row: x[row].as_py()
         case "jax" | "numpy":
-            if isinstance(x, jax.core.Tracer):
+            if isinstance(x, Tracer):
                 raise TypeError("x: is traced by JAX; categories are released outside jit, or simulated with sample")
             array = np.ma.getdata(x) if isinstance(x, np.ma.MaskedArray) else np.asarray(x)
             if array.ndim > 1:

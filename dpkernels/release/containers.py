@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+
+from dpkernels.jax_on_use import Array, Tracer, jax, jnp
 
 Rewrap = Callable[[Any], Any]
 
@@ -45,7 +44,7 @@ def _named(cls: type) -> tuple[str, ...]:
 def kind(x: Any) -> str:
     """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     libraries = (name.partition(".")[0] for name in _names(x))
-    other = "jax" if isinstance(x, jax.Array) else "other"
+    other = "jax" if isinstance(x, Array) else "other"
     return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), other)
 
 
@@ -71,7 +70,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
         _check_dtype(x.dtype)
         return x, lambda reports: reports
     match kind(x):
-        case "jax" if isinstance(x, jax.core.Tracer):
+        case "jax" if isinstance(x, Tracer):
             raise TypeError(
                 "x: is traced by JAX; inside jit release with perturb_traced, or simulate with mechanism.sample"
             )
@@ -105,12 +104,13 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
             )
 
 
-def _with_automatic_axes(x: jax.Array) -> jax.Array:
+def _with_automatic_axes(x: Array) -> Array:
     """Return the same array, in place, on a mesh whose axes JAX may split and join in any computation."""
-    if not isinstance(x.sharding, NamedSharding):
+    if not isinstance(x.sharding, jax.sharding.NamedSharding):
         return x
-    mesh = Mesh(x.sharding.mesh.devices, x.sharding.mesh.axis_names)
-    return jax.device_put(x, NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind), may_alias=True)
+    mesh = jax.sharding.Mesh(x.sharding.mesh.devices, x.sharding.mesh.axis_names)
+    sharding = jax.sharding.NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind)
+    return jax.device_put(x, sharding, may_alias=True)
 
 
 def shape(x: Any) -> tuple[int, ...]:

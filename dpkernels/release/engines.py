@@ -14,14 +14,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.sampler import ExactSampler
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import RealArray
 from dpkernels.random import chacha, host
 from dpkernels.random.chacha import BITS_STREAM
@@ -48,6 +45,7 @@ class DeviceRelease:
                 check_words(device)
         self.sampler, self.devices, self._key = sampler, devices, key
         self._compute = sampler.derived[sharded, devices]
+        self._mesh = jax.sharding.Mesh(np.array(devices), ("values",))
         # Two chunks with words and reports take at most 64 MiB of host memory.
         self.chunk = _DEVICE_CHUNK if devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 
@@ -81,7 +79,7 @@ class DeviceRelease:
         xp = np if isinstance(x, np.ndarray) else jnp
         with own_settings(x64=True):
             padded = xp.pad(x, (skip, spare), mode="edge") if skip or spare else x
-            split = NamedSharding(Mesh(np.array(self.devices), ("values",)), PartitionSpec("values"))
+            split = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec("values"))
             firsts = range(start - skip, start - skip + len(padded), len(padded) // len(self.devices))
             # The initial state of every stream for every device, computed on the host.
             heads = [
@@ -93,7 +91,7 @@ class DeviceRelease:
 
 def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
     """Return the jitted program (values, the head of every stream) -> reports, all split over the devices."""
-    split = PartitionSpec("values")
+    split = jax.sharding.PartitionSpec("values")
 
     def local(x: Array, *heads: Array) -> RealArray:
         words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, sampler.words, strict=True)]
@@ -101,7 +99,7 @@ def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
             x, *words, later=lambda turn: chacha.words_from(heads[0].at[11].set(turn), len(x), sampler.words[0].bits)
         )
 
-    mesh = Mesh(np.array(devices), ("values",))
+    mesh = jax.sharding.Mesh(np.array(devices), ("values",))
     specs = (split,) * (1 + len(sampler.words))
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False))
 

@@ -6,13 +6,10 @@ import itertools
 from collections.abc import Callable
 from functools import lru_cache
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.sharding import SingleDeviceSharding
 
 from dpkernels.exact.sampler import ExactSampler, Words
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.random import host
 from dpkernels.release.inputs import Bounds
 from dpkernels.release.process import calling_thread_device, own_settings
@@ -142,7 +139,7 @@ def is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
     """Return the sampler's program for values of a length and type."""
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
-    where = SingleDeviceSharding(calling_thread_device())
+    where = jax.sharding.SingleDeviceSharding(calling_thread_device())
     sizes = [(length, dtype), (_KEYS, _key_type(dtype)), (length, dtype)]
     sizes += [(length, kind) for kind in _word_types(sampler)]
     with own_settings(x64=True):

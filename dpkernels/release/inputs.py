@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels.decimals import shortest
 from dpkernels.exact.sampler import order_keys
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Real
 
 
@@ -152,7 +150,7 @@ class Bounds:
         # A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16. Narrower types
         # have none.
         subnormal_below, float32_normal = (float(np.finfo(kind).smallest_normal) for kind in (dtype, np.float32))
-        if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == float32_normal:
+        if _smallest_normal(source) == float32_normal:
             subnormal_below = float32_normal
         largest_float = float(np.finfo(dtype).max)
         if self.largest > largest_float:
@@ -164,6 +162,15 @@ class Bounds:
             )
         low, high = (np.clip(end, -largest_float, largest_float).astype(dtype) for end in (self.lower, self.upper))
         return low, high
+
+
+def _smallest_normal(dtype: np.dtype) -> float | None:
+    """Return the smallest normal number of a type of floats, also of those that JAX adds; None of other types."""
+    if issubclass(dtype.type, np.floating):
+        return float(np.finfo(dtype).smallest_normal)
+    if dtype.kind in "biu" or not jnp.issubdtype(dtype, np.floating):
+        return None
+    return float(jnp.finfo(dtype).smallest_normal)
 
 
 def _refuse(

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels.exact.halves import HalvedNoise
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.random.chacha import blocks_at, stream_words
 from dpkernels.release.engines import check_words

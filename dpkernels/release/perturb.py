@@ -8,10 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
 from dpkernels.batches import check_fits
@@ -19,6 +16,7 @@ from dpkernels.decimals import shortest
 from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.registry import ExactMultivariate, exact_sampler
 from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.additive import Additive, AdditiveVector, check_shape
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, chosen_coordinates
@@ -135,7 +133,7 @@ def perturb(
         if start and key is None:
             raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
     checks.one_of("missing", missing, ("refuse", "keep", "drop"))
-    if devices is not None and (not exact or not len(devices) or isinstance(x, jax.Array)):
+    if devices is not None and (not exact or not len(devices) or isinstance(x, Array)):
         raise ValueError(f"devices: {devices}; they are one or more, for a release of values in host memory")
     options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
     options["devices"] = devices
@@ -301,7 +299,7 @@ def _(
     sampler: ExactSampler, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
 ) -> np.ndarray:
     bounds = sampler.derived[Bounds.of, clip]
-    if isinstance(x, jax.Array):
+    if isinstance(x, Array):
         holders = tuple(sorted(x.devices(), key=lambda device: device.id))
         reports = DeviceRelease(sampler, secret, holders).on_device(bounds.check_on_device(x).reshape(-1), first)
         advance(x.size)
@@ -317,7 +315,7 @@ def _(
         raise ValueError("devices: are for one mechanism; the CPU releases batches")
     bounds = sampler.derived[Bounds.of, clip]
     reports = in_chunks(BatchRelease(sampler, secret), bounds, np.asarray(x), start=first, row=0, advance=advance)
-    return jax.device_put(reports, x.sharding) if isinstance(x, jax.Array) else reports
+    return jax.device_put(reports, x.sharding) if isinstance(x, Array) else reports
 
 
 @_reports.register
@@ -367,8 +365,8 @@ def _(
         with own_settings(x64=values.dtype == np.float64):
             reports = mechanism.sample(secret, jnp.asarray(values.reshape(x.shape)))
         advance(x.size)
-        return reports if isinstance(x, jax.Array) else np.asarray(reports)
-    if isinstance(x, jax.Array):
+        return reports if isinstance(x, Array) else np.asarray(reports)
+    if isinstance(x, Array):
         return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
 
     def simulate(x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:

@@ -19,13 +19,15 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-import jax
+from dpkernels.jax_on_use import is_deferred, jax
 
 _had_run = _after_fork = False
 
 
 def jax_has_run() -> bool:
     """Return whether JAX has started its threads; True where it cannot be asked."""
+    if is_deferred():
+        return False
     try:
         from jax._src import xla_bridge
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
-import jax
-import jax.numpy as jnp
-
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Boolean, namespace
-from dpkernels.pytrees import PyTree
+from dpkernels.pytrees import PyTree, tree_leaves
 
 # Of x, a number or an array of the kind that a search is given, and a pytree of parameters.
 Function = Callable[[Any, PyTree], Any]
@@ -19,7 +17,7 @@ Numbers = TypeVarTuple("Numbers")
 
 def while_loop(unfinished: Callable[[State], Boolean], body: Callable[[State], State], state: State) -> State:
     """Run ``jax.lax.while_loop`` if the state holds a JAX array, else the same loop on the host."""
-    if namespace(*jax.tree.leaves(state)) is jnp:
+    if namespace(*tree_leaves(state)) is jnp:
         return jax.lax.while_loop(unfinished, body, state)
     while unfinished(state):
         state = body(state)
@@ -28,7 +26,7 @@ def while_loop(unfinished: Callable[[State], Boolean], body: Callable[[State], S
 
 def promote(*values: *Numbers) -> tuple[*Numbers]:
     """Return the values; if any is a JAX array, with every number converted to their common JAX float type."""
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+    dtypes = [leaf.dtype for leaf in tree_leaves(values) if isinstance(leaf, Array)]
     if not dtypes:
         return values
     dtype = jnp.result_type(jnp.float32, *dtypes)

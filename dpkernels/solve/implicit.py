@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from dpkernels.jax_on_use import Array, custom_jvp, jax, jnp
 from dpkernels.numerics import Boolean, Real, namespace
 from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
@@ -26,7 +24,7 @@ def root(excess: Function, parameters: PyTree, feasible: Real, infeasible: Real,
 
     The excess, continuous, is at most 0 at x as computed, and above 0 (or NaN) at the next float. If it changes sign
     several times, x is at one of the changes. Neither end is evaluated: ``feasible`` may be a limit, such as 0. Plain
-    numbers with ``rtol``, a relative distance from the root, are searched by SciPy's ``brentq``, others by bisection.
+    numbers with ``rtol``, a relative distance from the root, are searched by Brent's method, others by bisection.
     The result is a float for plain numbers; for JAX ones a JAX scalar, differentiable in the parameters.
     """
     parameters, feasible, infeasible = promote(parameters, feasible, infeasible)
@@ -52,10 +50,10 @@ def newton(
 
     JAX numbers: Newton's method. It evaluates the function and all its derivatives together, so that a large function
     is compiled once. A step beyond the bracket of the root ends halfway to the bracket's end. Plain numbers: a step of
-    the function's value, which suits a slope of about -1, and secants until the root is bracketed, and then SciPy's
-    ``brentq``. ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every
-    step. With ``clip``, the result is the nearer end instead of NaN. optimistix's Newton
-    takes 0.5 s instead of 0.17 s the first time.
+    the function's value, which suits a slope of about -1, and secants until the root is bracketed, and then Brent's
+    method. ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every step.
+    With ``clip``, the result is the nearer end instead of NaN. optimistix's Newton takes 0.5 s instead of 0.17 s the
+    first time.
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
@@ -72,14 +70,7 @@ def found_roots(residual: Function, parameters: PyTree, find: Callable[[PyTree],
     return implicit_root(_Found(find, slope), residual, parameters, ())
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def implicit_root(method: Method, function: Function, parameters: PyTree, where: PyTree) -> Array:
-    """Return the root that a method finds, with the derivatives of the implicit rule."""
-    return method.root(function, parameters, where)
-
-
-@implicit_root.defjvp
-def _(method: Method, function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
+def _root_and_step(method: Method, function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
     """Apply the implicit function rule. Where the function is flat, the root is an end of the bracket, or has none.
 
     For a derivative of NaN in reverse mode, multiply by NaN everything that moves; ``where`` would give 0.
@@ -92,6 +83,12 @@ def _(method: Method, function: Function, primals: PyTree, tangents: PyTree) -> 
         moving = [leaf for leaf in jax.tree.leaves(tangents[0]) if leaf.dtype != jax.dtypes.float0]
         step = step + jnp.where(steep, 0.0, jnp.nan) * sum(moving)
     return x, step
+
+
+@custom_jvp(whole=_root_and_step, nondiff_argnums=(0, 1))
+def implicit_root(method: Method, function: Function, parameters: PyTree, where: PyTree) -> Array:
+    """Return the root that a method finds, with the derivatives of the implicit rule."""
+    return method.root(function, parameters, where)
 
 
 class Method(abc.ABC):

@@ -1,5 +1,6 @@
 """Private training with optax: noise for gradients, Poisson batches, and the plan of a run that meets a budget."""
 
+from dpkernels.jax_on_use import import_now
 from dpkernels.training.aggregate import PrivateAggregateState, private_aggregate, renew_key
 from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
 from dpkernels.training.budget import PrivateBatch, TrainingPlan, private_training
@@ -8,6 +9,8 @@ from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.plan import TrainingRun, best_training_run, noise_multiplier_for
 from dpkernels.training.scheme_batches import allocated_batch, fixed_batch, random_assignment
 from dpkernels.training.sums import ClippedSums, clipped_sums
+
+import_now()  # These modules have imported it.
 
 __all__ = [
     "ClippedSums",

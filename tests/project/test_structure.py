@@ -119,8 +119,7 @@ LAZY = (
     "dp_accounting",
     "dpkernels.release.arrow",  # which is about pyarrow
     "fcntl",
-    "jax._src",
-    "jax.experimental",
+    "jax",
     "matplotlib",
     "pandas",
     "polars",
@@ -155,8 +154,24 @@ def test_mechanisms_know_nothing_of_their_release(path):
         assert imports_any(path, *UPPER) == []
 
 
-def test_numerics_imports_nothing_of_ours():
-    assert imports_any(ROOT / "dpkernels" / "numerics.py", "dpkernels", "accountants") == []
+def test_numerics_imports_nothing_of_ours_but_jax():
+    modules = {home(name) for name in imports_any(ROOT / "dpkernels" / "numerics.py", "dpkernels", "accountants")}
+    assert modules <= {"dpkernels.jax_on_use", "dpkernels.pytrees"}
+
+
+JAX = "dpkernels.jax_on_use"
+# The command imports these only where it has imported JAX.
+WITH_JAX = ("dpkernels.training", "dpkernels.session", "dpkernels.release.traced", "dpkernels.release.ray_data")
+
+
+@every_source
+def test_jax_is_imported_in_one_way(path):
+    """A module that imports JAX itself takes a second from every release of the command that imports the module."""
+    name, tree = module_name(path), ast.parse(path.read_text())
+    if inside(name, "dpkernels") and name != JAX and not any(inside(name, package) for package in WITH_JAX):
+        names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tree.body
+                 if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
+        assert [found for found in names if inside(str(found), "jax")] == []
 
 
 def test_imports_are_seen():

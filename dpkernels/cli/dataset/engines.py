@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import click
-import jax
 
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.release import Part, Secret, Task, TaskError, run_task
 from dpkernels.cli.errors import text_of
+from dpkernels.jax_on_use import jax
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import unpickle
 

@@ -21,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
-import jax
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, LocalFolder, folder
 from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
@@ -38,6 +37,7 @@ from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
 from dpkernels.exact.certificate import CertificateError
+from dpkernels.jax_on_use import jax
 from dpkernels.progress import bar
 from dpkernels.staging import naming
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 import dpkernels
@@ -36,6 +36,7 @@ from dpkernels.exact.noise import AdditiveCertificate, NoiseCertificate
 from dpkernels.exact.packed import full_certificates, pack_array, short_certificates, unpack_array
 from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.pytrees import named_leaves
 from dpkernels.release.charges import SAME_PEOPLE
 
 if TYPE_CHECKING:
@@ -298,9 +299,7 @@ def title(name: str | None) -> str:
 
 def parameters(mechanism: Mechanism) -> dict[str, float]:
     """Return every number of a mechanism by its name; tables are in its certificate."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(mechanism)
-    name = partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path): float(leaf) for path, leaf in leaves if np.ndim(leaf) == 0}
+    return {name: float(leaf) for name, leaf in named_leaves(mechanism) if np.ndim(leaf) == 0}
 
 
 def noise_of(mechanism: Mechanism) -> str:
@@ -358,7 +357,7 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that makes a release."""
-    packages = {package.__name__: package.__version__ for package in (dpkernels, jax, np)}
+    packages = {"dpkernels": dpkernels.__version__, "jax": version("jax"), "numpy": np.__version__}
     return packages | {"python": platform.python_version()}
 
 

@@ -19,7 +19,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import rational
@@ -28,6 +27,7 @@ from dpkernels.estimation.categorical.intervals import count_intervals, share_in
 from dpkernels.estimation.counts import ReportError
 from dpkernels.exact import arithmetic
 from dpkernels.exact.categories import CategorySampler, category_sampler, stream_words
+from dpkernels.jax_on_use import Array
 from dpkernels.mechanisms.categorical.base import MOST_CATEGORIES, is_label
 from dpkernels.mechanisms.categorical.block_response import BlockResponse, best_blocks, block_response
 from dpkernels.mechanisms.categorical.galois import prime_power

@@ -15,12 +15,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
+from dpkernels.jax_on_use import Array, Tracer, jit, jnp
 from dpkernels.mechanisms.base import one_array, repeated
 from dpkernels.numerics import Real, namespace
 from dpkernels.random.keys import simulation_key_of
@@ -132,7 +130,7 @@ class Categorical(abc.ABC):
         key, codes = simulation_key_of(key), one_array(x)
         if not jnp.issubdtype(codes.dtype, jnp.integer):
             raise TypeError(f"x: holds {codes.dtype}; codes of categories are integers")
-        if not isinstance(codes, jax.core.Tracer) and codes.size:
+        if not isinstance(codes, Tracer) and codes.size:
             low, high = int(codes.min()), int(codes.max())
             if not 0 <= low <= high < self.categories:
                 raise ValueError(f"x: holds codes {low} to {high}; they must be in 0..{self.categories - 1}")
@@ -159,7 +157,7 @@ class Categorical(abc.ABC):
         return int(code) if self.labels is None else self.labels[code]
 
 
-@jax.jit
+@jit()
 def _drawn(mechanism: Categorical, key: Array, x: Array) -> Array:
     return mechanism.draw(key, x)
 

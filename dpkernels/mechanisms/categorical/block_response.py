@@ -23,12 +23,10 @@ from functools import lru_cache, partial
 from itertools import count, islice
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,

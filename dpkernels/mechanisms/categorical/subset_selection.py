@@ -18,12 +18,10 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,

@@ -12,12 +12,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
 
 from dpkernels import checks
 from dpkernels.batches import each_entry
+from dpkernels.jax_on_use import Array, jnp, lax
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree

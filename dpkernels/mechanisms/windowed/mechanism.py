@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from dpkernels import checks, solve
 from dpkernels.batches import entrywise, flat_leaves, has_axes
 from dpkernels.decimals import shortest
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
 from dpkernels.numerics import Real, RealArray, elementary, floating, like, namespace, plain, root_or_zero, squared
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import pytree, tree_leaves, tree_map
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
 _STEPS = 3  # Newton's steps that invert half a window in float32.
@@ -230,7 +228,7 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
     """
     checks.one_of("condition", condition, CONDITIONS)
-    xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
+    xp = namespace(width, epsilon, *tree_leaves((window, base)))
     if condition == "sup_inf":
         height = xp.exp(epsilon) * base.lowest - 1
     else:
@@ -250,10 +248,10 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
 def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Real:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
-    xp = namespace(*jax.tree.leaves(parameters))
+    xp = namespace(*tree_leaves(parameters))
     if xp is np and (is_one := _is_steepest_one(window, base, width)).all():
         return np.ones(np.broadcast_shapes(is_one.shape, np.shape(epsilon)))[()]
-    if has_axes(*jax.tree.leaves(parameters)):
+    if has_axes(*tree_leaves(parameters)):
         return _of_entries(lambda base, width, epsilon: _steepest(window, base, width, epsilon), base, width, epsilon)
     if xp is np:
         return solve.maximum_on(lambda v: _steepness(v, parameters), critical_points(window, base, width))
@@ -303,16 +301,16 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     checks.one_of("condition", condition, CONDITIONS)
     checks.one_of("objective", objective, OBJECTIVES)
     parameters = window, base, epsilon
-    if has_axes(*jax.tree.leaves(parameters)):
+    if has_axes(*tree_leaves(parameters)):
         return _best_shapes(window, base, epsilon, condition, objective)
-    if namespace(*jax.tree.leaves(parameters)) is np:
+    if namespace(*tree_leaves(parameters)) is np:
         base = _best_quartic(window, epsilon, condition, objective) if base is None else base
         return base, _best_width(window, base, epsilon, condition, objective)[0]
     axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _EDGES)]
     starts = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes))
 
     def logits(parameters: tuple[Window, Base | None, Any]) -> np.ndarray:
-        window, base, epsilon = jax.tree.map(lambda leaf: plain(np.asarray(leaf, np.float64)), parameters)
+        window, base, epsilon = tree_map(lambda leaf: plain(np.asarray(leaf, np.float64)), parameters)
         best, width = best_shape(window, base, epsilon, condition, objective)
         x = [-np.log(2 / width - 1)]
         if isinstance(best, Quartic) and base is None:
@@ -347,7 +345,7 @@ def _best_shapes(
         return _of_entries(lambda base, eps: best_shape(window, base, eps, condition, objective), base, epsilon)
     shape = np.broadcast_shapes(base.batch_shape, np.shape(epsilon))
     budgets = np.broadcast_to(epsilon, shape).ravel()
-    bases = flat_leaves(jax.tree.map(lambda leaf: np.broadcast_to(leaf, shape), base))
+    bases = flat_leaves(tree_map(lambda leaf: np.broadcast_to(leaf, shape), base))
 
     def variances(logits: np.ndarray, entries: np.ndarray) -> np.ndarray:
         some, width, eps = bases[entries] if bases.batch_shape else base, _width_of(logits), budgets[entries]

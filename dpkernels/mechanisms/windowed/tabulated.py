@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.jax_on_use import Tracer, jax, jnp
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
@@ -218,9 +217,9 @@ def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBas
 
 def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.ndarray) -> PiecewiseLinear:
     """Evaluate, check and scale to peak 1 a user's even, nonnegative shape."""
-    if callable(shape) and isinstance(shape(0.5), jax.core.Tracer):
+    if callable(shape) and isinstance(shape(0.5), Tracer):
         shape = jax.vmap(shape)(jnp.asarray(knots))
-    if isinstance(shape, jax.core.Tracer):
+    if isinstance(shape, Tracer):
         return _TracedPiecewiseLinear((shape + shape[::-1]) / 2 / shape.max())
     values = np.asarray([shape(float(knot)) for knot in knots] if callable(shape) else shape, np.float64)
     if values.ndim != 1 or len(values) < 3 or len(values) % 2 == 0:

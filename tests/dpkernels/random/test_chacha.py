@@ -241,4 +241,4 @@ def test_host_fold_in_is_jaxs(key, data):
 
 def test_integer_seeds_are_refused():
     with pytest.raises(ValueError, match="256 bits"):
-        jax.random.key(0, impl=chacha.chacha20_impl)
+        jax.random.key(0, impl=chacha.implementation())
