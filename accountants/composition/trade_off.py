@@ -104,8 +104,8 @@ def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
     place = (start - stop + other * width) / np.where(other == slope, 1.0, other - slope)
     place = np.clip(place, 0.0, width)
     by_start = np.abs(slope) <= np.abs(other)
-    inner = np.where(by_start, start + slope * place, stop - other * (width - place))
-    inner = np.where(meets, inner, np.inf)
+    crossing = np.where(by_start, start + slope * place, stop - other * (width - place))
+    inner = np.where(meets, crossing, np.inf)
     rounding = 8 * 2.0**-53 * (np.minimum(np.abs(slope), np.abs(other)) * x[1:] + np.abs(start) + np.abs(stop))
     return np.minimum(np.minimum(at_start, at_stop), inner) - rounding
 
