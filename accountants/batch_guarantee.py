@@ -81,6 +81,11 @@ class BatchGuarantee(ComposableGuarantee):
     def _near(self) -> Guarantee:
         return self._joined(0)
 
+    @property
+    def joined_terms(self) -> tuple[RepeatedReleases, ...]:
+        """Return releases that dominate those of all entries together, few for noise of one shape."""
+        return self._upper.terms
+
     def _joined(self, side: int) -> Guarantee:
         """Return the guarantee of joined entries, each one's ratio moved up, down, or with 0 to a mean of a level."""
         distinct, counts = self._entries

@@ -23,7 +23,7 @@ from accountants.composition.fft import LossesOnGrid
 from accountants.composition.gaussian import GaussianNoise
 from accountants.composition.infinite import InfiniteLosses
 from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcomes
-from accountants.composition.question import Question
+from accountants.composition.question import EpsilonAt, Question
 from accountants.composition.sampled_densities import SampledDensities
 from accountants.composition.self_composed import LossTuple, check_one_mechanism
 from accountants.composition.three_point import ThreePointLosses, may_be_three_points
@@ -84,6 +84,14 @@ def composer_of(direction: Direction) -> Composer:
 def answer_of(direction: Direction) -> Any:
     """Return the answer of one neighbour direction of plain numbers."""
     return direction.question.answer(composer_of(direction), direction)
+
+
+def rough_epsilon(guarantee: Any, delta: float) -> float:
+    """Return an estimate of eps at delta of several releases from few nodes, precise to about 1e-5: for searches."""
+    with np.errstate(all="ignore"):
+        directions = guarantee.numeric.repeated_losses()
+        answers = [answer_of(Direction(EpsilonAt(np.asarray(delta)), pad_losses(losses))) for losses in directions]
+    return max(map(float, answers))
 
 
 # JAX numbers

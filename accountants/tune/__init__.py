@@ -13,6 +13,7 @@ from accountants.tune import best_noise, objectives, tuning
 from accountants.tune import categories as _categories
 from accountants.tune import free_form as _free_form
 from accountants.tune import least_variance as _least_variance
+from accountants.tune import mixed_allocation as _mixed_allocation
 from accountants.tune.allocate import *  # noqa: F403
 from accountants.tune.best_noise import *  # noqa: F403
 from accountants.tune.categories import *  # noqa: F403
@@ -25,12 +26,13 @@ from accountants.tune.families.noise import *  # noqa: F403
 from accountants.tune.family import Family
 from accountants.tune.free_form import *  # noqa: F403
 from accountants.tune.least_variance import *  # noqa: F403
+from accountants.tune.mixed_allocation import *  # noqa: F403
 from accountants.tune.objectives import *  # noqa: F403
 from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
 _HOMES = (
     *(_allocate, best_noise, _categories, _free_form, _least_variance, _composed, _constructed, _noise),
-    *(objectives, tuning),
+    *(_mixed_allocation, objectives, tuning),
 )
 __all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]

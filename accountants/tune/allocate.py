@@ -105,7 +105,7 @@ def allocate(
         >>> allocation.epsilon <= 1.0
         True
     """
-    problem = _Problem.of(queries, weights, epsilon, delta)
+    problem = Problem.of(queries, weights, epsilon, delta)
     if isinstance(objective, str):
         checks.one_of("objective", objective, OBJECTIVES)
     if levels is not None:
@@ -121,7 +121,7 @@ def allocate(
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """The queries as arrays: sensitivities and weights, and the noise at unit length."""
 
     queries: Additive
@@ -132,7 +132,7 @@ class _Problem:
     delta: float
 
     @classmethod
-    def of(cls, queries: object, weights: object, epsilon: Any, delta: Real) -> _Problem:
+    def of(cls, queries: object, weights: object, epsilon: Any, delta: Real) -> Problem:
         checks.epsilon(epsilon)
         checks.below_one("delta", delta)
         if delta:
@@ -171,7 +171,7 @@ class _Problem:
         """Return the certified allocation, with so many different ratios of sensitivity to length; None for any."""
         ratios = self.ratios(objective)
         if levels is not None:
-            ratios = self.in_levels(ratios, levels)
+            ratios = in_levels(ratios, levels)
         if objective == "variance" and (levels is not None or self.kind == "composed"):
             ratios = self.improved(ratios)
         return self.certified(ratios, objective)
@@ -253,13 +253,6 @@ class _Problem:
             raise ValueError(f"objective: is {found.fun} at equal deviations; it must be finite and positive")
         return np.exp(found.x - found.x.max())
 
-    def in_levels(self, ratios: np.ndarray, levels: int) -> np.ndarray:
-        """Return the ratios with those of a range, evenly cut in the logarithm, replaced by one."""
-        logs = np.log(ratios)
-        cells = np.minimum((logs - logs.min()) / max(np.ptp(logs), 1e-300) * levels, levels - 1).astype(int)
-        means = np.bincount(cells, logs, levels) / np.maximum(np.bincount(cells, minlength=levels), 1)
-        return np.exp(means[cells])
-
     def improved(self, ratios: np.ndarray) -> np.ndarray:
         """Return ratios of levels at which the variance of each falls in proportion to the composed epsilon's rise.
 
@@ -317,11 +310,11 @@ class _Problem:
         size = float(ratios.sum() if self.kind == "pure" else np.sqrt((ratios**2).sum()))
         factor = self._root(lambda factor: self.estimate(factor * ratios), size)
         for attempt in range(_ATTEMPTS):
-            mechanism = self._mechanism(factor * ratios)
+            mechanism = self.mechanism(factor * ratios)
             if (bound := self.bound(mechanism)) <= self.epsilon:
                 lengths = np.ravel(getattr(mechanism.noise, self.shape.lengths[0]))
                 value = self.value(self.sensitivities / lengths, objective)
-                return Allocation(self._claiming(mechanism), value, bound, self.delta)
+                return Allocation(self.claiming(mechanism), value, bound, self.delta)
             factor *= min(self.epsilon / bound, 1 - 1e-12) * (1 - 1e-13 * 4**attempt)
         raise ValueError(f"epsilon: no allocation of {self.epsilon:g} is certified; its bound is {bound:g}")
 
@@ -331,7 +324,7 @@ class _Problem:
             return float_at_least(sum(map(rational, np.ravel(mechanism.epsilon).tolist()), Fraction(0)))
         return float(guarantee(mechanism).epsilon(self.delta))
 
-    def _mechanism(self, ratios: np.ndarray) -> Additive:
+    def mechanism(self, ratios: np.ndarray) -> Additive:
         """Return the batch of these ratios; pure noise claims its epsilon, of which its scale follows exactly."""
         shape, unit = self.queries.batch_shape, self.unit_epsilon
         budgets = (unit * ratios).reshape(shape) if self.is_pure else None
@@ -340,7 +333,7 @@ class _Problem:
             self.shape.rescale(lengths), self.sensitivities.reshape(shape), budgets, 0.0 if self.is_pure else None
         )
 
-    def _claiming(self, mechanism: Additive) -> Additive:
+    def claiming(self, mechanism: Additive) -> Additive:
         """Return the batch with a claim for every entry: pure noise has one; of others the epsilon at the delta."""
         if self.is_pure:
             return mechanism
@@ -361,3 +354,11 @@ class _Problem:
             with np.errstate(all="ignore"):
                 return np.exp(GaussianProfile((), ratios / float(self.shape.gaussian_sigma)).evaluate(epsilon)[0])
         return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
+
+
+def in_levels(ratios: np.ndarray, levels: int) -> np.ndarray:
+    """Return the ratios with those of a range, evenly cut in the logarithm, replaced by one."""
+    logs = np.log(ratios)
+    cells = np.minimum((logs - logs.min()) / max(np.ptp(logs), 1e-300) * levels, levels - 1).astype(int)
+    means = np.bincount(cells, logs, levels) / np.maximum(np.bincount(cells, minlength=levels), 1)
+    return np.exp(means[cells])

@@ -19,9 +19,7 @@ import numpy as np
 
 from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu
 from accountants.calibrate.scale import check_target
-from accountants.composition.direction import Direction, pad_losses
-from accountants.composition.dispatch import answer_of
-from accountants.composition.question import EpsilonAt
+from accountants.composition.dispatch import rough_epsilon
 from accountants.composition.rigorous import RigorousBounds
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
@@ -296,7 +294,7 @@ class _Target:
                 least = _ABOVE_INFINITE * releases.infinity_mass
             if least > 0:
                 infinite, delta = math.log(least / delta), min(max(least, delta), 0.5)
-        eps = _rough_epsilon(releases, delta)
+        eps = rough_epsilon(releases, delta)
         return max(math.log(float(np.clip(eps / self.epsilon, _LEAST, _MOST))), infinite)
 
     def best_of(self, family: NoiseFamily) -> NoiseCost:
@@ -338,15 +336,6 @@ def _claiming(mechanism: Additive, delta: float, start: float) -> Additive:
         epsilon = first_feasible(candidates, lambda eps: delta_of(mechanism, eps) <= delta)
         return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=epsilon, delta=delta)
     return mechanism
-
-
-def _rough_epsilon(releases: Guarantee, delta: float) -> float:
-    """Return an estimate of the composed eps from few nodes, as enough for a search."""
-    with np.errstate(all="ignore"):
-        directions = (
-            Direction(EpsilonAt(np.asarray(delta)), pad_losses(losses)) for losses in releases.numeric.repeated_losses()
-        )
-        return max(float(answer_of(direction)) for direction in directions)
 
 
 class _Point(NamedTuple):

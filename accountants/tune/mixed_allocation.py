@@ -1,0 +1,242 @@
+"""One budget, divided among queries of which some get Laplace and the others Gaussian noise.
+
+With sensitivities s, weights w and ratios r of sensitivity to scale, the m queries of the largest w s^2 get Laplace
+noise in few levels of r, and all others one Gaussian release, in closed form: with A = (sum sqrt(w) s)^2 their weighted
+variances add up to A/mu^2. The weighted sum of variances is least where that of each level, and A/mu^2, are
+proportional to the derivatives of the composed epsilon in log r and in log mu. The number m is searched.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from accountants.batch_guarantee import BatchGuarantee
+from accountants.calibrate.scale import check_target
+from accountants.composition.dispatch import rough_epsilon
+from accountants.composition.self_composed import RepeatedReleases
+from accountants.dominating_pairs.registry import noise_pairs
+from accountants.guarantee import Guarantee
+from accountants.precision import in_64_bits
+from accountants.tune.allocate import Problem, allocate, in_levels
+from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.solve import newton
+
+__all__ = ["MixedAllocation", "allocate_mixed"]
+
+_LEVELS, _FINAL_LEVELS = 2, 4  # Of Laplace noise, in the search for their number, and at its end.
+_TURNS, _STEP, _POWER = 6, 1e-3, 0.25  # The most steps of the levels; that of differences; x^4 g/x^2 is about constant.
+_GAIN, _WORSE = (
+    1e-4,
+    1.05,
+)  # The relative gain at which steps end, and the loss at which no more Laplace noise is tried.
+_TOLERANCE, _LONGEST, _FARTHEST = 1e-4, 1.0, 40.0  # Of the logarithm of the common factor of all ratios.
+_ATTEMPTS = 40
+_REFINEMENTS = 5  # Of the number of queries with Laplace noise.
+
+
+@dataclass(frozen=True)
+class MixedAllocation:
+    """Noise for every query, some Laplace and the others Gaussian; all reports together meet a budget.
+
+    Attributes:
+        is_laplace: for every query, whether its noise is Laplace.
+        laplace: the batch of these queries, with claims; None if there are none.
+        gaussian: that of the others.
+        value: the weighted sum of variances.
+        epsilon: an upper bound of epsilon of all reports together, at ``delta``; at most the budget.
+        delta: the budget's delta.
+    """
+
+    is_laplace: np.ndarray
+    laplace: Additive | None
+    gaussian: Additive | None
+    value: float
+    epsilon: float
+    delta: float
+
+
+@in_64_bits
+def allocate_mixed(sensitivities: Any, *, epsilon: float, delta: float, weights: Any = None) -> MixedAllocation:
+    """Return Laplace or Gaussian noise for every query, such that all reports together are (epsilon, delta)-DP.
+
+    The weighted sum of variances is the least that was found, and never more than with Gaussian noise for all queries.
+    Laplace noise is better for few queries that matter much more than the others. The result is certified: the upper
+    end of the bracket of the composed guarantee meets the budget. That is the guarantee of the noise as real numbers;
+    see docs/batches.md.
+
+    Args:
+        sensitivities: s, one for each query, positive.
+        epsilon: the budget of all reports together, in [0.01, 20].
+        delta: in (0, 1).
+        weights: w, positive, one for each query or a number; by default 1.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> weights = [1000.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+        >>> allocate_mixed([1.0] * 12, epsilon=1.0, delta=1e-6, weights=weights).is_laplace.nonzero()[0].tolist()
+        [0]
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta)
+    s, w = np.asarray(sensitivities, np.float64), np.asarray(1.0 if weights is None else weights, np.float64)
+    if s.ndim != 1 or not s.size:
+        raise ValueError(f"sensitivities: have shape {s.shape}; one number for each query is needed")
+    checks.sensitivity(s)
+    checks.positive("weights", w)
+    if w.shape not in ((), s.shape):
+        raise ValueError(f"weights: have shape {w.shape}; the sensitivities have {s.shape}")
+    search = _Search(s, np.broadcast_to(w, s.shape), float(epsilon), float(delta))
+    count = search.best_count()
+    allocations = [search.one_kind(Gaussian(1.0))]
+    if count < s.size:
+        allocations.append(search.certified(count))
+    else:
+        allocations.append(search.one_kind(Laplace(1.0)))
+    return min(allocations, key=lambda allocation: allocation.value)
+
+
+class _Search:
+    """A search for the number of queries with Laplace noise, those of the largest w s^2."""
+
+    def __init__(self, sensitivities: np.ndarray, weights: np.ndarray, epsilon: float, delta: float) -> None:
+        self.s, self.w, self.epsilon, self.delta = sensitivities, weights, epsilon, delta
+        self.order = np.argsort(-weights * sensitivities**2, kind="stable")
+        self.values: dict[int, float] = {}
+
+    def one_kind(self, noise: Any) -> MixedAllocation:
+        """Return the allocation of noise of one kind for all queries."""
+        queries = Additive(noise, self.s)
+        found = allocate(queries, epsilon=self.epsilon, delta=self.delta, weights=self.w)
+        is_laplace = isinstance(noise, Laplace)
+        laplace, gaussian = (found.mechanism, None) if is_laplace else (None, found.mechanism)
+        kinds = np.full(self.s.shape, is_laplace)
+        return MixedAllocation(kinds, laplace, gaussian, found.value, found.epsilon, self.delta)
+
+    def best_count(self) -> int:
+        """Return the best number, at least 1, by doubling and by halving the distance to its neighbours."""
+        n, count = self.s.size, 1
+        while self.value(count) <= _WORSE * min(self.values.values()) and count < n:
+            count = min(2 * count, n)
+        for _ in range(_REFINEMENTS):
+            tried = sorted(self.values)
+            place = tried.index(min(tried, key=lambda count: self.values[count]))
+            near = [(tried[place] + other) // 2 for other in (*tried[place - 1 : place], *tried[place + 1 : place + 2])]
+            if not (new := [count for count in near if count not in self.values and count > 0]):
+                break
+            for count in new:
+                self.value(count)
+        return min(self.values, key=lambda count: self.values[count])
+
+    def value(self, count: int) -> float:
+        """Return about the least weighted sum of variances with so many queries of Laplace noise."""
+        if count not in self.values:
+            split = _Split(self, count, _LEVELS)
+            self.values[count] = split.value(split.descended())
+        return self.values[count]
+
+    def certified(self, count: int) -> MixedAllocation:
+        """Return the allocation whose bound meets the budget."""
+        split = _Split(self, count, _FINAL_LEVELS)
+        ratios, factor = split.descended(), 1.0
+        for attempt in range(_ATTEMPTS):
+            laplace, gaussian = split.batches(factor * ratios)
+            terms = (*BatchGuarantee(laplace).joined_terms, *BatchGuarantee(gaussian).joined_terms)
+            if (bound := float(Guarantee(terms).epsilon(self.delta))) <= self.epsilon:
+                variances = np.empty(self.s.shape)
+                variances[split.first], variances[split.rest] = laplace.noise.variance, gaussian.noise.variance
+                value = float((self.w * variances).sum())
+                kinds = np.isin(np.arange(self.s.size), split.first)
+                return MixedAllocation(kinds, laplace, gaussian, value, bound, self.delta)
+            factor *= min(self.epsilon / bound, 1 - 1e-12) * (1 - 1e-13 * 4**attempt)
+        raise ValueError(f"epsilon: no allocation of {self.epsilon:g} is certified; its bound is {bound:g}")
+
+
+class _Split:
+    """The queries with Laplace noise, in levels, and those with Gaussian noise.
+
+    Ratios are those of the levels, and last mu, the root of the sum of the squares of the Gaussian ones.
+    """
+
+    def __init__(self, search: _Search, count: int, levels: int) -> None:
+        self.epsilon, self.delta = search.epsilon, search.delta
+        # In the order of the queries.
+        self.first, self.rest = np.sort(search.order[:count]), np.sort(search.order[count:])
+        self.s, self.w = search.s, search.w
+        s, w = self.s[self.first], self.w[self.first]
+        start, self.level_of = np.unique(in_levels((w * s**2) ** 0.25, levels), return_inverse=True)
+        self.counts = np.bincount(self.level_of, minlength=len(start))
+        self.shares = (self.s * np.sqrt(self.w))[self.rest]
+        # The weighted variances are these over the squared ratios.
+        self.costs = np.append(2 * np.bincount(self.level_of, w * s**2), self.shares.sum() ** 2)
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """Return ratios that are best if the composed epsilon depends on the sum of their squares."""
+        costs, counts = self.costs, np.append(self.counts, 1)
+        return (costs / counts)[: len(self.counts) + bool(len(self.rest))] ** 0.25
+
+    def value(self, ratios: np.ndarray) -> float:
+        return float((self.costs[: len(ratios)] / ratios**2).sum())
+
+    def estimate(self, ratios: np.ndarray) -> float:
+        """Return an estimate of the composed epsilon."""
+        terms = [
+            RepeatedReleases(noise_pairs(Laplace(1.0), ratio), count)
+            for ratio, count in zip(ratios.tolist(), self.counts.tolist(), strict=False)
+        ]
+        if len(self.rest):
+            terms.append(RepeatedReleases(noise_pairs(Gaussian(1.0), float(ratios[-1])), 1))
+        return rough_epsilon(Guarantee(tuple(terms)), self.delta)
+
+    def on_budget(self, ratios: np.ndarray) -> np.ndarray:
+        """Return the ratios times the factor at which the composed epsilon is the budget."""
+
+        def missing(t: float, _: object) -> float:
+            return math.log(self.epsilon / self.estimate(ratios * math.exp(t)))
+
+        ends = -_FARTHEST, _FARTHEST
+        return ratios * math.exp(newton(missing, (), 0.0, ends, tolerance=_TOLERANCE, longest=_LONGEST, clip=True))
+
+    def descended(self) -> np.ndarray:
+        """Return the best ratios on the budget."""
+        size = math.sqrt(float((np.append(self.counts, 1)[: len(self.start)] * self.start**2).sum()))
+        best = ratios = self.on_budget(self.start * self.epsilon / size / 5)
+        for _ in range(_TURNS):
+            gains = np.array([self._gain(ratios, index) for index in range(len(ratios))])
+            target = (self.costs[: len(ratios)] / ratios**2 / gains) ** _POWER
+            ratios = self.on_budget(ratios * target / target.mean())
+            gain = self.value(best) - self.value(ratios)
+            best = ratios if gain > 0 else best
+            if gain <= _GAIN * self.value(best):
+                break
+        return best
+
+    def _gain(self, ratios: np.ndarray, index: int) -> float:
+        """Return the derivative of the composed epsilon in the logarithm of a ratio, which the budget's is near."""
+        up = ratios.copy()
+        up[index] *= math.exp(_STEP)
+        return max(self.estimate(up) - self.epsilon, 1e-12) / _STEP
+
+    def batches(self, ratios: np.ndarray) -> tuple[Additive, Additive]:
+        """Return the batches of Laplace and of Gaussian noise, with claims."""
+        # Squared ratios of Gaussian noise are proportional to sqrt(w) s.
+        gaussian = ratios[-1] * np.sqrt(self.shares / self.shares.sum())
+        batches = []
+        for noise, which, of_queries in (
+            (Laplace, self.first, ratios[:-1][self.level_of]),
+            (Gaussian, self.rest, gaussian),
+        ):
+            queries = Additive(noise(np.ones(len(which))), self.s[which])
+            problem = Problem.of(queries, self.w[which], self.epsilon, self.delta)
+            batches.append(problem.claiming(problem.mechanism(of_queries)))
+        return batches[0], batches[1]
