@@ -102,8 +102,8 @@ STATISTICS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "median": (
         lambda d: np.median(d.x),
         {
-            "dpkernels": ours('quantiles("x", 0, 100, interval_share=0, epsilon=epsilon)'),
-            "dpkernels, with an interval": ours('quantiles("x", 0, 100, epsilon=epsilon)'),
+            "dpkernels": ours('quantiles("x", 0, 100, step=0.1, interval_share=0, epsilon=epsilon)'),
+            "dpkernels, with an interval": ours('quantiles("x", 0, 100, step=0.1, epsilon=epsilon)'),
             "OpenDP": opendp(
                 "candidates = np.linspace(0, 100, 1001).tolist()\n"
                 "query = context.query().impute_constant(0.0).quantile_score_candidates(candidates, 0.5)\n"
@@ -115,7 +115,7 @@ STATISTICS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "three quantiles": (
         lambda d: np.quantile(d.x, P),
         {
-            "dpkernels": ours('quantiles("x", 0, 100, p, interval_share=0, epsilon=epsilon)'),
+            "dpkernels": ours('quantiles("x", 0, 100, p, step=0.1, interval_share=0, epsilon=epsilon)'),
             "OpenDP": opendp(
                 "candidates = np.linspace(0, 100, 1001).tolist()\n"
                 "value = []\nfor share in p:\n"

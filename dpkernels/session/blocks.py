@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,41 +171,33 @@ class Files(Source):
         if len(formats) != 1 or None in formats:
             raise ValueError(f"data: {path} must be a .csv, .tsv or .parquet file, or a folder of one kind of these")
         if formats == {"parquet"}:
-            self._reader, self.columns, self.most_rows = _parquet(paths, path)
+            self._batches, self.columns, self.most_rows = _parquet(paths, path)
         elif len(endings) > 1:
             raise ValueError(f"data: {path} has .csv and .tsv files; name a folder of one kind of them")
         else:
-            self._reader = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
-            self.columns, self.most_rows = tuple(self._reader.names), self._reader.most_rows(MOST_ROWS)
+            lines = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
+            self._batches, self.columns = lines.to_batches, tuple(lines.names)
+            self.most_rows = lines.most_rows(MOST_ROWS)
         self.is_small = sum(size for size, _ in self.fingerprint()) <= SMALL_FILES
 
     def fingerprint(self) -> list[tuple[int, int]]:
         return [(state.st_size, state.st_mtime_ns) for state in map(os.stat, self._paths)]
 
     def blocks(self, names: Sequence[Any]) -> Iterator[Block]:
-        for batch in self._reader.to_batches(columns=list(names), batch_size=BLOCK):
+        for batch in self._batches(columns=list(names)):
             yield from _arrow_blocks(batch, names)
 
 
-def _parquet(paths: Sequence[Path], path: Path) -> tuple[Any, tuple[str, ...], int]:
-    """Return the dataset of Parquet files, its columns and its number of rows."""
+def _parquet(paths: Sequence[Path], path: Path) -> tuple[Callable[..., Iterator[Any]], tuple[str, ...], int]:
+    """Return what reads batches of Parquet files, few of which are held at once, their columns and number of rows."""
     import pyarrow.dataset as datasets
 
     files = datasets.dataset(list(map(str, paths)), format="parquet")
     types = [{column.name: column.type for column in file.physical_schema} for file in files.get_fragments()]
     if any(each != types[0] for each in types):  # A cell decided whether it can have the type of another file.
         raise ValueError(f"data: the files of {path} have columns of different names or types")
-    return _FewBatches(files), tuple(files.schema.names), files.count_rows()
-
-
-@dataclass(frozen=True)
-class _FewBatches:
-    """A dataset of pyarrow of which few batches are held at once."""
-
-    dataset: Any
-
-    def to_batches(self, **options: Any) -> Iterator[Any]:
-        return iter(self.dataset.to_batches(batch_readahead=2, fragment_readahead=1, **options))
+    batches = partial(files.to_batches, batch_size=BLOCK, batch_readahead=2, fragment_readahead=1)
+    return batches, tuple(files.schema.names), files.count_rows()
 
 
 def _arrow_blocks(table: Any, names: Sequence[Any]) -> Iterator[Block]:

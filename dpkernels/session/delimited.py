@@ -39,7 +39,7 @@ class DelimitedLines:
                     feeds += block.count(b"\n")
         return feeds
 
-    def to_batches(self, columns: Sequence[str], batch_size: int) -> Iterator[Any]:
+    def to_batches(self, columns: Sequence[str]) -> Iterator[Any]:
         """Yield the rows of some columns, as bytes and null where a cell is empty; batches may be of any size."""
         import pyarrow as pa
         import pyarrow.csv as csv

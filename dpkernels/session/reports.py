@@ -149,7 +149,8 @@ def _verified(form: Any) -> list[str]:
         if stated != cost:
             raise CertificateError(f"{release['statistic']}: its cost of {cost} is not its plan's of {stated}")
         choices = [part for part in release["parts"] if "certificate" not in part]
-        lines.append(f"{release['statistic']}: {cost}, verified{', choices as declared' if choices else ''}")
+        of_plan = f" with all of plan {release['plan']}" if release["plan"] else ""
+        lines.append(f"{release['statistic']}: {cost}{of_plan}, verified{', choices as declared' if choices else ''}")
     for name, (cost, claims) in charged.items():
         if not _costs_at_most(claims, cost):
             raise CertificateError(

