@@ -283,8 +283,12 @@ bounded_pair.register(CategorySampler, category_pair)
 @bounded_pair.register(PrefixPlan)
 @bounded_pair.register(PrefixSampler)
 def _(mechanism: Any) -> Atoms:
-    """Return the pair that no eps-DP mechanism exceeds, as two values may have the same prefix at some levels."""
-    return pure_points(pure_epsilon(mechanism))
+    """Return the pair of two values whose prefixes differ at every level; the level is public and independent."""
+    if getattr(mechanism, "mechanism", mechanism).split != "people":
+        raise TypeError("mechanism: has several reports a person; compose the guarantees of its levels")
+    pairs = [category_pair(level) for level in mechanism.levels]
+    p, q = (np.concatenate([getattr(pair, side) for pair in pairs]) / len(pairs) for side in ("p", "q"))
+    return Atoms(p, q)
 
 
 @singledispatch

@@ -92,14 +92,15 @@ class PrefixSampler(CategorySampler):
         level = arithmetic.high_product(stream_words(key, LEVEL_STREAM, start, count), len(plan.levels))
         words = [stream_words(key, stream, start, count) for stream in BlockSampler.streams]
         out = np.empty(count, plan.report_dtype)
-        for number, sampler in enumerate(self._levels):
+        for number, sampler in enumerate(self.levels):
             rows = np.flatnonzero(level == np.uint64(number))
             made = sampler.respond(plan.prefixes(codes[rows], number), *(word[rows] for word in words))
             out[rows] = made.astype(np.int64) + plan.offsets[number]
         return out
 
     @property
-    def _levels(self) -> list[BlockSampler]:
+    def levels(self) -> list[BlockSampler]:
+        """Return the sampler of each level."""
         pairs = zip(self.mechanism.levels, self.certificate.levels, strict=True)
         return [BlockSampler(level, certificate) for level, certificate in pairs]
 

@@ -10,9 +10,9 @@ import pytest
 import accountants
 import dpkernels as dpk
 from dpkernels.exact import categories, choice, permute_and_flip, prefixes, sampler
-from dpkernels.exact.categories import BlockSampler, stream_words
+from dpkernels.exact.categories import BlockCertificate, BlockSampler, stream_words
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.prefixes import PrefixSampler
+from dpkernels.exact.prefixes import PrefixCertificate, PrefixSampler
 from dpkernels.exact.registry import Certificate
 
 KEY = bytes(range(32))
@@ -123,14 +123,28 @@ def test_certificates_are_verified_from_json():
             Certificate.from_dict({key: value for key, value in payload.items() if key != name})
 
 
+def test_the_level_of_the_largest_ratio_counts():
+    levels = tuple(BlockCertificate.of(level, 16) for level in PLAN.levels)
+    realised = [level.realised_epsilon for level in levels]
+    assert len(set(realised)) > 1
+    for order in (levels, (levels[0],), levels[1:]):
+        assert PrefixCertificate(1.5, order).realised_epsilon == max(level.realised_epsilon for level in order)
+
+
 def test_accountants():
-    """The pair of any eps-DP mechanism, and no blanket."""
+    """The pair of values is the worst one of the channel, and there is no blanket."""
     exact = dpk.exact_sampler(PLAN)
-    realised = exact.certificate.realised_epsilon
-    assert accountants.epsilon(exact) == realised
+    assert accountants.epsilon(exact) == exact.certificate.realised_epsilon
     assert accountants.epsilon(PLAN) == 1.5
-    wanted = accountants.guarantee(dpk.randomised_response(realised, 2)).repeat(3).epsilon(1e-3)
-    assert accountants.guarantee(exact).repeat(3).epsilon(1e-3) == pytest.approx(wanted)
+    small = dpk.prefix_response(1.5, 2, 3, lengths=(1, 2))
+    channels = [level.channel()[1] for level in small.levels]
+    rows = [np.concatenate([channels[0][code // 3], channels[1][code]]) / 2 for code in range(9)]
+    for epsilon in (0.0, 0.4, 1.2):
+        worst = max(np.maximum(p - np.exp(epsilon) * q, 0).sum() for p in rows for q in rows)
+        assert accountants.delta(small, epsilon) == pytest.approx(worst, abs=1e-12)
+        assert accountants.delta(dpk.exact_sampler(small), epsilon) == pytest.approx(worst, abs=1e-12)
+    with pytest.raises(TypeError, match="several reports a person"):
+        accountants.delta(dpk.prefix_response(1.5, 2, 3, lengths=(1, 2), split="budget"), 0.5)
     with pytest.raises(TypeError, match="no known blanket"):
         accountants.shuffled(exact, 1000).epsilon(1e-6)
 
