@@ -35,6 +35,7 @@ plan.os.urandom = lambda count: bytes(range(count))
 codes = [dpkernels.cli.main(["perturb", "in.csv", f"{name}.deferred.csv", *options.split(), "--quiet"])
          for name, options in zip(sys.argv[1::2], sys.argv[2::2])]
 codes += [dpkernels.cli.main(["estimate", "balanced.deferred.csv", "--json"]),
+          dpkernels.cli.main(["estimate", "prefixes.deferred.csv", "--json"]),
           dpkernels.cli.main(["certify", "--verify", "laplace.deferred.csv.json", "--json"])]
 assert "jax" not in sys.modules and codes == [0] * len(codes), codes
 """
@@ -42,6 +43,7 @@ RELEASES = {
     "balanced": "--column x --lower 0 --upper 120 --epsilon 1",
     "laplace": "--column x --mechanism laplace --sensitivity 1 --epsilon 1",
     "categories": "--column c --categories a,b,c --epsilon 1",
+    "prefixes": "--column c --length 2 --alphabet abc --epsilon 1",
 }
 
 
