@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
@@ -42,7 +43,7 @@ from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.proven import proven
-from dpkernels.solve import first_feasible, root
+from dpkernels.solve import NotPrivateError, first_feasible, root
 
 # The relative width aimed at, that of the first grid by estimate, how often the grid is refined, and by how much.
 _WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
@@ -740,4 +741,6 @@ def _least_of(delta_at: Callable[[float], float], side: int, target: float, gues
     if low is None:
         return 0.0
     found = root(lambda eps, _: np.log(max(delta_at(eps), 1e-320) / target), (), high, low, rtol=1e-11)
-    return first_feasible((float(found * (1 + margin * side)) for margin in _OUTWARD), feasible)
+    with suppress(NotPrivateError):  # Next to the least float delta falls in jumps.
+        return first_feasible((float(found * (1 + margin * side)) for margin in _OUTWARD), feasible)
+    return math.inf if side > 0 else 0.0

@@ -261,7 +261,14 @@ def _forwards(
         return function(_joined(structure, moving, moved, others), *static, *arguments)
 
     flat, restore = ravel_pytree(moved)
-    value, along = jax.linearize(lambda flat: results(restore(flat)), flat)
+
+    def restored(flat: Any) -> Any:
+        return results(restore(flat))
+
+    if len(flat) == 1:  # Without vmap the program is smaller.
+        value, slopes = jax.jvp(restored, (flat,), (jnp.ones_like(flat),))
+        return value, jax.tree.map(lambda slope: slope[None], slopes)
+    value, along = jax.linearize(restored, flat)
     return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
 
 

@@ -98,7 +98,8 @@ class ComposedBounds:
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
         value = max(value, 0.0)
-        finite = np.exp(min(exponent, _OVERFLOWS)) * value
+        with np.errstate(over="ignore"):  # An upper bound may be anything above 1.
+            finite = np.exp(min(exponent, _OVERFLOWS)) * value
         if value > 0:  # Both may be below the floats.
             finite = max(finite + side * 4 * _TINIEST * (1 + value), 0.0)
         if np.isnan(finite):

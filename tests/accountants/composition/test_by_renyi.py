@@ -64,6 +64,15 @@ def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):
     assert wider.error[0] <= point.error[0] <= point.error[1] <= wider.error[1]
 
 
+@pytest.mark.lengthy
+def test_the_least_delta_that_is_a_float_has_a_finite_epsilon():
+    """Next to it delta is rounded to few values, and a search on the grid found none that is small enough."""
+    made = guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.01).repeat(1000)
+    low, high = made.bracket(delta=5e-324)
+    assert 86.9 < high < 100.0  # At delta 1e-305 it is 86.92.
+    assert low <= made.bracket(delta=1e-300)[1] <= high
+
+
 def test_wide_ends_are_replaced(monkeypatch):
     made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
     monkeypatch.setattr(Bracket, "epsilon", lambda *_: (1.0, 15.0))

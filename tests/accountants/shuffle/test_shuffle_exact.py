@@ -103,6 +103,24 @@ def test_ends_are_on_their_sides_of_the_enumeration(first):
     assert checked > 30
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_tables_of_many_pairs_are_bounded_over_all_of_them(seed):
+    """The bound over all pairs, which no single one attains; the worst pair may be any, also of the last row."""
+    random = np.random.default_rng([43, 8, seed])
+    rows = np.maximum((random.dirichlet(np.ones(3), 5) * 1000).astype(np.int64), 20)
+    rows[-1], rows[0] = (20, 20, 960), (30, 900, 70)
+    rows[:, 2] += 1024 - rows.sum(1)
+    rows, n = random.permuted(rows, axis=1), int(random.integers(2, 6))
+    made = shuffled(rows / 1024, n)
+    assert made.inputs.stop_loss is not None
+    for share in (0.05, 0.4, 0.8):
+        epsilon = share * float(made.inputs.level)
+        low, high = made.bracket(epsilon=epsilon)
+        truth = blanket(rows, n, exponential(epsilon))
+        assert truth <= Fraction(high)
+        assert Fraction(low) <= truth
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_delta_is_positive_below_a_tiny_level(seed):
     """The level is the log of a ratio next to 1, whose rounding is more than 1e-12 of it."""
