@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from fractions import Fraction
 from functools import reduce
 
@@ -85,6 +87,39 @@ def test_the_distance_of_tables_to_gaussian_noise_is_paid(count, exponent):
             distance = count * mp.mpf(tau.numerator) / tau.denominator * (1 + mp.exp(eps))
             assert gaussian + distance <= mp.mpf(delta.numerator) / delta.denominator
     assert charges._gaussian_bound([certificate], [100 * count], delta) is None  # Then it would be more than delta.
+
+
+def exact_delta(certificates, epsilon):
+    """The hockey-stick divergence of tables and their shifts, all moved the same way, in integers and 40 digits."""
+    with mp.workdps(40):
+        mantissa, exponent = mp.exp(mp.mpf(epsilon)).man_exp
+    joint = Counter({(1, 1): 1})
+    for certificate in certificates:
+        weights = [int(weight) for weight in certificate.table.outcomes]
+        pairs = Counter(zip(weights + [0] * certificate.shift, [0] * certificate.shift + weights, strict=True))
+        product = Counter()
+        for (p, q), ways in joint.items():
+            for (a, b), number in pairs.items():
+                product[p * a, q * b] += ways * number
+        joint = product
+    ratio = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+    total = sum(ways * max(p * ratio.denominator - q * ratio.numerator, 0) for (p, q), ways in joint.items())
+    return Fraction(total, ratio.denominator * math.prod(int(each.table.total) for each in certificates))
+
+
+def test_composed_tables_meet_their_delta_to_the_last_digit():
+    """Both ends of a bracket differ by 1e-9 or less here, and only the upper one is an epsilon at delta."""
+    noises = [dpk.truncated_discrete_laplace(epsilon=eps, delta=1e-3, sensitivity=1.0) for eps in (1.0, 2.0)]
+    first, second = (dpk.exact_sampler(noise).certificate for noise in noises)
+    for delta in (Fraction(1, 100), Fraction(1, 20)):
+        epsilon = charges._composed_bound([first, second], [1, 2], delta)
+        assert epsilon > 1
+        assert exact_delta([first, second, second], float(epsilon)) <= delta
+        assert exact_delta([first, second, second], float(epsilon) * (1 - 1e-6)) > delta
+    for certificate in (first, second):
+        bound = repeated_bound(certificate, 3)
+        assert bound.epsilon < 3 * Fraction(repr(certificate.epsilon))
+        assert exact_delta([certificate] * 3, float(bound.epsilon)) <= bound.delta
 
 
 @pytest.mark.parametrize("noise", [dpk.Gaussian(np.array([11.0, 30.0])), dpk.Gaussian(np.array([2.0, 3.0]))])
