@@ -116,6 +116,7 @@ def test_the_default_is_the_least_error_and_is_printed(run: Run):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("csv", "parquet")
 @every_suffix
 def test_codes(run: Run, suffix):
     values = [row % 30 for row in range(200)]
@@ -132,6 +133,7 @@ def test_codes(run: Run, suffix):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("csv", "parquet")
 @every_suffix
 def test_unknown_and_missing_values(run: Run, suffix):
     values = [None if row == 7 else "secret ward" if row == 3 else value for row, value in enumerate(VALUES)]

@@ -55,10 +55,11 @@ class WholeValues(PrefixSampler):
 
 
 @pytest.mark.lengthy
+@pytest.mark.quick("700")
 @pytest.mark.parametrize("value", [5, 700])
 def test_reports_have_the_probabilities(value):
-    """Supports of 90,000 reports, each within 6.5 standard deviations: a false alarm below 1e-6."""
-    exact, n = dpk.exact_sampler(PLAN), 90_000
+    """Supports of 18,000 reports, each within 6.5 standard deviations: a false alarm below 1e-6."""
+    exact, n = dpk.exact_sampler(PLAN), 18_000
 
     def is_right(made):
         level, report = PLAN.at_levels(made.reports(np.full(n, value), KEY, 0).astype(np.int64))
