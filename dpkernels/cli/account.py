@@ -21,7 +21,7 @@ from dpkernels import checks
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.options import single, usage_errors
-from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
+from dpkernels.cli.perturb.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import format_number

@@ -20,8 +20,8 @@ from dpkernels.cli.files.categories import is_categorical, reports_of
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.options import flag
-from dpkernels.cli.release.sidecar import title
-from dpkernels.cli.release.verify import build_exact_sampler
+from dpkernels.cli.perturb.sidecar import title
+from dpkernels.cli.perturb.verify import build_exact_sampler
 from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.categorical.estimate import CategoryEstimate

@@ -369,7 +369,7 @@ def perturb(
     sensitivities without looking at the data. OUT.json, the sidecar, holds a certificate for every column.
     """
     with importing():
-        from dpkernels.cli.release import plan, summary
+        from dpkernels.cli.perturb import plan, summary
 
     check, check_first, progress = (options.pop(name) for name in ("check", "check_first", "progress"))
     runs, save_config = {name: options.pop(name) for name in opts.ENGINE}, options.pop("save_config")
@@ -385,7 +385,7 @@ def perturb(
         release: plan.Plan = plan.plan(request)
     else:
         with importing():
-            from dpkernels.cli.dataset import release as datasets
+            from dpkernels.cli.dataset import perturb as datasets
             from dpkernels.cli.dataset.engines import engine
 
         release = datasets.plan(request, engine(runs))
@@ -449,12 +449,12 @@ def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **opti
     certificates and charges; `dpkernels certify --verify OUT.json` verifies it.
     """
     with importing():
-        from dpkernels.cli import statistics
+        from dpkernels.cli import release as releasing
 
     asked = {"count": ("",) if count else ()} | {name: options.pop(name) for name in _STATISTICS}
-    keys = statistics.groups(by)
-    chosen, options["ledger"] = statistics.statistics(asked, keys), _charged_ledger(options["ledger"])
-    show(statistics.release(source, target, chosen, keys, **options).splitlines())
+    keys = releasing.groups(by)
+    chosen, options["ledger"] = releasing.statistics(asked, keys), _charged_ledger(options["ledger"])
+    show(releasing.release(source, target, chosen, keys, **options).splitlines())
 
 
 @dpkernels.command(epilog=_MORE_COMPARE)
@@ -500,13 +500,13 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
             raise click.UsageError("--verify: takes no other option but --json and --redact")
         if _may_be_session(verify):
             with importing():
-                from dpkernels.cli import statistics
+                from dpkernels.cli import release as releasing
 
-            if statistics.is_session(verify):
-                _print(statistics.verified(verify), as_json)
+            if releasing.is_session(verify):
+                _print(releasing.verified(verify), as_json)
                 return
         with importing():
-            from dpkernels.cli.release.verify import Findings
+            from dpkernels.cli.perturb.verify import Findings
 
         findings = Findings.of(verify)
         if not as_json:
@@ -518,7 +518,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
     with importing():
-        from dpkernels.cli.release.verify import MechanismCertificate, build_exact_sampler
+        from dpkernels.cli.perturb.verify import MechanismCertificate, build_exact_sampler
 
     _print(MechanismCertificate(*build_exact_sampler(settings.pop("mechanism"), settings)), as_json)
 

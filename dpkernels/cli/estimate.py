@@ -27,8 +27,8 @@ from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.options import usage_errors
-from dpkernels.cli.release.output import digest, sidecar_path
-from dpkernels.cli.release.sidecar import read_sidecar, title
+from dpkernels.cli.perturb.output import digest, sidecar_path
+from dpkernels.cli.perturb.sidecar import read_sidecar, title
 from dpkernels.cli.terminal import private, public
 from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.decimals import shortest

@@ -30,7 +30,7 @@ def printed(code: str, *arguments: str) -> str:
 
 
 RELEASE = """
-import dpkernels.cli, dpkernels.cli.release.plan as plan
+import dpkernels.cli, dpkernels.cli.perturb.plan as plan
 plan.os.urandom = lambda count: bytes(range(count))
 codes = [dpkernels.cli.main(["perturb", "in.csv", f"{name}.deferred.csv", *options.split(), "--quiet"])
          for name, options in zip(sys.argv[1::2], sys.argv[2::2])]
@@ -52,7 +52,7 @@ def test_a_release_without_jax_has_the_same_bytes(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     Path("in.csv").write_text("x,c\n" + "".join(f"{i % 100},{'abc'[i % 3]}\n" for i in range(300)))
     printed(RELEASE, *(text for release in RELEASES.items() for text in release))
-    monkeypatch.setattr("dpkernels.cli.release.plan.os.urandom", lambda count: bytes(range(count)))
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.os.urandom", lambda count: bytes(range(count)))
     for name, options in RELEASES.items():
         assert main(["perturb", "in.csv", f"{name}.csv", *options.split(), "--quiet"]) == 0
         for end in ("", ".json"):

@@ -118,7 +118,7 @@ COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sy
 ENDLESS = """
 import sys
 from dpkernels.cli import main
-from dpkernels.cli.release import plan
+from dpkernels.cli.perturb import plan
 release = plan.in_chunks
 def endless(*given, **how):
     release(*given, **how)

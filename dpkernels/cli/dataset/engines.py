@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import click
 
 from dpkernels.cli.dataset import ray_watch
-from dpkernels.cli.dataset.release import Part, Secret, Task, TaskError, run_task
+from dpkernels.cli.dataset.perturb import Part, Secret, Task, TaskError, run_task
 from dpkernels.cli.errors import text_of
 from dpkernels.jax_on_use import jax
 from dpkernels.release.engines import CORES

@@ -10,11 +10,11 @@ from typing import Any
 
 from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
-from dpkernels.cli.dataset.release import Part, Secret, plan_parts, results
+from dpkernels.cli.dataset.perturb import Part, Secret, plan_parts, results
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
-from dpkernels.cli.release.sidecar import parse_sidecar, versions
+from dpkernels.cli.perturb.sidecar import parse_sidecar, versions
 from dpkernels.exact.certificate import CertificateError
 
 

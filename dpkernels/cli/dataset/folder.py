@@ -27,7 +27,7 @@ from pyarrow import fs
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import finished, independent_of_reports, is_independent, stop_if_asked, uninterrupted
-from dpkernels.cli.release.output import ClaimedOutput, check_parent, digest, say_swept
+from dpkernels.cli.perturb.output import ClaimedOutput, check_parent, digest, say_swept
 from dpkernels.staging import leftovers, naming, place_folder, renamed_folder, replaced, staged_folder, sweep, to_disk
 
 SIDECAR, NOTE, JOURNAL = "_release.json", "_NOT_A_RELEASE", "_journal.jsonl"

@@ -26,7 +26,7 @@ from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
 from dpkernels.cli.files.delimited import DelimitedFile
 from dpkernels.cli.files.places import Place
-from dpkernels.cli.release.output import Output
+from dpkernels.cli.perturb.output import Output
 
 run = pytest.fixture(command, name="run")
 
@@ -207,7 +207,7 @@ def interrupted(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.pieces", "release.plan.in_chunks"])
+@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.pieces", "perturb.plan.in_chunks"])
 def test_an_interrupted_run_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     monkeypatch.setattr(f"dpkernels.cli.{where}", interrupted)
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.Monk
 
 def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr("dpkernels.cli.release.plan.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
     done = run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET, "--shuffle-rows")
     assert_refused(done, 1, "--shuffle-rows: the rows take more than", STAYS)
     assert standing() == [1]
@@ -304,7 +304,7 @@ def test_nobody_but_the_user_may_read_an_output_that_can_still_be_withdrawn(
             modes.extend(path.stat().st_mode & 0o777 for path in Path().glob(".dpkernels-*.part"))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpkernels.cli.release.output.stop_if_asked", at_the_end)
+    monkeypatch.setattr("dpkernels.cli.perturb.output.stop_if_asked", at_the_end)
     assert_refused(run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET), 1, f"interrupted {VOIDED}")
     assert modes == [0o600] * 3
 
@@ -334,10 +334,10 @@ def test_standard_output_that_has_begun_keeps_the_charge(
 ) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     if begun:
-        monkeypatch.setattr("dpkernels.cli.release.output.shutil.copyfileobj", begun)
+        monkeypatch.setattr("dpkernels.cli.perturb.output.shutil.copyfileobj", begun)
     else:
         digest = lambda _: (Path("out.json").write_text("of another") and "", 0)  # noqa: E731
-        monkeypatch.setattr("dpkernels.cli.release.plan.sha256_and_size", digest)
+        monkeypatch.setattr("dpkernels.cli.perturb.plan.sha256_and_size", digest)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", *SMALL, *BUDGET)
     if begun:
         assert_refused(done, 1, "standard output: No space left" if begun is full else "interrupted", STAYS)
@@ -366,7 +366,7 @@ def test_a_dataset_whose_parts_were_visible_in_a_store_keeps_the_charge(
     spoiled(Path("in"))
     Path("out").mkdir()
     store = StoreFolder(Place.of("out"))
-    monkeypatch.setattr("dpkernels.cli.dataset.release.folder", lambda *_: store)
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.folder", lambda *_: store)
     why = f"{STAYS}part of the release may already have been read)"
     assert_refused(run("perturb", "in", "out", *AGE, *BUDGET), 1, "2.npy: row 9 is 121", why)
 
@@ -388,7 +388,7 @@ from pathlib import Path
 from dpkernels.budgets.filters import EpsilonDelta
 from dpkernels.cli.ledger import LedgerAccount, Price, charging
 from dpkernels.cli.interrupts import independent_of_reports
-from dpkernels.cli.release.output import Output
+from dpkernels.cli.perturb.output import Output
 from dpkernels.staging import path_of
 assert not {"jax", "numpy"} & set(sys.modules)
 os.chdir(sys.argv[1])

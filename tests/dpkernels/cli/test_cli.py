@@ -41,7 +41,7 @@ from device_flags import several_devices
 from key_helpers import column_key
 
 import dpkernels as dpk
-from dpkernels.cli.release.summary import _belief
+from dpkernels.cli.perturb.summary import _belief
 from dpkernels.random.keys import column_secret
 
 __all__ = ["known_secret", "small_pieces"]  # Fixtures.
@@ -420,7 +420,7 @@ def test_unexpected_errors_are_one_line_after_a_traceback_if_debugging(
         raise RuntimeError("oh\nno\x1b[2J")
 
     np.save("in.npy", ages(3))
-    monkeypatch.setattr("dpkernels.cli.release.plan.in_chunks", fail)
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", fail)
     line = "error: unexpected RuntimeError: oh no\\x1b[2J (DPKERNELS_DEBUG=1 shows where)\n"
     assert run("perturb", "in.npy", "out.npy", *AGE) == (1, "", f"dpkernels: {line}")
     assert_nothing_but("in.npy")

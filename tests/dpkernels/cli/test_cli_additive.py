@@ -33,14 +33,14 @@ from key_helpers import column_key
 import dpkernels as dpk
 from accountants import calibrate
 from dpkernels.cli import options
-from dpkernels.cli.release.sidecar import parse_sidecar
+from dpkernels.cli.perturb.sidecar import parse_sidecar
 
 run = pytest.fixture(command, name="run")
 
 
 @pytest.fixture(autouse=True)
 def _known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.release.plan.os.urandom", lambda count: SECRET[:count])
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.os.urandom", lambda count: SECRET[:count])
 
 
 def sidecar(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from command_helpers import AGE, Run, assert_nothing_but, assert_refused, comman
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.files.delimited import DelimitedFile
-from dpkernels.cli.release.sidecar import StatedGuarantee, of_a_row
+from dpkernels.cli.perturb.sidecar import StatedGuarantee, of_a_row
 
 run = pytest.fixture(command, name="run")
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.release import plan
+from dpkernels.cli.perturb import plan
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.

@@ -20,7 +20,7 @@ from accountants import Ledger, calibrate, epsilon
 from accountants.charges import batch_bound
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
-from dpkernels.cli.release.queries import QueryRequest
+from dpkernels.cli.perturb.queries import QueryRequest
 from dpkernels.exact.packed import pack_array, unpack, unpack_array
 
 run = pytest.fixture(command, name="run")
@@ -30,7 +30,7 @@ NOISE = ["--mechanism", "laplace", "--sensitivity-column", "s", "--epsilon", "0.
 
 @pytest.fixture(autouse=True)
 def _known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.release.plan.os.urandom", lambda count: SECRET[:count])
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.os.urandom", lambda count: SECRET[:count])
 
 
 def words(text: str) -> list[str]:

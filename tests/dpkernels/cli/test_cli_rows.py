@@ -32,7 +32,7 @@ from key_helpers import column_key
 import dpkernels as dpk
 from dpkernels.cli import main
 from dpkernels.cli.files import delimited, parquet
-from dpkernels.cli.release import plan, sidecar
+from dpkernels.cli.perturb import plan, sidecar
 
 run = pytest.fixture(command, name="run")
 known_secret = pytest.fixture(lambda monkeypatch: monkeypatch.setattr("os.urandom", bytes), name="known_secret")

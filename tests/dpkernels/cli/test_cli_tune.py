@@ -16,7 +16,7 @@ import dpkernels as dpk
 from accountants import tune
 from dpkernels.cli import mechanisms
 from dpkernels.cli import tune as command_tune
-from dpkernels.cli.release.sidecar import parse_sidecar
+from dpkernels.cli.perturb.sidecar import parse_sidecar
 
 run = pytest.fixture(command, name="run")
 

@@ -29,14 +29,14 @@ from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release
 import dpkernels as dpk
 from dpkernels.cli import estimate
 from dpkernels.cli.dataset import estimate as estimates
-from dpkernels.cli.dataset import release as plans
+from dpkernels.cli.dataset import perturb as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
-from dpkernels.cli.dataset.release import Job, Secret, TaskError, perturb_part, run_task
+from dpkernels.cli.dataset.perturb import Job, Secret, TaskError, perturb_part, run_task
 from dpkernels.cli.files.layout import Layout, layout_of
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.mechanisms import build_exact_sampler
-from dpkernels.cli.release.sidecar import Column, ReleaseSpec, RowOptions
+from dpkernels.cli.perturb.sidecar import Column, ReleaseSpec, RowOptions
 from dpkernels.random.keys import column_secret
 
 run = pytest.fixture(command, name="run")
@@ -45,7 +45,7 @@ PARQUET = Layout("parquet")
 
 @pytest.fixture
 def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.dataset.release.Secret", lambda _: Secret(SECRET))
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.Secret", lambda _: Secret(SECRET))
 
 
 def column(name: str | None = "age") -> Column:
@@ -155,7 +155,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
         used.extend((engine.key, index) for index in range(start, start + len(x)))
         return x
 
-    monkeypatch.setattr("dpkernels.cli.release.plan.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", noted)
     described = job(tmp_path / "out", len(parts), "age", "other")
     with described.folder.run():
         for part in [*parts, parts[3]]:  # one is run twice
@@ -309,7 +309,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         os.utime(part.file.path, ns=(5, 5))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.release.plan.in_chunks", touched)
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", touched)
     with described.folder.run():
         assert "has changed" in run_task(perturb_part, described, Secret(SECRET), part).message
         assert list(described.folder.sizes()) == [NOTE]
@@ -546,7 +546,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         seen.append(names(there))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.release.plan.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", noted)
     store = StoreFolder(Place(str(tmp_path / "out")))
     spec = ReleaseSpec((column("age" if kind != "npy" else None),), False, form, RowOptions(), (), 1, ())
     with store.run():

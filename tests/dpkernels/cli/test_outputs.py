@@ -31,8 +31,8 @@ from command_helpers import (
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
-from dpkernels.cli.release import output, summary
-from dpkernels.cli.release.output import Output, own_sidecar, sidecar_path
+from dpkernels.cli.perturb import output, summary
+from dpkernels.cli.perturb.output import Output, own_sidecar, sidecar_path
 from dpkernels.staging import TakenError, claimed, path_of, sha256_and_size, staged, sweep
 
 run = pytest.fixture(command, name="run")
@@ -51,7 +51,7 @@ def as_process(*arguments: str, script: str = COMMAND[2], **options: Any) -> sub
 EVERY_STEP = """
 import hashlib, json, os, signal, sys, traceback
 from pathlib import Path
-from dpkernels.cli.release.output import Output, check_target, own_sidecar, sidecar_path
+from dpkernels.cli.perturb.output import Output, check_target, own_sidecar, sidecar_path
 from dpkernels.staging import path_of, sha256_and_size
 assert not {"jax", "numpy"} & set(sys.modules)
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
@@ -384,7 +384,7 @@ def test_the_private_copy_of_standard_output_has_no_name(run: Run, monkeypatch: 
         seen.extend((path_of(file).stat().st_size, len(list(Path("temporary").iterdir()))))
         return sha256_and_size(file)
 
-    monkeypatch.setattr("dpkernels.cli.release.plan.sha256_and_size", noted)
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.sha256_and_size", noted)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", "--column", "age", *AGE)
     assert (done.code, seen) == (0, [len(done.out), 0])
 
@@ -482,7 +482,7 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 from pathlib import Path
-from dpkernels.cli.release.output import check_target
+from dpkernels.cli.perturb.output import check_target
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try: check_target(Path({str(tmp_path / "in.csv")!r}), Path("closed/out.csv"), False)
 except Exception as error: print(error.message)
@@ -617,7 +617,7 @@ def test_a_complete_release_is_a_success_whoever_can_read_it(run: Run, redirecti
 CHATTY = """
 import os, sys
 from dpkernels.cli import main
-from dpkernels.cli.release import output
+from dpkernels.cli.perturb import output
 place = output._place
 def chatty(*arguments):
     for stream in (1, 2): os.write(stream, b"from a library")

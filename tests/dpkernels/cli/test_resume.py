@@ -14,7 +14,7 @@ from command_helpers import AGE, COLUMN, Run, assert_refused, command
 from dataset_helpers import names, write
 
 from dpkernels.budgets.ledger import Ledger
-from dpkernels.cli.dataset import release
+from dpkernels.cli.dataset import perturb
 from dpkernels.cli.dataset.folder import JOURNAL, SIDECAR, LocalFolder
 
 run = pytest.fixture(command, name="run")
@@ -170,7 +170,7 @@ def test_a_run_is_not_continued_after_a_change(run: Run, monkeypatch: pytest.Mon
 
 def test_a_run_of_another_version_is_not_continued(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(run, monkeypatch, 2, LEDGER)
-    monkeypatch.setattr(release, "versions", lambda: {"numpy": "0"})
+    monkeypatch.setattr(perturb, "versions", lambda: {"numpy": "0"})
     assert_refused(run(*RELEASE, *LEDGER, "--resume"), 2, "versions")
 
 

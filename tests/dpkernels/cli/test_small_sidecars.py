@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_helpers import Run, assert_refused, command
 
-from dpkernels.cli.release.sidecar import parse_sidecar
+from dpkernels.cli.perturb.sidecar import parse_sidecar
 from dpkernels.exact.packed import digest_of, pack, unpack, with_references
 
 run = pytest.fixture(command, name="run")

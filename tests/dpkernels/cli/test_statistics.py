@@ -200,7 +200,7 @@ def test_a_release_of_statistics_that_fails_says_what_became_of_its_charge(
     def fail(*_):
         raise failure
 
-    monkeypatch.setattr("dpkernels.cli.statistics._write", fail)
+    monkeypatch.setattr("dpkernels.cli.release._write", fail)
     assert main(["release", "people.csv", "out.csv", "--count", "--epsilon", "1", "--ledger", "l", "--json"]) == code
     form = json.loads(capsys.readouterr().out)
     assert form["code"] == 1

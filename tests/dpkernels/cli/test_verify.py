@@ -14,7 +14,7 @@ from additive_commands import ADDITIVE, arguments
 from command_helpers import AGE, Run, ages, assert_refused, command, write
 
 import dpkernels as dpk
-from dpkernels.cli.release import verify
+from dpkernels.cli.perturb import verify
 from dpkernels.exact.certificate import CertificateError
 
 run = pytest.fixture(command, name="run")

@@ -29,7 +29,7 @@ from small_certificates import NAMES, RECORDED, text
 
 import dpkernels as dpk
 from dpkernels.bounded_json import parse_json
-from dpkernels.cli.release.verify import verify
+from dpkernels.cli.perturb.verify import verify
 from dpkernels.decimals import rational
 from dpkernels.exact.bounded import RowCertificate, WindowCertificate, two_point_table, windowed_table
 from dpkernels.exact.certificate import _KINDS, CertificateError, log_upper_bound

@@ -27,7 +27,7 @@ from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release_of, nam
 import dpkernels as dpk
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR
-from dpkernels.cli.dataset.release import Secret, perturb_part
+from dpkernels.cli.dataset.perturb import Secret, perturb_part
 from dpkernels.random.keys import column_secret
 from dpkernels.release import ray_data
 from dpkernels.release.ray_data import BlockSecrets, number_rows, perturb_block
@@ -76,7 +76,7 @@ def gone_by(seconds: float, condition: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.dataset.release.Secret", lambda _: Secret(SECRET))
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.Secret", lambda _: Secret(SECRET))
 
 
 def stalling(folder: Path, numbers: set[int]) -> Callable[..., Any]:
@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_after_it_has_written(
 ) -> None:
     ages = write(Path("in"), files=8)
     (notes := tmp_path / "notes").mkdir()
-    monkeypatch.setattr("dpkernels.cli.dataset.release.perturb_part", stalling(notes, {3}))
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.perturb_part", stalling(notes, {3}))
     killer = when_there("3-*", notes, lambda name: os.kill(int(name.partition("-")[2]), signal.SIGKILL))
     assert run("perturb", "in", "out", *RAY).code == 0
     killer.join()
@@ -159,7 +159,7 @@ def test_a_node_that_is_killed(
 ) -> None:
     ages = write(Path("in"), files=8)
     (notes := tmp_path / "notes").mkdir()
-    monkeypatch.setattr("dpkernels.cli.dataset.release.perturb_part", stalling(notes, {4}))
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.perturb_part", stalling(notes, {4}))
     killer = when_there(
         "4-*", notes, lambda name: kill_node(cluster, node_of(cluster, (notes / name).read_text().split()[0]))
     )
@@ -223,7 +223,7 @@ def test_an_error_that_nobody_foresaw_is_told_by_the_driver_alone(
     def work(job: Any, secret: Any, part: Any, value: str = value) -> Any:
         raise kind(f"what is {value}?")
 
-    monkeypatch.setattr("dpkernels.cli.dataset.release.perturb_part", work)
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.perturb_part", work)
     result = run("perturb", "in", "out", *RAY)
     assert (result.code, f"what is {value}?" in result.err) == (code, True)
     assert "0000.parquet" in result.err or code == 2
@@ -251,7 +251,7 @@ def test_a_part_that_fails_wherever_it_is_tried(cluster: Any, run: Run, monkeypa
     def work(job: Any, secret: Any, part: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpkernels.cli.dataset.release.perturb_part", work)
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.perturb_part", work)
     result = run("perturb", "in", "out", *RAY, "--retries", "1")
     assert result.code == 1
     assert re.search(r"in/000\d.parquet, part \d: OSError: .*No space left on device", result.err)
@@ -299,7 +299,7 @@ def test_the_key_is_in_no_file_of_ray_and_none_of_ours(
     """While the store overflows onto the disk, workers are killed and parts fail."""
     write(Path("in"), files=8, rows=500)
     (notes := tmp_path / "notes").mkdir()
-    monkeypatch.setattr("dpkernels.cli.dataset.release.perturb_part", stalling(notes, {2}))
+    monkeypatch.setattr("dpkernels.cli.dataset.perturb.perturb_part", stalling(notes, {2}))
     killer = when_there("2-*", notes, lambda name: os.kill(int(name.partition("-")[2]), signal.SIGKILL))
     noise = np.random.default_rng(0)
     filler = [ray.put(noise.bytes(20 << 20)) for _ in range(6)]

@@ -32,10 +32,10 @@ from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import flag, single
-from dpkernels.cli.release import queries as of_rows
-from dpkernels.cli.release.categories import perturbed as perturbed_categories
-from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
+from dpkernels.cli.perturb import queries as of_rows
+from dpkernels.cli.perturb.categories import perturbed as perturbed_categories
+from dpkernels.cli.perturb.output import Output, StandardOutput, check_target, sidecar_path
+from dpkernels.cli.perturb.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, label, listed
 from dpkernels.decimals import shortest

@@ -32,8 +32,8 @@ from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerCharge, mark, resuming
-from dpkernels.cli.release.plan import MOST_SHOWN, Done, Plan, Request, bad_rows, release_file
-from dpkernels.cli.release.sidecar import ReleaseSpec, WrittenFile, versions
+from dpkernels.cli.perturb.plan import MOST_SHOWN, Done, Plan, Request, bad_rows, release_file
+from dpkernels.cli.perturb.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
 from dpkernels.exact.certificate import CertificateError

@@ -19,8 +19,8 @@ from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, settling
 from dpkernels.cli.options import flag, usage_errors
-from dpkernels.cli.release.output import Output, check_target, digest, own_sidecar, sidecar_path
-from dpkernels.cli.release.sidecar import WrittenFile
+from dpkernels.cli.perturb.output import Output, check_target, digest, own_sidecar, sidecar_path
+from dpkernels.cli.perturb.sidecar import WrittenFile
 from dpkernels.cli.terminal import private, warnings
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import shortest

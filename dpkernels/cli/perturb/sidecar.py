@@ -24,7 +24,7 @@ from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Price
-from dpkernels.cli.release.output import own_sidecar
+from dpkernels.cli.perturb.output import own_sidecar
 from dpkernels.cli.text import display_name
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.estimation.intervals import format_number
@@ -41,7 +41,7 @@ from dpkernels.release.charges import SAME_PEOPLE
 
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge
-    from dpkernels.cli.release.queries import Queries
+    from dpkernels.cli.perturb.queries import Queries
 
 FORMAT = 4
 _READ = (3, FORMAT)  # In format 3, certificates held their integers themselves.

@@ -9,7 +9,7 @@ import numpy as np
 from dpkernels.cli.errors import RowError
 from dpkernels.cli.files.categories import CategoryReports, codes_of
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.release.sidecar import Column
+from dpkernels.cli.perturb.sidecar import Column
 from dpkernels.cli.terminal import private
 from dpkernels.release.categories import MISSING, UNKNOWN, domain_of, released_reports
 

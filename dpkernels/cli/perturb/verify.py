@@ -30,9 +30,9 @@ from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.mechanisms import build_exact_sampler
-from dpkernels.cli.release.output import digest
-from dpkernels.cli.release.queries import ROUNDINGS, RowGrids, StatedQueries, is_same_batch, stated_queries
-from dpkernels.cli.release.sidecar import (
+from dpkernels.cli.perturb.output import digest
+from dpkernels.cli.perturb.queries import ROUNDINGS, RowGrids, StatedQueries, is_same_batch, stated_queries
+from dpkernels.cli.perturb.sidecar import (
     MOST_DECIMALS,
     RowOptions,
     StatedGuarantee,

@@ -14,7 +14,7 @@ from dpkernels.cli.calendar import date_text
 from dpkernels.cli.categories import describe
 from dpkernels.cli.mechanisms import ROOM, best_variance
 from dpkernels.cli.options import flag
-from dpkernels.cli.release.sidecar import (
+from dpkernels.cli.perturb.sidecar import (
     CONFIDENCE,
     Column,
     Release,
