@@ -161,6 +161,31 @@ def test_one_example_moves_the_sums_by_the_sensitivity_at_most():
     assert plan.noise.standard_deviation == pytest.approx(4.0 * 0.5, rel=0.01)
 
 
+def test_all_rows_of_a_person_move_the_sums_by_the_sensitivity_at_most():
+    """Federated averaging: an example is a person with three rows, whose parameters move in two local steps."""
+    plan = planned()
+    rows = jnp.asarray(X[:39].reshape(13, 3, 3)) * 10
+
+    def difference(params, own):
+        local = params
+        for _ in range(2):
+            gradient = jax.grad(lambda p: jnp.stack([loss(p, own[i]) for i in range(3)]).mean())(local)
+            local = jax.tree.map(lambda leaf, g: leaf - 0.01 * g, local, gradient)
+        return jax.tree.map(jnp.subtract, params, local)
+
+    people = jax.jit(jax.vmap(difference, (None, 0)))
+
+    def sums(rows, mask):
+        return flat(clipped_sums(people(PARAMS, rows), mask, plan.noise).sums)
+
+    everybody = jnp.ones(13, bool)
+    whole = sums(rows, everybody)
+    moved = np.linalg.norm(whole - sums(rows, everybody.at[4].set(False)))
+    assert 0.9 * plan.noise.sensitivity <= moved <= plan.noise.sensitivity
+    replaced = np.linalg.norm(whole - sums(rows.at[4].multiply(-300.0), everybody))
+    assert 0 < replaced <= 2 * plan.noise.sensitivity
+
+
 @pytest.fixture
 def without_noise(monkeypatch):
     """Updates of which the noise is left out: the sums times the factor, without the seconds that noise compiles."""
@@ -438,20 +463,22 @@ def test_what_a_strategy_cannot_have_is_refused():
 
 
 def random_plans(count):
-    """Whole batches, whose delta is known in closed form (Balle and Wang 2018)."""
+    """Whole batches, and every other one with a strategy: delta is known in closed form (Balle and Wang 2018)."""
     random = np.random.default_rng(3)
-    for _ in range(count):
+    for number in range(count):
         epsilon, delta = math.exp(random.uniform(-1, 2)), 10.0 ** random.uniform(-9, -4)
         steps, parameters = int(random.integers(1, 40)), int(10 ** random.uniform(0, 4))
         examples = int(random.integers(10, 1000))
+        strategy = ToeplitzStrategy.square_root(int(random.integers(1, 5)), unit=2) if number % 2 else None
         yield private_training(
             epsilon=epsilon,
             delta=delta,
             examples=examples,
-            batch_size=examples,
+            batch_size=examples / int(random.integers(1, 6)) if strategy else examples,
             steps=steps,
-            parameters=parameters,
+            parameters=min(parameters, 300) if strategy else parameters,
             clip=1.0,
+            strategy=strategy,
         )
 
 
@@ -461,7 +488,12 @@ def test_what_was_run_costs_at_most_the_budget_by_another_path(count):
     """From the certificate of the noise: its standard deviation over the shift of neighbours, and its distance."""
     for plan in itertools.islice(random_plans(count), count):
         (epsilon, delta), certificate = plan.budget, plan.noise.certificate
-        mu = math.sqrt(plan.steps) * float(certificate.shift) / certificate.claim.sigma
-        slack = plan.steps * (plan.noise.total_variation + plan.overflow) * (1 + math.exp(epsilon))
+        length, batches = math.sqrt(plan.steps), plan.steps
+        if plan.strategy:
+            per_epoch = round(plan.examples / plan.expected_batch_size)
+            columns = plan.strategy.matrix(plan.steps)[:, ::per_epoch].sum(1)
+            length, batches = math.sqrt(columns @ columns), 1
+        mu = length * float(certificate.shift) / certificate.claim.sigma
+        slack = (plan.steps * plan.noise.total_variation + batches * plan.overflow) * (1 + math.exp(epsilon))
         assert gaussian_delta(mu, epsilon) + slack <= delta * (1 + 1e-9)
         assert gaussian_delta(mu * (1 + 1e-3), epsilon) + slack > delta or plan.noise_multiplier == 0.25
