@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from accountants import tune
+import dpkernels as dpk
+from accountants import calibrate, tune
 from accountants.tune.least_variance import Program, Region
 
 # (epsilon, delta, k), the certified variance of docs/best_noise.md, and the most it may exceed the bound.
@@ -165,6 +166,53 @@ def test_a_region_that_is_too_small_is_found(monkeypatch):
     assert tune.least_variance(epsilon=1.0, delta=1.01e-6, count=3) > 17.93
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_reports_of_any_laws_have_more_variance(seed):
+    """Random laws at both ends, with the right means; outcome by outcome, for all inputs of one or two reports."""
+    rng = np.random.default_rng(seed)
+    count, size = 1 + seed % 2, 7
+    y = np.sort(rng.normal(size=size))
+    p, q = (np.exp(rng.normal(0.0, 0.5, size) + slope * y) for slope in (0.6, -0.6))
+    p, q = p / p.sum(), q / q.sum()
+    y = (2 * y - p @ y - q @ y) / (p @ y - q @ y)
+    np.testing.assert_allclose([p @ y, q @ y], [1.0, -1.0], atol=1e-12)
+    variance = max(p @ y**2, q @ y**2) - 1
+    pairs = (
+        [(p, q), (q, p)]
+        if count == 1
+        else [
+            (np.outer(a, b).ravel(), np.outer(c, d).ravel()) for a, c in ((p, q), (q, p)) for b, d in ((p, q), (q, p))
+        ]
+    )
+    for epsilon in (0.3, 1.0):
+        delta = max(float(np.maximum(one - math.exp(epsilon) * other, 0.0).sum()) for one, other in pairs)
+        bound = tune.least_report_variance(epsilon=epsilon, delta=delta, count=count, lower=-2.0, upper=2.0)
+        assert 0 < bound <= 4 * variance
+
+
+# (epsilon, reports, the least worst-case variance of known reports on [-1, 1], and the most it may exceed the bound).
+REPORTS = [
+    (1.0, 1, dpk.hybrid, 0.17),
+    (1.0, 3, dpk.duchi, 0.04),
+    (1.0, 5, dpk.duchi, 0.051),
+    (4.0, 10, dpk.duchi, 0.15),
+]
+
+
+@pytest.mark.parametrize(("epsilon", "count", "make", "excess"), REPORTS)
+def test_known_reports_are_close_to_the_bound(monkeypatch, epsilon, count, make, excess):
+    budget = {"epsilon": epsilon, "delta": 1e-6, "count": count}
+    variance = float(calibrate.composed_budget(make, **budget, lower=0.0, upper=10.0).worst_variance)
+    bound = tune.least_report_variance(**budget, lower=0.0, upper=10.0)
+    assert bound <= variance <= bound * (1 + excess)
+    monkeypatch.setattr(sys.modules["accountants.tune.least_variance"], "_MOST_RELEASES", count)
+    assert tune.least_report_variance(**budget | {"count": 3 * count}) == pytest.approx(3 * bound / 25, rel=1e-12)
+    # With limits that are too small the bound exceeds the variance.
+    true = Region.largest
+    monkeypatch.setattr(Region, "largest", lambda self, slopes: true(self, slopes) / (1 + 1.2 * excess))
+    assert tune.least_report_variance(**budget, lower=0.0, upper=10.0) > variance
+
+
 def test_the_result_of_a_search_has_the_bound():
     families = [family for family in tune.NOISE_FAMILIES if family.name in ("Laplace", "staircase")]
     budget = {"epsilon": 1.0, "delta": 1e-6, "count": 2}
@@ -185,5 +233,10 @@ def test_wrong_budgets_are_refused():
     for name, value in (("epsilon", 0.0), ("delta", 1.0), ("count", 0), ("sensitivity", -1.0)):
         with pytest.raises(ValueError, match=name):
             tune.least_variance(**{**right, name: value})
+        if name != "sensitivity":
+            with pytest.raises(ValueError, match=name):
+                tune.least_report_variance(**{**right, name: value})
     with pytest.raises(TypeError, match="count"):
         tune.least_variance(**{**right, "count": 2.5})
+    with pytest.raises(ValueError, match="lower must be below upper"):
+        tune.least_report_variance(**right, lower=1.0, upper=0.0)
