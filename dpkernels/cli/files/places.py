@@ -83,6 +83,9 @@ def _is_folder(path: Path) -> bool:
     return state == FOLDER
 
 
+# What Arrow opens. An error does not quote the URI, which may have a key.
+_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
 # Keys in an URI would be in the release's description, which engines may spill to disks.
 _SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?]*@", re.IGNORECASE)
 
@@ -99,6 +102,11 @@ class Place:
         """Return the place of an argument; click.UsageError for an URI that Arrow does not know, or with keys in it."""
         if "://" not in text:
             return cls(str(Path(text).absolute()))
+        if (scheme := text.partition("://")[0].lower()) not in _SCHEMES:
+            raise click.UsageError(
+                f"URI: {display_name(scheme)}:// is no file system that can be read and written; it is one of "
+                f"{', '.join(_SCHEMES)}, or a name on this machine without ://"
+            )
         if _SECRETS.search(unquote(text)):
             raise click.UsageError("URI: contains a key; give keys to every machine in its own settings instead")
         try:

@@ -401,6 +401,8 @@ def test_wrong_datasets_and_options(run: Run, change: Any, arguments: tuple[str,
         ("abfss://account.dfs.core.windows.net/in?client_secret=abc", "out", "contains a key"),
         ("abfss://account.dfs.core.windows.net/in?sv=1&sig=abc", "out", "contains a key"),
         ("no-such-scheme://bucket/in", "out", "no-such-scheme"),
+        ("https://example.org/in.csv?token=sesame", "out", "https:// is no file system"),
+        ("in", "https://user:sesame@example.org/out", "one of file, s3, gs"),
         ("none*", "out", "names no file"),
         ("in", "in/out", "is the folder of the input"),
         ("in", "nowhere/out", "does not exist"),
@@ -411,6 +413,7 @@ def test_wrong_places(run: Run, source: str, target: str, words: str) -> None:
     result = run("perturb", source, "in" if target == "in/out" else target, *AGE)
     assert result.code == 2
     assert (words if target != "in/out" else "is not empty") in result.err
+    assert "sesame" not in result.err
 
 
 @pytest.mark.thorough
