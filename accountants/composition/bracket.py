@@ -61,7 +61,8 @@ _NOISY = 3.0  # How much wider than by these errors a bracket is refined.
 _OF_TAILS, _INTEGRATED = 3, 8  # For how many points one counts whose masses are differences of tails, or integrals.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _MOST_TILTED = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
-_WIDEST, _FARTHEST = 1.0, 1e300  # The largest step, and the largest eps that is looked for.
+# The largest first step, the largest one, and the largest eps that is looked for.
+_WIDEST, _LARGEST_STEP, _FARTHEST = 1.0, 4.0**9, 1e300
 # The least eps that decides the step, in standard deviations of the sum.
 _LEAST_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
@@ -286,6 +287,8 @@ class Bracket:
             except NotRareError:
                 estimate.is_windowed = False
             except TooManyPointsError:
+                if step > _LARGEST_STEP:
+                    raise
                 is_lattice = estimate.is_on_lattice and estimate.direction.lattice is not None
                 estimate.is_on_lattice = estimate.is_on_lattice and not is_lattice
                 step *= 1 if is_lattice else 4

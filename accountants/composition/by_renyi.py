@@ -25,6 +25,7 @@ from accountants.composition.trade_off import CurvePoint, around_estimate, curve
 from dpkernels.proven import proven
 
 _ORDERS = np.geomspace(1e-3, 1e5, 17)  # The first orders, less 1.
+_SMALLEST, _LARGEST = 1e-12, 1e12  # The orders, less 1, beyond which none is tried.
 _HALVINGS = 4  # How often the distance of orders is halved around the best one.
 _ROUNDING = 1e-12  # More than the relative rounding errors of the terms of a bound.
 _WIDE, _LEAST = 0.05, 1e-290  # The relative width from which on, and the least delta at which, orders are tried.
@@ -67,7 +68,12 @@ def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
     values = [at(float(c)) for c in _ORDERS]
     best = int(np.argmin(values))
     least, center, ratio = values[best], float(_ORDERS[best]), float(_ORDERS[1] / _ORDERS[0])
-    for _ in range(_HALVINGS if math.isfinite(least) else 0):
+    if not math.isfinite(least):
+        return least
+    for step in (1 / ratio, ratio):  # Beyond the first orders.
+        while _SMALLEST < center < _LARGEST and (further := at(center * step)) < least:
+            least, center = further, center * step
+    for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
         least, center = min((least, center), *((at(c), c) for c in (center / ratio, center * ratio)))
     return least

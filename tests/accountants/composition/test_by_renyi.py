@@ -36,6 +36,11 @@ def test_bounds_of_orders_are_above_the_profile_and_not_far(mu, share):
     assert epsilon <= epsilon_of_orders(gaussian(mu), float(truth)) <= epsilon + 4 * mu
 
 
+def test_the_best_order_may_be_beyond_those_that_are_tried_first():
+    """mu = 1e8, of which it is about 1 + 5e-8: eps is between mu^2/2 and that and 12 mu."""
+    assert 5e15 < epsilon_of_orders(gaussian(1e8), 1e-6) < 5e15 + 12e8
+
+
 def test_both_bounds_are_one():
     made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
     for delta in (1e-3, 1e-30, 1e-200):
