@@ -184,18 +184,19 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
             # Always as many, so that a norm has the same bits however many examples a device has: the last one repeats.
             numbers = [i * _TOGETHER + j for j in range(_TOGETHER)]
             places = [jnp.minimum(n, number - 1) for n in numbers]
-            rows = [[piece[:, at] for piece in pieces] for at in places]
+            rows = [[_row(piece, at) for piece in pieces] for at in places]
             if given is None:
                 norms = _norms(rows)
             else:
-                norms = [given[:, at].astype(jnp.float64) for at in places]
+                norms = [_row(given, at).astype(jnp.float64) for at in places]
                 rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
-            for n, at, row, norm in zip(numbers, places, rows, norms, strict=True):
+            scales, are_used = [], []
+            for n, at, norm in zip(numbers, places, norms, strict=True):
                 scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2))
-                is_used = is_counted[:, at] & (norm < _LARGEST_NORM) & (n < number)
-                rounded = [_rounded(leaf, scale.astype(jnp.float32), is_used) for leaf in row]
-                sums = [total + leaf for total, leaf in zip(sums, rounded, strict=True)]
-            return sums
+                scales.append(scale.astype(jnp.float32))
+                are_used.append(_row(is_counted, at) & (norm < _LARGEST_NORM) & (n < number))
+            leaves = zip(sums, zip(*rows, strict=True), strict=True)
+            return [_with_rows(total, leaf, tuple(scales), tuple(are_used)) for total, leaf in leaves]
 
         zeros = [varying_like(jnp.zeros_like(piece[:, 0], jnp.int32), counted, *leaves) for piece in pieces]
         sums = jax.lax.fori_loop(0, -(-number // _TOGETHER), add, zeros)
@@ -206,12 +207,18 @@ def _split(array: Array, parts: int) -> Array:
     return array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
 
 
+def _row(piece: Array, at: Array) -> Array:
+    """Return one example of every part."""
+    return jax.lax.dynamic_index_in_dim(piece, at, 1, keepdims=False)
+
+
 def _norms(rows: list[list[Array]]) -> list[Array]:
     """Return the norms of several examples, given by their leaves."""
     squares = [_sums_of_squares(leaves) for leaves in zip(*rows, strict=True)]
     return [jnp.sqrt(sum(terms[1:], terms[0])) for terms in zip(*squares, strict=True)]
 
 
+@jax.jit  # Traced once for all leaves of a shape; XLA makes one program of all calls.
 def _sums_of_squares(rows: tuple[Array, ...]) -> list[Array]:
     """Return the sum of squares of every row.
 
@@ -227,6 +234,14 @@ def _sums_of_squares(rows: tuple[Array, ...]) -> list[Array]:
 def _within(rows: Array, norm: Array) -> Array:
     """Return the rows without values above the norm that the caller stated, NaN among them."""
     return jnp.where(jnp.abs(rows) <= norm.reshape(len(rows), *[1] * (rows.ndim - 1)), rows, 0.0).astype(rows.dtype)
+
+
+@jax.jit
+def _with_rows(total: Array, rows: tuple[Array, ...], scales: tuple[Array, ...], are_used: tuple[Array, ...]) -> Array:
+    """Return the sum of a leaf with several more examples, in units."""
+    for row, scale, is_used in zip(rows, scales, are_used, strict=True):
+        total = total + _rounded(row, scale, is_used)
+    return total
 
 
 def _rounded(rows: Array, scale: Array, is_used: Array) -> Array:
