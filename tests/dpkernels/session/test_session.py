@@ -524,6 +524,14 @@ def test_a_report_has_plain_numbers():
     assert "by={'plan': ('A', 'B')}" in s.report()
 
 
+def test_operands_have_half_of_the_risk_each():
+    s = of()
+    one, other = s.count(epsilon=0.5), s.sum("age", 0, 95, epsilon=0.5)
+    (a, b), (c, d) = one.interval(0.95), other.interval(0.95)
+    assert (one - other).interval(0.9) == (a - d, b - c)
+    assert (one + 3).interval(0.95) == (a + 3, b + 3)
+
+
 def test_arithmetic_keeps_intervals():
     s = of()
     total, people = s.sum("age", 0, 95, epsilon=1.0), s.count(epsilon=1.0)
@@ -578,6 +586,7 @@ def test_a_saved_session_is_verified(tmp_path):
         lambda f: f["releases"][0]["parts"].append({**f["releases"][0]["parts"][0], "reports": -1, "epsilon": -0.5}),
         lambda f: f["releases"][1]["parts"][0].update(epsilon=-1.0),
         lambda f: f.update(spent=["1", "0"]),
+        lambda f: f.update(spent=[f["spent"][0], "0"]),
         lambda f: f["releases"][0]["parts"][0].update(certificate="0" * 64),
         lambda f: next(iter(f["certificates"].values())).update(epsilon=0.01),
         lambda f: f["integers"].popitem(),
