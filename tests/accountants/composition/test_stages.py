@@ -24,11 +24,11 @@ from accountants.composition.cells import (
     rough_losses,
     split_monotone,
 )
-from accountants.composition.masses import Masses
+from accountants.composition.masses import RATIO, Masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
-from accountants.loss_intervals import IntervalMasses, LossIntervals, points_at_levels
+from accountants.loss_intervals import UNIT, IntervalMasses, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -153,6 +153,17 @@ def test_sums_in_linear_stages_are_around_the_sum():
             assert low < truth * (1 - 1e-7)
             assert truth * (1 + 1e-7) < high
             assert high - low <= 0.02 * truth
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_losses_of_stages_are_moved_to_their_side(side):
+    """By more than the roundings of a stage, away from the multiples of the step, which are exact here."""
+    part, step = Masses(np.array([0.3, 0.4, 0.3]), -1, 0.0, 0.0, 5000), 2.0**-6
+    tilted = [compose([part], step, 0.5, side, 1, is_linear=is_linear) for is_linear in (False, True)]
+    for total in [*tilted, sums.compose_directly([part], step, 1e-12, side, 1)]:
+        moved = total.loss - np.round(total.loss / (RATIO * step)) * RATIO * step
+        assert np.all(side * moved >= 16 * UNIT * 200 * RATIO * step)
+        assert np.all(side * moved <= 1e-9 * step)
 
 
 @pytest.mark.lengthy
