@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from fractions import Fraction
 from functools import reduce
+from types import SimpleNamespace
 
 import mpmath as mp
 import numpy as np
@@ -131,3 +132,16 @@ def test_a_batch_is_charged_for_each_of_its_reports(noise):
     assert charged.delta == Fraction(12, 10**7)
     assert charged.epsilon == pytest.approx(real, rel=0.01)
     assert charged.epsilon >= real * (1 - 1e-3)
+
+
+def test_one_pair_dominates_tables_of_one_mode_and_whole_cells(monkeypatch):
+    monkeypatch.setattr(charges, "_is_symmetric_noise", lambda certificate: True)
+
+    def certificate(shift=1, **table):
+        return SimpleNamespace(
+            shift=shift, table=SimpleNamespace(**{"is_unimodal": True, "tail": None, "remainder": None, **table})
+        )
+
+    assert charges._is_composable(certificate())
+    for other in ({"shift": 0}, {"is_unimodal": False}, {"tail": 1}, {"remainder": 1}):
+        assert not charges._is_composable(certificate(**other))
