@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpkernels.exact.sampler import ExactSampler, Words
-from dpkernels.jax_on_use import Array, jax, jnp
+from dpkernels.jax_on_use import Array, is_deferred, jax, jnp
 from dpkernels.random import host
 from dpkernels.release.inputs import Bounds
 from dpkernels.release.process import calling_thread_device, own_settings
@@ -31,6 +31,8 @@ _ALWAYS_NUMPY = 1 << 9
 _FIRST_NUMPY = 1 << 13
 # The number of these first calls.
 _CALLS = 8
+# Before JAX is imported NumPy does so many chunks, since the import takes longer than it would save.
+_CHUNKS_WITHOUT_JAX = 16
 
 
 class HostRelease:
@@ -49,6 +51,8 @@ class HostRelease:
         is_short = x.size <= _ALWAYS_NUMPY or (
             x.size <= _FIRST_NUMPY and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
         )
+        if not is_short and is_deferred():
+            is_short = next(self.sampler.derived[_calls, 0, out.dtype]) < _CHUNKS_WITHOUT_JAX
         if is_short and self.sampler.derived[is_far_from_subnormal, out.dtype]:
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)

@@ -50,7 +50,7 @@ RELEASES = {
 @pytest.mark.lengthy
 def test_a_release_without_jax_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("in.csv").write_text("x,c\n" + "".join(f"{i % 100},{'abc'[i % 3]}\n" for i in range(300)))
+    Path("in.csv").write_text("x,c\n" + "".join(f"{i % 100},{'abc'[i % 3]}\n" for i in range(20_000)))
     printed(RELEASE, *(text for release in RELEASES.items() for text in release))
     monkeypatch.setattr("dpkernels.cli.perturb.plan.os.urandom", lambda count: bytes(range(count)))
     for name, options in RELEASES.items():
