@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import mpmath as mp
@@ -187,3 +188,15 @@ class Undeclared(Symmetric):
 
     def lower_inverse(self, u):
         return self._student.lower_inverse(u)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_probability_of_an_infinite_loss_is_within_its_ends(seed):
+    """In fractions: 1 - (1 - m)^n of n tables, which is delta at every eps that is infinite."""
+    random = np.random.default_rng([43, 9, seed])
+    count, mass = int(10 ** random.uniform(0, 2.5)), float(10 ** random.uniform(-12, -1))
+    p = [0.5, 0.5 - mass, mass]
+    low, high = guarantee(discrete_pair(p, [0.4, 0.6, 0.0])).repeat(count).bracket(epsilon=math.inf)
+    share = Fraction(mass) / sum(map(Fraction, p))
+    assert Fraction(low) <= 1 - (1 - share) ** count <= Fraction(high)
+    assert high <= low * (1 + 1e-10)
