@@ -10,6 +10,7 @@ import pytest
 
 import dpkernels as dpk
 from accountants import guarantee, shuffled, tune
+from accountants.composition.sums import ComposedBounds
 from accountants.shuffle import bracket, estimate
 from accountants.shuffle.blanket import OutcomeProbabilities, worst_inputs
 
@@ -178,3 +179,17 @@ def test_reports_that_are_left_over_enter_at_a_later_stage(n):
         low, high = made.bracket(epsilon=epsilon)
         assert 0 < low <= truth * (1 + 1e-9)
         assert truth * (1 - 1e-9) <= high <= truth * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_positive_parts_contain_every_error_that_is_stated(seed):
+    """Of the tilted masses: the worst of a given 2-norm, and mass that may be anywhere."""
+    random = np.random.default_rng(seed)
+    loss, g, c, error, outside = np.linspace(-3, 5, 81), random.dirichlet(np.ones(81)), 0.8, 0.02, 0.03
+    weight = np.where(loss > 0, loss * np.exp(-c * loss), 0.0)
+    for off, missing in ((error, 0.0), (0.0, outside)):
+        total = ComposedBounds(loss, g, c, 0.0, 0.0, off, missing)
+        low, high = (bracket._positive_part(total, side) for side in (-1, 1))
+        worst = off * np.linalg.norm(weight) + missing * weight.max()
+        assert low <= weight @ g - worst < weight @ g + worst <= high
+        assert high - low <= 2.1 * worst
