@@ -23,9 +23,10 @@ from dpkernels.decimals import rational
 from dpkernels.session.blocks import Block
 from dpkernels.session.cells import Keys, numbers
 from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
+from dpkernels.session.ratios import Ratio
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler
-from dpkernels.session.sums import Lattice, NoisySums, Ratio, partition, rounded_down, sampler_of
+from dpkernels.session.sums import Lattice, NoisySums, partition, rounded_down, sampler_of
 
 FOUND, PRIVATE = "found", "private"
 _PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
@@ -67,9 +68,9 @@ class Statistic(abc.ABC):
     """
 
     by: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    columns: ClassVar[tuple[str, ...]] = ()  # the attributes that name columns
-    weights: ClassVar[int] = 1  # sums of each group
-    counts: ClassVar[bool] = False  # whether rows add whole numbers to them
+    column_attributes: ClassVar[tuple[str, ...]] = ()  # the attributes that name columns
+    sums_per_group: ClassVar[int] = 1  # sums of each group
+    adds_whole_numbers: ClassVar[bool] = False  # whether rows add whole numbers to them
 
     def __post_init__(self) -> None:
         if isinstance(self.by, str) or not isinstance(self.by, Mapping | None):
@@ -100,12 +101,12 @@ class Statistic(abc.ABC):
     @property
     def names(self) -> tuple[str, ...]:
         """Return the columns that it reads."""
-        own = [getattr(self, attribute) for attribute in self.columns]
+        own = [getattr(self, attribute) for attribute in self.column_attributes]
         return tuple(dict.fromkeys([*own, *(self.by or {})]))
 
     @property
     def title(self) -> str:
-        own = " on ".join(str(getattr(self, attribute)) for attribute in self.columns)
+        own = " on ".join(str(getattr(self, attribute)) for attribute in self.column_attributes)
         by = f" by {' and '.join(map(str, self.by))}" if self.by else ""
         return f"{type(self).__name__.lower()}{f' of {own}' if own else ''}{by}"
 
@@ -195,12 +196,13 @@ class Statistic(abc.ABC):
     def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
         """Return the lattice, epsilon and number of the sums that get noise."""
         count = groups * self.cells
-        return Lattice.of(rows, epsilon, count, self.weights, counts=self.counts), epsilon, count * self.weights
+        lattice = Lattice.of(rows, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers)
+        return lattice, epsilon, count * self.sums_per_group
 
     def noisy_sums(self, run: Run, groups: Groups, epsilon: float) -> NoisySums:
         """Return noisy sums of ``rows_of`` over the cells of all groups."""
         lattice, epsilon, size = self.noise(run.rows, groups.count, epsilon)
-        shape = size // self.weights, self.weights
+        shape = size // self.sums_per_group, self.sums_per_group
         sums = run.sums(self.names, shape, lambda block: self.rows_of(block, groups.codes(block)))
         return run.noisy(sums, lattice, epsilon, self.title)
 
@@ -273,7 +275,7 @@ def _of_counts(
 class Count(Statistic):
     """The number of rows."""
 
-    counts: ClassVar[bool] = True
+    adds_whole_numbers: ClassVar[bool] = True
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         return _of_counts(self.title, self.noisy_sums(run, groups, epsilon), groups.index(), run.table.kind)
@@ -288,7 +290,7 @@ class Histogram(Count):
 
     column: str
     edges: Sequence[float]
-    columns: ClassVar[tuple[str, ...]] = ("column",)
+    column_attributes: ClassVar[tuple[str, ...]] = ("column",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -330,7 +332,7 @@ class _OfColumn(Statistic):
     lower: float | None = None
     upper: float | None = None
     bounds: str | None = field(default=None, kw_only=True)
-    columns: ClassVar[tuple[str, ...]] = ("column",)
+    column_attributes: ClassVar[tuple[str, ...]] = ("column",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -416,7 +418,7 @@ def _bernstein(t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class Mean(_OfColumn):
     """The mean of values, from sum t and sum (1 - t), t the values scaled to [0, 1]."""
 
-    weights: ClassVar[int] = 2
+    sums_per_group: ClassVar[int] = 2
     ratio: ClassVar[Ratio] = Ratio(_constant(1.0, 0.0), _constant(1.0, 1.0), (0.0, 1.0))
 
     @property
@@ -451,7 +453,7 @@ class Mean(_OfColumn):
 class Variance(Mean):
     """The mean squared distance of values from their mean, from sums of the Bernstein basis of degree 2."""
 
-    weights: ClassVar[int] = 3
+    sums_per_group: ClassVar[int] = 3
     ratio: ClassVar[Ratio] = Ratio(
         _polynomial(_SECOND, -2 * _FIRST, _ONE),
         _constant(*_ONE),
@@ -479,8 +481,8 @@ class Regression(Statistic):
     x: str
     y_bounds: tuple[float, float] = field(kw_only=True)
     x_bounds: tuple[float, float] = field(kw_only=True)
-    columns: ClassVar[tuple[str, ...]] = ("y", "x")
-    weights: ClassVar[int] = 6
+    column_attributes: ClassVar[tuple[str, ...]] = ("y", "x")
+    sums_per_group: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -560,7 +562,7 @@ class Quantiles(_OfColumn):
     p: Any = 0.5
     step: float | None = field(default=None, kw_only=True)
     interval_share: float = field(default=0.3, kw_only=True)
-    counts: ClassVar[bool] = True
+    adds_whole_numbers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -660,8 +662,8 @@ class Top(Statistic):
     column: str
     k: int
     candidates: Sequence[Any]
-    columns: ClassVar[tuple[str, ...]] = ("column",)
-    counts: ClassVar[bool] = True
+    column_attributes: ClassVar[tuple[str, ...]] = ("column",)
+    adds_whole_numbers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

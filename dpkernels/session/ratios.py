@@ -1,0 +1,110 @@
+"""Ratios of noisy sums, such as means, variances and slopes, and their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels.session.sums import UNIT_LOG2, NoisySums
+
+_GAP = 1.01  # ratio of neighbouring scales in a sum of Laplace noises, at least
+_GROWTHS = 40  # of the distance of an end from the ratio, until it is refused
+_HALVINGS = 36  # of the interval in which an end is
+_NUISANCES = 9  # values that cover the interval of a mean
+
+
+def laplace_tail(t: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return an upper bound on P(sum_j s_j L_j >= t), L_j independent Laplace noise of scale 1, j the last axis.
+
+    Scales are raised until each is 1 % above the next one, which raises the tail, because the noise is symmetric and
+    unimodal. Then P = (1/2) sum_j e^(-t/s_j) prod_(i != j) s_j^2/(s_j^2 - s_i^2) for t >= 0.
+    """
+    s = np.sort(np.abs(scales), -1)
+    s = np.maximum(s, np.maximum(1e-6 * s[..., -1:], 1e-300))
+    for j in range(1, s.shape[-1]):
+        s[..., j] = np.maximum(s[..., j], _GAP * s[..., j - 1])
+    total: Any = 0.0
+    for j in range(s.shape[-1]):
+        square, others = s[..., j : j + 1] ** 2, np.delete(s, j, -1) ** 2
+        total = total + np.prod(square / (square - others), -1) * np.exp(-np.maximum(t, 0.0) / s[..., j])
+    return np.where(t > 0, np.clip(total / 2 * (1 + 1e-6) + 1e-12, 0.0, 0.5), 1.0)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A number tau for which the true sums s have sum_j (P_j - tau R_j) s_j = 0, with sum_j R_j s_j >= 0.
+
+    P and R may depend on another number nu, which is such a ratio itself: the mean of x, for a variance or a slope.
+    """
+
+    above: Callable[[Any], np.ndarray]  # nu -> P, shape (..., k)
+    below: Callable[[Any], np.ndarray]  # nu -> R
+    ends: tuple[float, float] = (-math.inf, math.inf)  # between which tau is
+    nuisance: Ratio | None = None
+
+    def value(self, noisy: NoisySums) -> np.ndarray:
+        """Return tau of the released sums, clipped to its ends; the middle or 0 where they say nothing."""
+        nu = self.nuisance.value(noisy) if self.nuisance else np.zeros(len(noisy.values))
+        above, below = (_dot(form(nu), noisy) for form in (self.above, self.below))
+        low, high = self.ends
+        middle = (low + high) / 2 if math.isfinite(high - low) else max(low, 0.0)
+        positive = below > 0
+        return np.where(positive, np.clip(above / np.where(positive, below, 1.0), low, high), middle)
+
+    def bounds(self, noisy: NoisySums, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return an interval of tau for every group, which inverts tests of the linear form, as Fieller's does.
+
+        At the true tau and nu, the form of the released sums has exactly the noise of its own coefficients. Where the
+        denominator is not significantly above 0, the interval is all between the ends. Otherwise refused numbers are
+        two half-lines. A tenth of the risk is spent on nu, whose interval is covered by a few numbers.
+        """
+        alpha = 1 - confidence
+        if self.nuisance is None:
+            low, high = self._bounds(noisy, np.zeros((1, len(noisy.values))), alpha)
+            return low[0], high[0]
+        low, high = self.nuisance.bounds(noisy, 1 - alpha / 10)
+        known = np.isfinite(high - low)
+        low, high = np.where(known, low, 0.0), np.where(known, high, 0.0)
+        nu = low + (high - low) * np.linspace(0, 1, _NUISANCES)[:, None]
+        lows, highs = self._bounds(noisy, nu, 0.9 * alpha)
+        return np.where(known, lows.min(0), self.ends[0]), np.where(known, highs.max(0), self.ends[1])
+
+    def _bounds(self, noisy: NoisySums, nu: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return intervals for every nu of shape (m, groups)."""
+        P, R = self.above(nu), self.below(nu)
+        above, below = _dot(P, noisy), _dot(R, noisy)
+        # Noise is moved outwards by a step, rounding is half a step, and that of a row at most 2^-31.
+        error = 1 + noisy.slack + np.maximum(noisy.values.sum(1), 0.0) * 2.0 ** (1 + UNIT_LOG2)
+
+        def is_likely(form: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+            distance = form - np.abs(coefficients).sum(-1) * error
+            return laplace_tail(distance, noisy.scale * coefficients) > alpha / 2
+
+        unknown = is_likely(below, R)
+        start = np.where(unknown, 0.0, above / np.where(unknown, 1.0, below))
+        ends = []
+        for sign, end in zip((-1.0, 1.0), self.ends, strict=True):
+
+            def refuses(tau: np.ndarray, sign: float = sign) -> np.ndarray:
+                return ~is_likely(sign * (tau * below - above), P - tau[..., None] * R)
+
+            step = np.maximum(np.abs(start), 1.0) * 2.0**-40
+            for _ in range(_GROWTHS):
+                if (found := refuses(start + sign * step) | unknown).all():
+                    break
+                step = np.where(found, step, 4 * step)
+            inner, outer = start, start + sign * step
+            for _ in range(_HALVINGS):
+                middle = (inner + outer) / 2
+                refused = refuses(middle)
+                inner, outer = np.where(refused, inner, middle), np.where(refused, middle, outer)
+            ends.append(np.where(unknown | ~found, end, np.clip(outer, *self.ends)))
+        return ends[0], ends[1]
+
+
+def _dot(form: np.ndarray, noisy: NoisySums) -> np.ndarray:
+    return ((noisy.values + noisy.slack) * form).sum(-1)
