@@ -65,7 +65,7 @@ class BatchGuarantee(ComposableGuarantee):
         """Return the guarantee of the ``terms``, such as for its JSON or a plot; slow for many different entries."""
         return Guarantee(self.terms)
 
-    def renyi(self, order: Any) -> Any:
+    def renyi(self, order: Real) -> Real:
         """Return the Renyi divergence of all reports; see ``Guarantee.renyi``."""
         return self.unjoined.renyi(order)
 

@@ -131,7 +131,7 @@ def _gaussian_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fracti
     return Fraction(epsilon) if epsilon <= most else None
 
 
-def _is_composable(certificate: Any) -> bool:
+def _is_composable(certificate: NoiseCertificate) -> bool:
     """Return whether one pair, the table and it shifted, dominates every entry of a table."""
     if not (_is_symmetric_noise(certificate) and certificate.shift >= 1 and certificate.table.is_unimodal):
         return False
@@ -154,7 +154,7 @@ def _certificate(mechanism: Any) -> Any:
     return exact_sampler(mechanism).certificate
 
 
-def _is_symmetric_noise(certificate: Any) -> bool:
+def _is_symmetric_noise(certificate: Certificate) -> bool:
     if not isinstance(certificate, NoiseCertificate):
         return False
     return bool((certificate.table.weights == certificate.table.weights[::-1]).all())

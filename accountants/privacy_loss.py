@@ -109,7 +109,7 @@ class SmoothPieces:
             with np.errstate(all="ignore"):
                 return _loss_before_sampling(level, rate)
 
-        def log_p(x: RealArray, i: RealArray) -> Any:
+        def log_p(x: RealArray, i: RealArray) -> RealArray:
             log_p, log_q, loss = self.log_p(x, i), self.log_q(x, i), self.loss(x, i)
             xp = namespace(loss, rate)
             on_sample = sampled_loss(loss, rate)
@@ -322,7 +322,7 @@ def join(several: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     return PrivacyLossDistribution(p, q, loss, width, pieces, sum(distribution.unseen for distribution in several))
 
 
-def sampled_loss(loss: Any, rate: Any) -> RealArray:
+def sampled_loss(loss: Real, rate: Real) -> RealArray:
     """Return log(1 + r (e^loss - 1)), the loss on a Poisson sample of rate r."""
     xp = namespace(loss, rate)
     infinite = xp.isinf(loss)
@@ -392,11 +392,11 @@ def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = Non
 
 
 @lru_cache(maxsize=16)
-def _regular_rule(panels: int, dense: bool) -> tuple[Any, Any]:
+def _regular_rule(panels: int, dense: bool) -> tuple[RealArray, RealArray]:
     return _rule(np.arange(panels + 1) / panels, dense)
 
 
-def _rule(ends: np.ndarray, dense: bool) -> tuple[Any, Any]:
+def _rule(ends: np.ndarray, dense: bool) -> tuple[RealArray, RealArray]:
     width = (ends[..., 1:] - ends[..., :-1])[..., None]
     s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     if dense:

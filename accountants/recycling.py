@@ -88,12 +88,12 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
 # On a sample
 
 
-def sampling_noise_sum(deviation: Any, size: int, rate: Real) -> Real:
+def sampling_noise_sum(deviation: Real, size: int, rate: Real) -> Real:
     """Return s_x sqrt(n (1 - p)/p), the error of a sum of n values of standard deviation s_x on a sample of rate p."""
     return deviation * _root((1 - rate) * size / rate)
 
 
-def sampling_noise_mean(deviation: Any, size: int, rate: Real) -> Real:
+def sampling_noise_mean(deviation: Real, size: int, rate: Real) -> Real:
     """Return s_x sqrt((1 - p)/(p n)), the error of an average estimated from a sample of rate p."""
     return deviation * _root((1 - rate) / (rate * size))
 

@@ -35,7 +35,7 @@ from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.trade_off import CurvePoint, searched_place
 from accountants.precision import in_64_bits
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace, ndtri, plain, without_derivative
+from dpkernels.numerics import Real, RealArray, namespace, ndtri, plain, without_derivative
 from dpkernels.proven import proven
 
 # A search for the highest line: the first grid of eps, and the points and number of grids next to its best point.
@@ -107,7 +107,7 @@ class Risks(abc.ABC):
     def _is_traced(self, *values: object) -> bool:
         """Return whether there is a JAX number."""
 
-    def trade_off(self, alpha: Real) -> Any:
+    def trade_off(self, alpha: Real) -> Real:
         """Return the least type II error of a test of the type I error alpha, for alpha in [0, 1] of any shape.
 
         It is the curve f of f-DP that ``delta`` implies. It is convex, falls, and is its own inverse, so that it holds
@@ -198,7 +198,7 @@ class Risks(abc.ABC):
         share = without_derivative(target / delta)
         return self.epsilon(delta * share) - xp.log1p(-share)
 
-    def posterior(self, prior: Real, delta: float = 0.0) -> Any:
+    def posterior(self, prior: Real, delta: float = 0.0) -> Real:
         """Return the largest belief in an input after the release, but with probability delta.
 
         Args:
@@ -215,7 +215,7 @@ class Risks(abc.ABC):
         belief = xp.where(prior == 0, 0.0, belief)
         return plain(np.minimum(belief * (1 + _ROUNDING), 1.0)) if xp is np else belief
 
-    def reconstruction(self, prior: Real) -> Any:
+    def reconstruction(self, prior: Real) -> Real:
         """Return the largest probability of a successful reconstruction of a record.
 
         Success is whatever a guess without the release reaches with probability at most ``prior``, such as 1/k for one
@@ -391,7 +391,7 @@ def _line(epsilon: Real, delta: Real, alpha: Real) -> Real:
 # The Gaussian guarantee
 
 
-def _gaussian_delta(mu: float, epsilon: Real) -> Any:
+def _gaussian_delta(mu: float, epsilon: Real) -> RealArray:
     with np.errstate(all="ignore"):
         return np.exp(GaussianProfile((), np.float64(mu)).evaluate(np.asarray(epsilon, np.float64))[0])
 

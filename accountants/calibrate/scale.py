@@ -112,7 +112,7 @@ def _check_targets(epsilon: Real, delta: Real, sensitivity: Real) -> None:
     checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
-def meets(pairs: tuple[DominatingPair, ...], epsilon: Any, delta: Any) -> bool:
+def meets(pairs: tuple[DominatingPair, ...], epsilon: Real, delta: Real) -> bool:
     """Return whether the computed profile meets a target, read as delta at eps and as eps at delta; true if traced.
 
     The computed profile is not monotone in its last digits, so that one reading may hold without the other.

@@ -109,7 +109,7 @@ class _Grid:
         size = (count + 1) * self.cells
         return self.xp.arange(-size, size + 1) * self.h
 
-    def known(self, count: int) -> Any:
+    def known(self, count: int) -> RealArray:
         """Return [1 - e^x]_+ at the nodes: delta of no mechanism, and of any mechanism beyond all its losses."""
         x = self.nodes(count)
         return -self.xp.expm1(self.xp.where(x < 0, x, 0.0))
@@ -127,7 +127,7 @@ def _bracket(
 
 
 @partial(jax.jit, static_argnames=("order", "cells"))
-def _traced_delta(order: tuple[str, ...], epsilon0: Array, epsilon: Array, cells: int) -> Any:
+def _traced_delta(order: tuple[str, ...], epsilon0: Array, epsilon: Array, cells: int) -> RealArray:
     grid = _Grid(floating(jnp.asarray(epsilon0)), cells)
     return _read(grid, _table(grid, order, _on_chords, {}), floating(jnp.asarray(epsilon)))
 
@@ -186,7 +186,7 @@ def _on_chords(grid: _Grid, values: RealArray) -> RealArray:
     return _in_cell(grid, A, S, jax.lax.fori_loop(0, N, better, start)[1])
 
 
-def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Any) -> RealArray:
+def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Real) -> RealArray:
     """Return the supremum over t in cell j, in closed form.
 
     At t = t_j + ln v, 1 <= v <= e^h, the chord at x - t is A + S/v, and A1 + S1/v the one at x - t + eps0:

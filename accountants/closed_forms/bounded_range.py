@@ -156,7 +156,7 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     still, at = without_derivative((eps0, eps))
     t, gap, l = _best_t(m, n, still, at)  # noqa: E741
 
-    def excess(s: Real, eps: Real) -> Any:
+    def excess(s: Real, eps: Real) -> Real:
         """Return the loss minus eps, with the derivative at t held fixed."""
         moving = (n - s) * eps0 - eps
         return gap + (l - s) * still + (moving - without_derivative(moving))

@@ -50,7 +50,7 @@ def upper_delta(eps: Real, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) ->
     xp = namespace(eps0, eps)
     high, low = split(eps0)
 
-    def excess(s: Real, eps: Real) -> Any:
+    def excess(s: Real, eps: Real) -> Real:
         number = k - 2 * s
         return (number * high - eps) + number * low
 

@@ -42,6 +42,7 @@ from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible, root
 
@@ -412,7 +413,7 @@ class _Direction:
         # Next to the largest loss, or beyond it: the Chernoff bound.
         return c, self_composed.cumulants(self.repeated, np.float64(_STEEPEST))[0] - _STEEPEST * epsilon
 
-    def saddle_of_test(self, alpha: float) -> tuple[Any, Any]:
+    def saddle_of_test(self, alpha: float) -> tuple[Real, Real]:
         """Return the tilt for the highest line at alpha, and an estimate of the log of the power.
 
         Delta falls like e^(-c eps), so that about c delta = e^eps q and (1 + c) delta = p, of the masses beyond eps.
@@ -443,7 +444,7 @@ class _Direction:
         power = min(power, power_of_line(largest, infinite, alpha))
         return min(c, _STEEPEST), math.log(min(max(power, alpha), 1.0))
 
-    def guess(self, delta: float) -> tuple[Any, Any]:
+    def guess(self, delta: float) -> tuple[Real, Real]:
         target = max(delta - float(self_composed.infinity_mass(self.repeated)), delta / 2)
         c, eps = self_composed.saddle_point_of_delta(self.repeated, np.log(np.float64(target)))
         return c, np.maximum(eps, 0.0)

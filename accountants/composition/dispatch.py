@@ -28,7 +28,7 @@ from accountants.composition.sampled_densities import SampledDensities
 from accountants.composition.self_composed import LossTuple, check_one_mechanism
 from accountants.composition.three_point import ThreePointLosses, may_be_three_points
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
 from dpkernels.programs import vmap_in_batches
 from dpkernels.pytrees import PyTree
 
@@ -104,7 +104,7 @@ def _evaluate_traced(guarantee: Any, quantity: type[Question], at: RealArray, ma
     stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *directions)
     padded = pad_losses(stacked)
 
-    def evaluate_one(number: RealArray) -> Any:
+    def evaluate_one(number: RealArray) -> RealArray:
         number = jnp.minimum(number, jnp.finfo(at.dtype).max ** 0.5)  # Also for an infinite eps.
         return _largest_value(quantity, padded, number)
 
@@ -180,18 +180,18 @@ _VALUE = _Computation(_value, _zero)
 _SLOPES = _Computation(_value_and_slopes, _zero_and_slopes)
 
 
-def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: object) -> Any:
+def _compute_if(needed: Boolean, compute: Callable[[], Any], otherwise: object) -> Any:
     """Return the computed value where it is needed, by a loop, as lax.cond under vmap computes both sides for all."""
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
 
 
 def _largest(
-    computation: _Computation, quantity: type[Question], directions: LossTuple, at: Any
+    computation: _Computation, quantity: type[Question], directions: LossTuple, at: RealArray
 ) -> tuple[Any, _Answer]:
     """Return (the direction with the largest value, its answer); eps is searched above that of earlier directions."""
 
-    def next_direction(best: Any, numbered: Any) -> tuple[Any, None]:
+    def next_direction(best: tuple[RealArray, _Answer], numbered: Any) -> tuple[Any, None]:
         number, losses = numbered
         largest = best[1].value
         answer = computation.by_first_method(Direction(quantity(at, largest), losses))

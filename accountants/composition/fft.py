@@ -102,7 +102,7 @@ class ComposedPLD(ComposedProfile):
         pair = xp.zeros((2, len(POINTS)), self.g.dtype)
         return _Evaluation(self.tilt, pair, self.tilt.astype(int), pair[:, 0])
 
-    def evaluate(self, epsilon: Any) -> tuple[Any, Any, _Evaluation]:
+    def evaluate(self, epsilon: Real) -> tuple[Any, Any, _Evaluation]:
         xp = namespace(self.g, epsilon)
         below, place = self._place(epsilon)
         near = self._near(xp.clip(place - below, 0.0, 1.0))
@@ -132,7 +132,7 @@ class ComposedPLD(ComposedProfile):
         fall = xp.where(place <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
         return xp.stack([fall * (delta - xp.expm1(-x) * slope), fall * xp.exp(-x) * slope])
 
-    def _place(self, epsilon: Any) -> tuple[RealArray, RealArray]:
+    def _place(self, epsilon: Real) -> tuple[RealArray, RealArray]:
         xp = namespace(self.g, epsilon)
         place = (epsilon - self.start) / self.step
         return xp.clip(xp.floor(place), 2, SIZE - 4).astype(int), place
@@ -192,7 +192,7 @@ class ComposedPLD(ComposedProfile):
             derivatives.append(RepeatedLoss(losses, 0.0 * term.mu, scale * by_count))
         return tuple(derivatives), -scale * slope
 
-    def _by_losses(self, on_grid: _OnGrid, by_mass: Any, scale: RealArray) -> PrivacyLossDistribution:
+    def _by_losses(self, on_grid: _OnGrid, by_mass: RealArray, scale: RealArray) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         xp = namespace(by_mass)
         shares, p = on_grid.shares, cast(PrivacyLossDistribution, on_grid.tilted.part.losses).p
@@ -227,7 +227,7 @@ def _bernoulli_polynomials() -> np.ndarray:
 _BERNOULLI = _bernoulli_polynomials()[2:] / _POWERS[2:, None]  # B_n(t)/n for n from 2.
 
 
-def _kinks(c: Any, step: Real) -> RealArray:
+def _kinks(c: RealArray, step: Real) -> RealArray:
     """Return the weights of Taylor coefficients in the correction of smooth masses at the kink, by powers of t.
 
     The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
@@ -240,7 +240,7 @@ def _kinks(c: Any, step: Real) -> RealArray:
     return (like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
 
 
-def _weights(c: Any, step: object) -> tuple[RealArray, RealArray]:
+def _weights(c: RealArray, step: object) -> tuple[RealArray, RealArray]:
     """Return e^(-c x) (1 - e^-x) and e^(-(c+1) x) at the multiples x of the step, from products of short tables."""
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
@@ -262,7 +262,7 @@ def _slice(values: Any, start: Any, size: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(values, start, size, -1)
 
 
-def _placed(values: Any, start: RealArray, size: int) -> RealArray:
+def _placed(values: RealArray, start: RealArray, size: int) -> RealArray:
     """Return zeros along the last axis with the values from ``start`` on."""
     xp = namespace(values)
     zeros = xp.zeros((*values.shape[:-1], size), values.dtype)
@@ -345,7 +345,7 @@ def _count_of_atoms(count: Real) -> RealArray:
     return namespace(count).where(count <= FEW_RELEASES, count, 1e30)
 
 
-def _reach(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> RealArray:
+def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> RealArray:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
     variance = sum(loss.part.count * loss.variance for loss in tilted)

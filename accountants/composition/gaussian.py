@@ -63,7 +63,7 @@ class GaussianProfile(ComposedProfile):
         quantile = xp.where(log_delta < math.log(1e-30), deep, quantile)
         return xp.maximum(self.mu * (self.mu / 2 + quantile), 0.0)
 
-    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+    def evaluate(self, epsilon: Real) -> tuple[RealArray, Real, Real]:
         xp, mu = namespace(self.mu, epsilon), self.mu
         x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
         # In the upper tail by Mills' ratios, else from the cdf: for x <= -1, mu is at least 2, and no digits are lost.
@@ -77,7 +77,7 @@ class GaussianProfile(ComposedProfile):
         log_delta = xp.where(tail, log_phi + xp.log(gain), xp.log(bulk))
         return log_delta, -xp.exp(log_phi + xp.log(upper_mills) - log_delta), epsilon
 
-    def gradient(self, evaluation: Any) -> tuple[LossTuple, Any]:
+    def gradient(self, evaluation: Real) -> tuple[LossTuple, Any]:
         xp, mu = namespace(self.mu), self.mu
         by_mu = xp.exp(-((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT)
         moved = tuple(
@@ -117,7 +117,7 @@ class GaussianNoise(Composer):
     def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
         return losses, namespace(losses[0].mu).zeros_like(losses[0].mu)
 
-    def profile_of(self, prepared: LossTuple, direction: Any) -> GaussianProfile:
+    def profile_of(self, prepared: LossTuple, direction: Direction) -> GaussianProfile:
         return GaussianProfile.of(prepared)
 
     def initial_guess(self, composed: Any, log_delta: Any) -> Real:

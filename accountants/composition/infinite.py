@@ -22,7 +22,7 @@ class EmptyProfile(ComposedProfile):
 
     losses: LossTuple
 
-    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+    def evaluate(self, epsilon: Real) -> tuple[Any, Any, Any]:
         return 0.0 * epsilon - np.inf, 0.0 * epsilon, ()
 
     def gradient(self, evaluation: Any) -> tuple[LossTuple, Any]:
@@ -53,5 +53,5 @@ class InfiniteLosses(Composer):
     def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
         return capped_losses(losses, self.bound)
 
-    def profile_of(self, prepared: LossTuple, direction: Any) -> EmptyProfile:
+    def profile_of(self, prepared: LossTuple, direction: Direction) -> EmptyProfile:
         return EmptyProfile(prepared)

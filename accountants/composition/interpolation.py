@@ -65,7 +65,7 @@ class GridInterpolation:
         rows = [heavy, lumped] if lumped.any() else [heavy]
         return [_spread(size, self.mass[entries], self.below[entries], self.above[entries]) for entries in rows]
 
-    def interpolate(self, grid: Any, at_atoms: RealArray) -> tuple[Array, Array]:
+    def interpolate(self, grid: RealArray, at_atoms: RealArray) -> tuple[Array, Array]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
         xp = namespace(grid)
         index = xp.mod(self.below + POINTS[:, None], len(grid))
@@ -121,7 +121,7 @@ def share_on_grid(
 
 
 def heaviest_atoms(
-    nodes: PrivacyLossDistribution, mass: Any, others: int = 1
+    nodes: PrivacyLossDistribution, mass: RealArray, others: int = 1
 ) -> tuple[RealArray, RealArray, RealArray]:
     """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and their masses."""
     loss, is_atom = nodes.finite[1], nodes.width == 0

@@ -21,7 +21,7 @@ from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import log_ratio
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, log_or_never, map_over, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, log_or_never, map_over, namespace, without_derivative
 from dpkernels.proven import proven
 
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
@@ -40,7 +40,7 @@ class JointOutcomes(NamedTuple):
     log_p: RealArray
     log_q: RealArray
 
-    def _loss(self) -> tuple[Any, Any]:
+    def _loss(self) -> tuple[RealArray, Boolean]:
         """Return the losses, and whether a probability is NaN, which comparisons would take for no loss."""
         xp = namespace(self.log_p, self.log_q)
         return log_ratio(self.log_p, self.log_q), (xp.isnan(self.log_p) | xp.isnan(self.log_q)).any()
@@ -52,7 +52,7 @@ class JointOutcomes(NamedTuple):
         total = (xp.exp(self.log_p) * -xp.expm1(beyond)).sum()
         return xp.where(is_unknown, np.nan, total - without_derivative(xp.maximum(total - 1.0, 0.0)))
 
-    def epsilon(self, delta: Any) -> Any:
+    def epsilon(self, delta: Real) -> RealArray:
         """Return the least eps >= 0 at one delta.
 
         Between two losses delta is P - e^(eps - l) R, for all outcomes with larger losses l' and the smallest of these,
@@ -136,7 +136,7 @@ def _tables(term: RepeatedReleases) -> tuple[tuple[Any, Any], tuple[Any, Any]] |
     return (p, q), (q, p)
 
 
-def _log_repeated(mass: Any, count: int) -> RealArray:
+def _log_repeated(mass: RealArray, count: int) -> RealArray:
     """Return the logs of the probabilities of all counts of the outcomes; NaN stays."""
     xp = namespace(mass)
     logs = xp.where(xp.isnan(mass), np.nan, log_or_never(mass))

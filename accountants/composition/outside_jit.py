@@ -29,7 +29,7 @@ from accountants.composition.direction import PANELS, Direction, are_few, pad_lo
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
-from dpkernels.numerics import Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
@@ -54,7 +54,7 @@ def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: type[Question], guarantee: Any, at: Real) -> Any:
+def _value(quantity: type[Question], guarantee: Any, at: Real) -> RealArray:
     return _value_and_slopes(quantity, (), guarantee, at)[0]
 
 
@@ -242,7 +242,13 @@ _jit = partial(
 
 @_jit
 def _gradient(
-    function: Any, static: Any, structure: Any, moving: Any, moved: list[Any], others: list[Any], epsilon: Any
+    function: Any,
+    static: Any,
+    structure: Any,
+    moving: tuple[bool, bool, bool],
+    moved: list[Any],
+    others: list[Any],
+    epsilon: RealArray,
 ) -> Any:
     def value(moved: list[Any], epsilon: Any) -> Any:
         return function(_joined(structure, moving, moved, others), *static, epsilon)
@@ -253,7 +259,13 @@ def _gradient(
 
 @_jit
 def _forwards(
-    function: Any, static: Any, structure: Any, moving: Any, moved: list[Any], others: list[Any], arguments: Any
+    function: Any,
+    static: tuple[int, Boolean],
+    structure: Any,
+    moving: Any,
+    moved: list[Any],
+    others: list[Any],
+    arguments: Any,
 ) -> tuple[Any, Any]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
@@ -274,7 +286,13 @@ def _forwards(
 
 @_jit
 def _backwards(
-    function: Any, static: Any, structure: Any, moving: Any, moved: list[Any], others: list[Any], arguments: Any
+    function: Any,
+    static: tuple[int, Boolean],
+    structure: Any,
+    moving: tuple[bool, bool, bool],
+    moved: list[Any],
+    others: list[Any],
+    arguments: tuple[Composer],
 ) -> tuple[Any, Any]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
     return jax.vjp(lambda moved: function(_joined(structure, moving, moved, others), *static, *arguments), moved)

@@ -49,7 +49,7 @@ class Question(abc.ABC):
     def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
         """Return the tilt at which the losses are composed best, and the estimate of eps that belongs to it."""
 
-    def answer(self, composer: Composer, direction: Any) -> Any:
+    def answer(self, composer: Composer, direction: Any) -> Real:
         """Return the answer for a ``direction.Direction`` by a method of composition."""
         return self.read(composer, *composer.compose(direction), direction.losses, FOR_VALUES)[0]
 
@@ -80,7 +80,7 @@ class DeltaAt(Question):
     name = "delta"
 
     @staticmethod
-    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Any:
+    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Real:
         return profile(pairs, at)
 
     @property
@@ -108,7 +108,7 @@ class DeltaAt(Question):
         return (value <= 0) | (value >= 1)
 
     @staticmethod
-    def chain(by_epsilon: Any) -> tuple[Any, Any]:
+    def chain(by_epsilon: Real) -> tuple[Real, Real]:
         return 1.0, by_epsilon
 
 
@@ -118,14 +118,14 @@ class EpsilonAt(Question):
     name = "epsilon"
 
     @staticmethod
-    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Any:
+    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Real:
         return epsilon_of(pairs, at)
 
     @property
     def least_epsilon(self) -> Real:
         return self.best
 
-    def log_target(self, infinite: Real) -> Any:
+    def log_target(self, infinite: Real) -> Real:
         xp, remaining = namespace(self.at), self.at - infinite
         return xp.log(xp.where(remaining > 0, remaining, xp.finfo(self.at.dtype).tiny))
 
@@ -156,7 +156,7 @@ class EpsilonAt(Question):
         return (value <= 0) | (value == np.inf)
 
     @staticmethod
-    def chain(by_epsilon: Any) -> tuple[Any, Any]:
+    def chain(by_epsilon: Real) -> tuple[RealArray, Real]:
         falls = by_epsilon < 0
         xp = namespace(by_epsilon)
         return xp.where(falls, -1 / xp.where(falls, by_epsilon, 1.0), 0.0), -1.0

@@ -293,7 +293,7 @@ class _Integral(NamedTuple):
     diverges: Any
 
 
-def _search(pieces: SmoothPieces, c: Any) -> _Integral:
+def _search(pieces: SmoothPieces, c: Real) -> _Integral:
     """Return the integral over pieces of plain numbers."""
     places = _Places.of(pieces)
     rows = places.first_panels()
@@ -394,7 +394,7 @@ def _evaluate(
         x = base + span * (start[:, None] + width * like(shares, start))
         return _terms(pieces.log_q(x, row), pieces.loss(x, row), pieces.log_p(x, row), c)
 
-    def integral(terms: _Terms) -> tuple[Any, Any, Any]:
+    def integral(terms: _Terms) -> tuple[RealArray, RealArray, RealArray]:
         log_sum, error, noise = terms.sum(like(_WEIGHTS, start))
         return xp.where(width[:, 0] > 0, log_sum + length, -np.inf), error, noise
 
@@ -407,7 +407,7 @@ def _evaluate(
     return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
 
 
-def _extrapolated(logs: Any) -> RealArray:
+def _extrapolated(logs: RealArray) -> RealArray:
     """Return the largest value of functions between their nodes, as if they were concave there."""
     xp, gaps = namespace(logs), like(_GAPS, logs)
     logs = xp.where(logs == logs, logs, -np.inf)

@@ -24,7 +24,7 @@ from accountants.composition.direction import (
 )
 from accountants.composition.self_composed import LossTuple, infinity_mass
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
-from dpkernels.numerics import Real, namespace, special_functions, without_derivative
+from dpkernels.numerics import Real, RealArray, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
 # All in steps: the distance from the ends at which sampling starts; the width of the
@@ -105,7 +105,7 @@ def sample_on_grid(
 
 
 def _sample_pieces(
-    pieces: SmoothPieces, offset: Any, step: Any, cap: Real, needed: tuple[float, float]
+    pieces: SmoothPieces, offset: Real, step: RealArray, cap: Real, needed: tuple[float, float]
 ) -> list[PrivacyLossDistribution]:
     """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
     xp, inverse = namespace(step), cast(Any, pieces.inverse)

@@ -80,7 +80,7 @@ class RepeatedReleases:
             return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
 
-    def attained(self, pair: Any) -> tuple[Any, ...]:
+    def attained(self, pair: DominatingPair) -> tuple[Any, ...]:
         """Return pairs that bound one of this term from below, where records are replaced symmetric ones; or itself."""
         pairs = pair.attained() or (pair,)
         if self.neighbours == "replace" and self.sampling_rate is not None:
@@ -224,7 +224,7 @@ class RepeatedLoss:
         releases, sign = cast(tuple[RepeatedReleases, Any], self.source)
         return releases.privacy_losses[0].mirrored(sign)
 
-    def largest_loss(self, sign: int) -> Any:
+    def largest_loss(self, sign: int) -> Real:
         if self.losses is None:
             return namespace(self.mu).asarray(np.inf, self.mu.dtype)
         return (sign * self.losses.finite[1]).max()
@@ -242,7 +242,7 @@ class RepeatedLoss:
         mean = (mass * loss).sum()
         return TiltedLoss(self, mass, top[0] + xp.log(total), mean, (mass * (loss - mean) ** 2).sum())
 
-    def log_moment(self, c: Any) -> RealArray:
+    def log_moment(self, c: RealArray) -> RealArray:
         """Return log E_p exp(c l) of one release over its finite losses; c has any shape."""
         if self.losses is None:
             return c * (c + 1) * self.mu**2 / 2
@@ -265,7 +265,7 @@ class TiltedLoss(NamedTuple):
     variance: Any  # Their tilted variance.
 
 
-def least_step(tilted: Iterable[TiltedLoss], c: Any) -> Real:
+def least_step(tilted: Iterable[TiltedLoss], c: Real) -> Real:
     """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them all out."""
     xp, least = namespace(c), 0.0 * c
     for term in tilted:

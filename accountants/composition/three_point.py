@@ -26,7 +26,16 @@ from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import Direction, TiltedComposer, capped_losses
 from accountants.composition.self_composed import LossTuple, RepeatedLoss
 from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
+from dpkernels.numerics import (
+    Boolean,
+    Real,
+    RealArray,
+    gauss_legendre,
+    like,
+    namespace,
+    special_functions,
+    without_derivative,
+)
 from dpkernels.pytrees import pytree
 from dpkernels.solve import while_loop
 
@@ -65,7 +74,7 @@ class ThreePointLoss(ComposedProfile):
     def empty(self) -> Any:
         return self.tilt, namespace(self.tilt).zeros((2, 4), self.tilt.dtype)
 
-    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+    def evaluate(self, epsilon: Real) -> tuple[Any, Any, Any]:
         xp = namespace(self.mass, epsilon)
         sums = _sums(self, self.count, epsilon)
         value, slope = sums[:, 0]
@@ -85,7 +94,7 @@ class ThreePointLoss(ComposedProfile):
         return ThreePointLoss(stack(by_mass) / self.mass, stack(by_loss), by_count, 0.0 * self.tilt), -slope
 
 
-def three_point_loss(term: RepeatedLoss, tilt: Any) -> tuple[ThreePointLoss, Any]:
+def three_point_loss(term: RepeatedLoss, tilt: Real) -> tuple[ThreePointLoss, Any]:
     """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
     log_p, loss = cast(PrivacyLossDistribution, term.losses).finite
     xp = namespace(log_p, tilt)
@@ -105,20 +114,20 @@ def three_point_loss(term: RepeatedLoss, tilt: Any) -> tuple[ThreePointLoss, Any
     ).any()
 
 
-def _rows(releases: ThreePointLoss, count: Any) -> tuple[Any, Any]:
+def _rows(releases: ThreePointLoss, count: RealArray) -> tuple[Real, Real]:
     xp = namespace(releases.mass, count)
     mean = count * releases.tilted().min()
     reach = _DEVIATIONS * xp.sqrt(mean) + _FURTHER
     return xp.maximum(xp.ceil(mean - reach), 0.0), xp.minimum(count, mean + reach)
 
 
-def is_enumerable(releases: ThreePointLoss) -> Any:
+def is_enumerable(releases: ThreePointLoss) -> Boolean:
     """Return whether all relevant counts are kept."""
     first, last = _rows(releases, releases.count)
     return last - first < ROWS
 
 
-def _sums(releases: ThreePointLoss, count: Any, epsilon: Any) -> Any:
+def _sums(releases: ThreePointLoss, count: RealArray, epsilon: Real) -> RealArray:
     """Return the sums above eps of p - e^eps q and of e^eps q, and these times each outcome's count: (2, 4)."""
     xp = namespace(releases.mass, epsilon)
     order = xp.argsort(releases.tilted())
@@ -129,7 +138,7 @@ def _sums(releases: ThreePointLoss, count: Any, epsilon: Any) -> Any:
     # NumPy takes all rows at once, because its time depends on the number of calls.
     size = _BLOCK if xp is not np else max(int(last - first) + 1, 1)
 
-    def add_block(state: Any) -> Any:
+    def add_block(state: tuple[Real, RealArray]) -> tuple[Real, RealArray]:
         start, total = state
         a = start + xp.arange(size, dtype=mass.dtype)
         return start + size, total + xp.where(a <= last, _row_sums(count, mass, loss, epsilon, a), 0.0).sum(-1)
@@ -138,7 +147,7 @@ def _sums(releases: ThreePointLoss, count: Any, epsilon: Any) -> Any:
     return total[:, xp.concatenate([xp.zeros(1, int), 1 + xp.argsort(order)])]
 
 
-def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> Any:
+def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: RealArray) -> RealArray:
     """Return the terms of ``_sums`` for each a, of shape (2, 4, a)."""
     xp = namespace(mass, epsilon, a)
     m = xp.maximum(n - a, 0.0)
@@ -167,7 +176,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> Any:
     return xp.stack([p - q, q])
 
 
-def _integrals(k: Any, m: Any, t: Any) -> Any:
+def _integrals(k: RealArray, m: RealArray, t: RealArray) -> RealArray:
     """Return k times the integral of e^-phi over v > 0, by Gauss-Legendre in sqrt(v); 1 <= k <= m and k >= m t."""
     xp = namespace(k, t)
     tiny = xp.finfo(k.dtype).tiny
@@ -184,7 +193,7 @@ def _integrals(k: Any, m: Any, t: Any) -> Any:
     return k * end * (value * like(_WEIGHTS, end)).sum(-1)
 
 
-def _probabilities(n: Any, mass: Any, a: Any, m: Any, b: Any) -> Any:
+def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b: RealArray) -> RealArray:
     """Return P_n(a) and P(a, b) = n!/prod k_j! prod p_j^k_j, with b in two rows: (2, 2, a)."""
     xp = namespace(mass, a)
     counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
@@ -195,7 +204,7 @@ def _probabilities(n: Any, mass: Any, a: Any, m: Any, b: Any) -> Any:
     return xp.exp(first + xp.stack([xp.stack([others, others]), xp.stack(two[:2]) + xp.stack(two[2:])]))
 
 
-def _log_poisson(k: Any, mean: Any) -> Any:
+def _log_poisson(k: RealArray, mean: RealArray) -> RealArray:
     """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
     xp, special = namespace(k, mean), special_functions(k)
     small = xp.minimum(k, _STIRLING_FROM)
@@ -213,7 +222,7 @@ class ThreePointLosses(TiltedComposer):
     """Releases of one mechanism whose loss has three values, if the relevant counts are few enough."""
 
     @classmethod
-    def applies(cls, direction: Direction) -> Any:
+    def applies(cls, direction: Direction) -> Boolean:
         if not may_be_three_points(direction.losses):
             return False
         (capped,), _ = direction.capped

@@ -26,6 +26,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.numerics import (
+    Boolean,
     Real,
     RealArray,
     exponential_moment,
@@ -110,7 +111,7 @@ class AdditivePair(DominatingPair):
     def mirror(self) -> AdditivePair:
         return AdditivePair(self.noise, -self.shift, self.periods)
 
-    def symmetry_gap(self) -> Any:
+    def symmetry_gap(self) -> Real:
         return 0.0 if self.noise.is_even else np.inf
 
     def with_noise_scaled(self, factor: Real) -> AdditivePair:
@@ -167,18 +168,18 @@ class Pieces(NamedTuple):
     slope: Any = None
 
     @property
-    def both_positive(self) -> Any:
+    def both_positive(self) -> Boolean:
         return (self.weights > 0).all(-1)
 
     @property
-    def log_ratio_of_weights(self) -> Any:
+    def log_ratio_of_weights(self) -> RealArray:
         """Return log w_p - log w_q, where a weight of 0 counts as 1."""
         xp = namespace(self.weights)
         log_p, log_q = xp.log(xp.where(self.weights > 0, self.weights, 1.0)).T
         return log_p - log_q
 
     @property
-    def size_of_weights(self) -> Any:
+    def size_of_weights(self) -> RealArray:
         """Return 0 where both weights are equal, else the size of numbers whose roundings their log ratio has."""
         xp, (weight_p, weight_q) = namespace(self.weights), self.weights.T
         logs = xp.abs(xp.log(xp.where(self.weights > 0, self.weights, 1.0))).sum(-1)
@@ -229,7 +230,7 @@ class NoiseFormulas:
         return [self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points]
 
     @property
-    def joints(self) -> Any:
+    def joints(self) -> RealArray:
         """Return the points between which f is smooth enough."""
         return self.xp.concatenate([without_derivative(self.source.quantiles), self.knots])
 
@@ -270,7 +271,7 @@ class NoiseFormulas:
         first, last = (without_derivative(source.loss(x, D) + change) for x in (low, high))
         falls, frozen = first >= last, without_derivative((source, D))
 
-        def cut_at(aim: Any, start: Any, end: Any, falls: Any) -> Any:
+        def cut_at(aim: RealArray, start: RealArray, end: RealArray, falls: Boolean) -> RealArray:
             ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
             return (ends[0] + ends[1]) / 2
 
@@ -295,7 +296,7 @@ class NoiseFormulas:
 
         return sum_of_pieces(of_pieces, len(left) * len(_NODES))
 
-    def _gap_by_quadrature(self, start: Any, end: Any, level: Any) -> tuple[Any, Any]:
+    def _gap_by_quadrature(self, start: RealArray, end: RealArray, level: RealArray) -> tuple[Boolean, RealArray]:
         """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""
         source, xp = self.source, namespace(start, level)
         change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * self.D, self.D)]
@@ -326,7 +327,7 @@ class NoiseFormulas:
         return self.beyond_reach * float(self.noise.weight(np.zeros(()))) if self.xp is np else 0.0
 
     @property
-    def _far_joints(self) -> Any:
+    def _far_joints(self) -> RealArray:
         """Return quantiles in the tails, where a mass is too small for a difference of tails."""
         xp, quantiles = namespace(self.source.quantiles), without_derivative(self.source.quantiles)
         tails = _FAR_TAILS[4 * float(np.finfo(quantiles.dtype).tiny) < _FAR_TAILS]
@@ -338,7 +339,7 @@ class NoiseFormulas:
         tail = like(np.array([_TAIL]), self.source.quantiles)
         return self.source.inverse(tail, np.ones(1, bool)), self.source.inverse(tail, np.zeros(1, bool))
 
-    def within_reach(self, pieces: Pieces, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[Any, Any]:
+    def within_reach(self, pieces: Pieces, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[RealArray, RealArray]:
         """Return the ends of pieces within the joint reach of f shifted by these multiples of D."""
         xp, places, (low, high) = self.xp, [distance * self.D for distance in distances], self._reach
         low, high = low + xp.stack(places).min(), high + xp.stack(places).max()
@@ -364,7 +365,7 @@ class NoiseFormulas:
         return PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)
 
     @property
-    def _far_reach(self) -> tuple[Any, Any]:
+    def _far_reach(self) -> tuple[RealArray, RealArray]:
         """Return points beyond which both tails have no more than the least probability that is resolved."""
         least = np.array([_RESOLVED])
         return self.source.inverse(least, np.ones(1, bool)), self.source.inverse(least, np.zeros(1, bool))
@@ -428,7 +429,7 @@ class NoiseFormulas:
 
         return at
 
-    def replaced_logs(self, y: Real, rate: Any) -> tuple[Any, Any]:
+    def replaced_logs(self, y: Real, rate: Real) -> tuple[RealArray, RealArray]:
         """Return log p and log q of a release with a record replaced."""
         same, *moved = self._logs_of_replaced(y)
         return _mixed(same, moved[0], rate), _mixed(same, moved[1], rate)
@@ -436,7 +437,7 @@ class NoiseFormulas:
     def _logs_of_replaced(self, y: Real) -> list[Any]:
         return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED]
 
-    def replaced_loss(self, y: Real, rate: Any) -> Any:
+    def replaced_loss(self, y: Real, rate: Real) -> RealArray:
         """Return log p/q of a release with a record replaced, to full precision.
 
         It is the loss l > 0 of the pair of both records on a sample of the rate that their part of q has: with
@@ -481,7 +482,7 @@ class NoiseFormulas:
         )
 
 
-def _mixed(log_f: Any, log_g: Any, rate: Any) -> Any:
+def _mixed(log_f: RealArray, log_g: RealArray, rate: Real) -> RealArray:
     """Return log((1 - r) f + r g)."""
     xp = namespace(log_f, log_g, rate)
     top = without_derivative(xp.maximum(log_f, log_g))
@@ -489,7 +490,7 @@ def _mixed(log_f: Any, log_g: Any, rate: Any) -> Any:
     return top + log_or_never((1 - rate) * xp.exp(log_f - top) + rate * xp.exp(log_g - top))
 
 
-def _panels_of(pieces: Any, panels: tuple[int, int]) -> int:
+def _panels_of(pieces: RealArray, panels: tuple[int, int]) -> int:
     return max(panels[0], panels[1] // len(pieces))
 
 
@@ -508,14 +509,14 @@ class PolynomialFormulas(NoiseFormulas):
         return -np.inf, np.inf
 
     @property
-    def joints(self) -> Any:
+    def joints(self) -> RealArray:
         return self.knots
 
-    def _units(self, size: Any) -> Any:
+    def _units(self, size: RealArray) -> RealArray:
         """Return the relative errors, in units in the last place, of masses with log densities of this size."""
         return _UNITS * size + (_UNITS_REWEIGHTED if len(self.noise.edges) else 0)
 
-    def _at(self, at: Any) -> tuple[Any, Any]:
+    def _at(self, at: RealArray) -> tuple[RealArray, RealArray]:
         """Return (point at which the loss is given, slope of the loss) of pieces, from points inside them."""
         return at[:, 0], self.source.score(at[:, 0]) - self.source.score(at[:, 1])
 
@@ -535,7 +536,7 @@ class PolynomialFormulas(NoiseFormulas):
         top = pieces.loss + xp.abs(pieces.slope) * pieces.top[2]
         return xp.where(pieces.width > 0, top, -np.inf).max()
 
-    def _mass(self, pieces: Pieces, at: Any) -> Any:
+    def _mass(self, pieces: Pieces, at: Real) -> RealArray:
         """Return the masses of the source moved to ``at``: by nodes where a difference of tails would cancel."""
         source, left, right = self.source, pieces.left - at, pieces.right - at
         xp = namespace(left)
@@ -564,16 +565,16 @@ class PolynomialFormulas(NoiseFormulas):
         left, right, *beyond, at, loss = (xp.where(present, each, 0.0) for each in numbers)
         slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weights[:, 0]))
 
-        def log_p(x: Any, i: Any) -> Any:
+        def log_p(x: RealArray, i: RealArray) -> RealArray:
             return source.log_prob(x) + log_weight[i]
 
-        def affine(x: Any, i: Any) -> Any:
+        def affine(x: RealArray, i: Real) -> RealArray:
             return loss[i] + slope[i] * (x - at[i])
 
-        def inverse(value: Any, i: Any) -> Any:
+        def inverse(value: RealArray, i: Real) -> RealArray:
             return at[i] + (value - loss[i]) / slope[i]
 
-        def log_q(x: Any, i: Any) -> Any:
+        def log_q(x: RealArray, i: RealArray) -> RealArray:
             return log_p(x, i) - affine(x, i)
 
         panels = _panels_of(left, self.panels)
@@ -588,18 +589,18 @@ class PolynomialFormulas(NoiseFormulas):
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)])
 
 
-def _possible(p: Any, loss: Any, width: Any) -> Any:
+def _possible(p: RealArray, loss: RealArray, width: RealArray) -> RealArray:
     """Return masses, those of losses above 0 not 0 by underflow: a possible loss must stay one, however large."""
     xp = namespace(p, loss)
     return xp.where((loss > 0) & (width > 0), xp.maximum(p, xp.finfo(p.dtype).tiny), p)
 
 
-def _finite_ends(left: Any, right: Any) -> tuple[Any, Any]:
+def _finite_ends(left: RealArray, right: RealArray) -> tuple[RealArray, RealArray]:
     xp = namespace(left)
     return xp.where(xp.isinf(left), right, left), xp.where(xp.isinf(right), left, right)
 
 
-def width_between(left: Any, right: Any, D: Any, apart: Any) -> RealArray:
+def width_between(left: RealArray, right: RealArray, D: Real, apart: RealArray) -> RealArray:
     """Return ``apart``, the distance of neighbouring knots, and 0 where they differ only by rounding."""
     xp = namespace(left, right, D)
     rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
@@ -650,7 +651,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         return sum_of_pieces(of_pieces, len(loss))
 
-    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: RealArray, side: int = 1) -> Curve:
         """Return eps -> delta(eps), a sum over pieces; s is the distance from their finite end, log densities l + k s.
 
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
@@ -675,7 +676,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
             eps = eps - side * 2 * unit * size
             growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
 
-            def excess(s: Any) -> tuple[Any, Any]:
+            def excess(s: RealArray) -> tuple[RealArray, RealArray]:
                 log_free, log_own = growth + free + free_slope * s, own + slope * s
                 both = xp.logaddexp(log_free, eps + other + other_slope * s)
                 share = xp.exp(log_free - xp.where(both > -np.inf, both, 0.0))
@@ -744,7 +745,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
     panels: ClassVar[tuple[int, int]] = 6, 30
     panels_replaced: ClassVar[tuple[int, int]] = 12, 96  # The loss changes its slope within sigma^2/D.
 
-    def _at(self, at: Any) -> tuple[Any, Any]:
+    def _at(self, at: RealArray) -> tuple[RealArray, RealArray]:
         """Take the loss, D (D/2 - x)/s^2 plus a step, at x = D/2, where no digits are lost."""
         middle = self.D / 2 + 0 * at[:, 0]
         return middle, self.source.score(middle) - self.source.score(middle - self.D)
@@ -795,7 +796,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
 
         return sum_of_pieces(of_pieces, len(loss) * gaussian_integrals.VALUES)
 
-    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: RealArray, side: int = 1) -> Curve:
         """Return the sum over pieces, with x in units of sigma and a = D/sigma."""
         sigma = self.source.sigma
         a = self.D / sigma
@@ -827,14 +828,16 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         return sum_of_pieces(of_pieces, len(left) * gaussian_integrals.VALUES)
 
 
-def gaussian_delta(a: Any, eps: RealArray) -> Any:
+def gaussian_delta(a: Real, eps: RealArray) -> RealArray:
     """Return delta for one piece without ends; it is positive at every eps, also where it underflows."""
     kind = np.finfo(eps.dtype)
     eps = eps - _UNITS * kind.eps * abs(without_derivative(eps))
     return gaussian_integrals.endless_gain(eps / a - a / 2, a) * (1 + _UNITS * kind.eps) + kind.tiny
 
 
-def _cut(a: Any, rate: Any, eps: Any, weights: Any) -> tuple[Any, Any]:
+def _cut(
+    a: Real, rate: RealArray, eps: RealArray, weights: tuple[RealArray, RealArray, RealArray]
+) -> tuple[RealArray, Boolean]:
     """Return the point at which p = t q, and whether there is one; p - t q > 0 above it.
 
     The root of A e^(a x) - B - C e^(-a x) = 0 is  a x = log(C/A)/2 + asinh(B/(2 sqrt(A C))).
@@ -857,14 +860,14 @@ def _cut(a: Any, rate: Any, eps: Any, weights: Any) -> tuple[Any, Any]:
     return xp.where(two | some_b, x, -np.inf), own > 0
 
 
-def _sized(value: Any, start: Any, a: Any, eps: Any) -> Any:
+def _sized(value: RealArray, start: RealArray, a: Real, eps: RealArray) -> RealArray:
     """Return the value rounded upwards by the possible error of its exponents."""
     xp = namespace(value, start)
     size = without_derivative(1 + start**2 + a**2 + xp.abs(a * start) + xp.abs(eps))
     return value * (1 + _UNITS_REPLACED * xp.finfo(value.dtype).eps * xp.minimum(size, 1e4))
 
 
-def _of_one_gaussian_replaced(a: Any, rate: Any, eps: RealArray) -> Any:
+def _of_one_gaussian_replaced(a: Real, rate: RealArray, eps: RealArray) -> RealArray:
     """Return r J(c - a) + t r e^(-a c - a^2/2) J(c),  J(c) = integral of phi(x) (1 - e^-(a (x - c))) over x > c."""
     xp = namespace(a, rate, eps)
     kind = xp.finfo(eps.dtype)
@@ -896,7 +899,7 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
     def split(self, distances: tuple[float, ...] = (0.0, 1.0), further: Any = ()) -> Pieces:
         return Pieces(*(each[1:-1] for each in super().split(distances, further)[:5]))
 
-    def _at(self, at: Any) -> tuple[Any, Any]:
+    def _at(self, at: RealArray) -> tuple[RealArray, RealArray]:
         return at[:, 0], 0.0 * at[:, 0]
 
     def _masses(self, pieces: Pieces) -> tuple[Any, Any]:
@@ -941,7 +944,7 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
 
         return at
 
-    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: RealArray, side: int = 1) -> Curve:
         losses = self.replaced_privacy_loss(rate)
         pair = Atoms(losses.p, losses.q)
         return pair.hockey_stick() if side > 0 else pair.nearest_curve()

@@ -57,7 +57,7 @@ class DominatingPair(abc.ABC):
         """Return a lower bound of the divergence of plain numbers: at a higher eps and without all allowances."""
         above, unit = self.nearest_curve(), np.finfo(np.float64).eps
 
-        def at(eps: np.ndarray) -> Any:
+        def at(eps: np.ndarray) -> RealArray:
             delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
             size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + UNITS_OF_EPS * np.abs(eps)
             below = delta * (1 - (UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
@@ -233,7 +233,7 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     """Return the maximum of the pairs' hockey-stick divergences as a function of eps up to the cap, rounded upwards."""
     sticks = [upper(pair) for pair in pairs]
 
-    def at(epsilon: RealArray) -> Any:
+    def at(epsilon: RealArray) -> Real:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         capped = xp.minimum(epsilon, cap(epsilon.dtype))
         return xp.clip(xp.stack([stick(capped) for stick in sticks]).max(0), 0.0, 1.0)

@@ -13,10 +13,10 @@ from accountants.dominating_pairs.discrete import Atoms
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 
-def support_chances(mechanism: Categorical | CategorySampler) -> tuple[Any, Any]:
+def support_chances(mechanism: Categorical | CategorySampler) -> tuple[Real, Real]:
     """Return p, with which a report supports the true category, and 1 - p, which as a difference would cancel.
 
     They are those of the integers that are sampled, if it is a sampler.

@@ -51,7 +51,7 @@ class Atoms(DominatingPair):
         error_p, error_q = (_rounding(mass, _OF_TABLES if self.moved is None else _OF_NORMS) for mass in (p, q))
         p, q = p * (1 + side * error_p), q * (1 - side * error_q)
 
-        def at(eps: RealArray) -> Any:
+        def at(eps: RealArray) -> Real:
             xp = namespace(eps, p, q)
             return xp.maximum(p - xp.exp(eps)[..., None] * q, 0.0).sum(-1)
 
@@ -170,7 +170,7 @@ def randomised_response(epsilon: Real, categories: int = 2) -> Atoms:
 
 
 @proven("worst_pairs#3-pure-mechanisms")
-def pure_points(epsilon: Any) -> Atoms:
+def pure_points(epsilon: Real) -> Atoms:
     """Return the pair of probabilities 1/(1 + e^-eps) and 1/(1 + e^eps), whose profile no eps-DP mechanism exceeds."""
     xp = namespace(epsilon)
     p = xp.stack([1 / (1 + xp.exp(-epsilon)), 1 / (1 + xp.exp(epsilon))])
@@ -265,7 +265,7 @@ def _largest(p: RealArray, cells: int, t: Real) -> RealArray:
     return namespace(p).stack([gap.max() for gap in _row_profiles(p, cells, t)]).max()
 
 
-def _row_profiles(p: Any, cells: int, t: Real) -> list[Any]:
+def _row_profiles(p: RealArray, cells: int, t: Real) -> list[Any]:
     """Return sum_j max(0, p_ij - t p_i'j) for i' = i - 1, i + 1, i - 2, ..., each an array over the lesser of both."""
     pairs = (pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
     return [namespace(p).maximum(x - t * y, 0.0).sum(1) for x, y in pairs]

@@ -83,7 +83,7 @@ class GaussianMixture(DominatingPair):
         sign = -1.0 if self.is_mirrored else 1.0
         still = without_derivative(self)
 
-        def at(eps: Any) -> Real:
+        def at(eps: RealArray) -> Real:
             xp = namespace(eps, self.centres)
             unit, level = xp.finfo(eps.dtype).eps, without_derivative(sign * eps)
             low, high = xp.full_like(level, -_FARTHEST), xp.full_like(level, _FARTHEST + still.centres.max())
@@ -91,7 +91,7 @@ class GaussianMixture(DominatingPair):
             def first(level: Real) -> Any:
                 return bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)[0]
 
-            def masses(pair: GaussianMixture, y: RealArray) -> tuple[Any, Any]:
+            def masses(pair: GaussianMixture, y: RealArray) -> tuple[RealArray, RealArray]:
                 mixture = (pair.weights * ndtr(sign * (pair.centres - y[..., None]))).sum(-1)
                 return (ndtr(y), mixture) if self.is_mirrored else (mixture, ndtr(-y))
 

@@ -137,7 +137,7 @@ class ReplacedBounded(DominatingPair):
             raise ValueError("pair: is noise, whose replaced records are twice the sensitivity apart")
 
 
-def _one_if_symmetric(pair: Any) -> Real:
+def _one_if_symmetric(pair: DominatingPair) -> Real:
     """Return 1 for a symmetric pair, and NaN for another one, which only tracing lets through."""
     odd = pair.symmetry_gap()
     return namespace(odd).where(odd <= _TRACED, 1.0, np.nan)

@@ -23,7 +23,7 @@ def sampled_profile(profile: Curve, rate: Real, *, removed: bool = False, side: 
     """
     sign = -1 if removed else 1
 
-    def at(epsilon: RealArray) -> Any:
+    def at(epsilon: RealArray) -> RealArray:
         xp = namespace(epsilon, rate)
         kind = xp.finfo(xp.result_type(epsilon))
         eps = xp.minimum(epsilon, cap(kind.dtype))

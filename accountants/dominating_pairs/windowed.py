@@ -81,7 +81,7 @@ class WindowedPair(DominatingPair):
         steepness: Any = None
         if window is not None and base is not None:  # Outside of both windows the densities are the base.
 
-            def steepness(left: np.ndarray, _: object, i: np.ndarray) -> Any:
+            def steepness(left: np.ndarray, _: object, i: np.ndarray) -> RealArray:
                 return 0 * left + np.where((side.in_p | side.in_q)[i], max(window / self.width, base), base)
 
         return PrivacyLossDistribution.of_pieces(
@@ -138,7 +138,7 @@ class Side(NamedTuple):
     in_p: Any  # Whether p's window covers each piece.
     in_q: Any
 
-    def p(self, e: RealArray, inside: Boolean) -> Any:
+    def p(self, e: RealArray, inside: Boolean) -> RealArray:
         """Return the density of p at e; at the end of a piece, the limit from inside the piece."""
         return self._density(e, e, inside)
 

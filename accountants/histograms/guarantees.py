@@ -22,13 +22,13 @@ from dpkernels.numerics import Real, ndtr
 MOST_COUNTS = 10**6  # The most mechanisms that ``pure_delta`` composes.
 
 
-def gaussian_histogram_rho(l0_sensitivity: int, linf_sensitivity: Real, sigma: Real) -> Any:
+def gaussian_histogram_rho(l0_sensitivity: int, linf_sensitivity: Real, sigma: Real) -> Real:
     """Return rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count, of l2 sensitivity sqrt(D0) Dinf (Lemma 6.3)."""
     checks.positive("l0_sensitivity", l0_sensitivity)
     return np.asarray(l0_sensitivity, float) * concentrated.gaussian_rho(sigma, linf_sensitivity)
 
 
-def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Real) -> Any:
+def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Real) -> Real:
     """Return an upper bound of delta at eps of Laplace noise of scale b: D0 counts, each (Dinf/b)-DP (Lemma 6.2)."""
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.positive("scale", scale)
@@ -45,7 +45,7 @@ class HistogramGuarantee:
     bounds: Mapping[str, Any]
 
     @property
-    def epsilon(self) -> Any:
+    def epsilon(self) -> Real:
         return np.minimum.reduce(np.broadcast_arrays(*self.bounds.values()))
 
 

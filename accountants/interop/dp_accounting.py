@@ -147,7 +147,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         closed_form = self._known_delta(target_epsilon)
         return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
-    def get_true_positive_rates(self, false_positive_rates: Any, deltas: object = None) -> Any:
+    def get_true_positive_rates(self, false_positive_rates: Real, deltas: object = None) -> Real:
         """Return upper bounds of the true positive rates of any attack at some false positive rates.
 
         They are those of the trade-off curve itself, so that ``deltas``, at which dp_accounting looks, are not needed.
@@ -432,14 +432,14 @@ def _is_whole(value: Real, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
-def _noise(kind: str, parameter: Any, *others: int) -> _AccountedRelease:
+def _noise(kind: str, parameter: Real, *others: int) -> _AccountedRelease:
     """Return additive noise; an event without noise is not private."""
     if not 0 <= parameter < math.inf:
         raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
     return _AccountedRelease(kind, (float(parameter), *others)) if parameter > 0 else _NON_PRIVATE
 
 
-def _budget(epsilon: Any, delta: Any) -> _AccountedRelease | None:
+def _budget(epsilon: Real, delta: Real) -> _AccountedRelease | None:
     """Return the mechanism that is worst of all with this budget."""
     if not (epsilon >= 0 and 0 <= delta <= 1):
         raise ValueError(f"epsilon: {epsilon}, delta: {delta}; they are at least 0, and delta is at most 1")

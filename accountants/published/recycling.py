@@ -55,7 +55,7 @@ def published_profile(kernel: Distribution, theta: Real, q: Real, sensitivity: R
     return (1 - W) * of_kernel(epsilon) + W * of_kernel(epsilon - Lq)
 
 
-def published_baseline_rate(epsilon: Real, kernel_epsilon: Any) -> Real:
+def published_baseline_rate(epsilon: Real, kernel_epsilon: Real) -> Real:
     """Return Jiang 2024's baseline q = 1 - exp(-(eps - eps_kernel)); sound only for a pure-DP kernel.
 
     The two losses simply add, and the step's ratio is 1/(1 - q). It is wasteful. A kernel's own delta is scaled by
@@ -77,7 +77,7 @@ def published_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
     return xp.where(published_excess(0.0, parameters) <= 0, q, xp.nan)[()]
 
 
-def published_excess(q: Real, parameters: tuple[Any, ...]) -> Any:
+def published_excess(q: Real, parameters: tuple[Any, ...]) -> Real:
     """Return how far ``published_profile``, **not sound**, is above delta."""
     kernel, theta, eps, delta, D = parameters
     return published_profile(kernel, theta, q, D, eps) - delta

@@ -30,7 +30,7 @@ from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.logistic import Logistic
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -39,7 +39,7 @@ _ROUNDING = 1e-11  # More than the relative errors of the weights, and of the su
 LOG_CONCAVE = (Gaussian, Laplace, Logistic)
 
 
-def binomial_weights(records: int, rate: Real) -> Any:
+def binomial_weights(records: int, rate: Real) -> RealArray:
     """Return the probabilities of 0 to ``records`` records in a sample, for a rate in (0, 1)."""
     xp, j = namespace(rate), np.arange(records + 1.0)
     choices = np.concatenate([[0.0], np.cumsum(np.log((records - j[:-1]) / (j[:-1] + 1)))])

@@ -33,7 +33,7 @@ from dpkernels.pytrees import pytree
 _OF_BINOMIAL = 1e-9
 
 
-def amplified_budget(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
+def amplified_budget(epsilon: Real, delta: Real, rate: Real) -> tuple[Real, Real]:
     """Return ln(1 + p (e^eps - 1)) and p delta, the budget on the whole data of a mechanism that has this on a sample.
 
     Raises:
@@ -49,7 +49,7 @@ def _check(epsilon: Real, delta: Real, rate: Real) -> None:
     checks.within("rate", rate, 5e-324, 1.0)
 
 
-def budget_on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
+def budget_on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Real, Real]:
     """Return ln(1 + (e^eps - 1)/p) and delta/p, which a mechanism may spend on a sample.
 
     This is the inverse of ``amplified_budget``.
@@ -129,7 +129,7 @@ class Truncated(DominatingPair):
 
 
 @proven("schemes#5-samples-of-limited-capacity")
-def full_and_kept(rate: Real, capacity: int, examples: int) -> tuple[Any, Any]:
+def full_and_kept(rate: Real, capacity: int, examples: int) -> tuple[Real, Real]:
     """Return the probability that all other records fill the sample, and that of a record in it if they do.
 
     With B the capacity and n the examples, they are P(Bin(n - 1, r) >= B) and (B/n) P(Bin(n, r) > B)/P(Bin(n - 1, r) >=

@@ -131,7 +131,7 @@ class OutcomeProbabilities:
         return Blanket(mass, p, q, gamma)
 
 
-def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Any, Any, Any]:
+def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Real, Real, Real]:
     """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
     xp = namespace(mass, L, c)
     x = xp.minimum(c * L, LARGEST_EXPONENT)

@@ -11,10 +11,10 @@ import numpy as np
 from accountants.dominating_pairs.categories import support_chances
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
-from dpkernels.numerics import namespace
+from dpkernels.numerics import RealArray, namespace
 
 
-def outcome_probabilities(mechanism: Any) -> tuple[Any, Any, Any, Any]:
+def outcome_probabilities(mechanism: Any) -> tuple[RealArray, RealArray, RealArray, RealArray]:
     """Return the least probability of classes of reports, those under x and x', and those under what others may hold.
 
     All reports have the same uniform probability under a mixture of the categories, times p g of those that support the

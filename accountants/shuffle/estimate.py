@@ -29,7 +29,7 @@ import numpy as np
 
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import LARGEST_EXPONENT, Blanket, moments, saddle_point
-from dpkernels.numerics import Real, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.solve import newton, root
 
@@ -67,7 +67,9 @@ def _rule(count: int, end: float) -> tuple[np.ndarray, np.ndarray]:
     return np.sinh(v), halves * (end / count / np.pi) * np.cosh(v)
 
 
-def _integral(blanket: Blanket, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Real, Real]:
+def _integral(
+    blanket: Blanket, L: RealArray, n: Real, c: Real, width: Real, size: tuple[int, float]
+) -> tuple[Real, Real]:
     xp = namespace(L, n, c)
     sinh, weights = (like(table, c) for table in _rule(*size))
     u, weight = width * sinh, weights * width
@@ -89,7 +91,7 @@ def _integral(blanket: Blanket, L: Any, n: Real, c: Real, width: Real, size: tup
     return terms.sum(), xp.abs(terms.sum() - 2 * terms[::2].sum()) + xp.abs(terms[-8:]).sum()
 
 
-def integral_epsilon(blanket: Blanket, n: Real, delta: Any, level: Any) -> Any:
+def integral_epsilon(blanket: Blanket, n: Real, delta: Real, level: Real) -> RealArray:
     """Return the least eps >= 0 at one delta, at most ``level``; of JAX numbers with implicit derivatives."""
     xp = namespace(blanket.mass, n, delta, level)
     goal, top = xp.log(delta), xp.log(level)
@@ -101,7 +103,7 @@ def integral_epsilon(blanket: Blanket, n: Real, delta: Any, level: Any) -> Any:
     return xp.where(x < ends[0] + 1, 0.0, xp.minimum(xp.exp(x), level))
 
 
-def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> Any:
+def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> Real:
     blanket, n, goal = parameters
     xp = namespace(log_epsilon, blanket.mass, n, goal)
     return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -LARGEST_EXPONENT) - goal

@@ -56,7 +56,7 @@ class Shuffled(ComposableGuarantee):
         """Describe which inputs are neighbours, who is trusted, and which reports count."""
         return NEIGHBOURING
 
-    def delta(self, epsilon: Any) -> Any:
+    def delta(self, epsilon: Real) -> Real:
         """Return a delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
         Of plain numbers it is the upper end of ``bracket``, of the integers that a release samples. Of JAX numbers it
@@ -74,7 +74,7 @@ class Shuffled(ComposableGuarantee):
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return self._upper_ends(self._upper_delta, epsilon)
 
-    def epsilon(self, delta: Any) -> Any:
+    def epsilon(self, delta: Real) -> Real:
         """Return an eps >= 0 at delta that the blanket proves: of plain numbers, the upper end of ``bracket``.
 
         Raises:

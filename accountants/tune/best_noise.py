@@ -205,7 +205,7 @@ def noise(
     sensitivity: float = 1.0,
     rate: float | None = None,
     adjacency: str = "add_remove",
-    objective: Any = worst_variance,
+    objective: Objective = worst_variance,
     families: Sequence[NoiseFamily] | None = None,
 ) -> BestNoise:
     """Return the best additive noise for ``count`` releases that are (epsilon, delta)-DP together.

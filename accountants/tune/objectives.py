@@ -108,7 +108,7 @@ def channel(mechanism: Mechanism) -> RealArray:
     return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _IN_BIN).mean(-1)
 
 
-def cdf_error(mechanism: Any, reports: Real) -> Real:
+def cdf_error(mechanism: Local, reports: Real) -> Real:
     """Return the expected absolute error of a cdf estimated from reports, averaged over the interval, in data units.
 
     Inputs are of one of d bins, reports of one of K cells; A is the channel between them. Of n reports the Fisher
@@ -319,7 +319,7 @@ def _estimated_advantage(risks: Risks) -> Any:
     return risks.estimate_delta(0.0)
 
 
-def _estimated_true_positive_rate(risks: Risks, false_positive_rate: Real) -> Any:
+def _estimated_true_positive_rate(risks: Risks, false_positive_rate: Real) -> Real:
     return 1 - risks.estimate_trade_off(false_positive_rate)
 
 
@@ -334,7 +334,7 @@ def _risk(risk: Callable[..., Any], releases: Releases | None) -> Callable[..., 
     return partial(_risk_of, risk, releases)
 
 
-def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: object, *numbers: Real) -> Any:
+def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: object, *numbers: Real) -> Real:
     report = guarantee(mechanism)
     return risk(report if releases is None else releases(report), *numbers)
 

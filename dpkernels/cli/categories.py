@@ -22,7 +22,9 @@ _MOST_SETS = 1 << 16  # categories of which sets are compared
 NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
 
 
-def _made(build: Any, epsilon: float, categories: Any, categories_from: Any, other: str | None, **more: Any) -> Any:
+def _made(
+    build: Any, epsilon: float, categories: Any, categories_from: Any, other: str | None, **more: Any
+) -> Categorical:
     given = [one for one in (categories, categories_from) if one is not None]
     if len(given) != 1:
         problem = "both given" if given else "missing"

@@ -303,5 +303,5 @@ def _signed(entry: Entry) -> dict[str, str]:
     return {name: "-" + text if entry.voids and text != "0" else text for name, text in exact}
 
 
-def _exact(prefix: str, amounts: Any) -> dict[str, str]:
+def _exact(prefix: str, amounts: EpsilonDelta) -> dict[str, str]:
     return {prefix + name: format_amount(amount) for name, amount in zip(amounts._fields, amounts, strict=True)}

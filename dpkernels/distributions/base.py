@@ -147,7 +147,7 @@ class Distribution(Noise):
         """Return log f(z) - log f(z - shift), without the weights of ``weight``; a density may keep more digits."""
         return self.log_prob(z) - self.log_prob(z - shift)
 
-    def loss_limits(self, shift: Real) -> tuple[Any, Any]:
+    def loss_limits(self, shift: Real) -> tuple[Real, Real]:
         """Return the limits of ``loss`` at -inf and at +inf; by default infinite ones, a bound of any others."""
         limit = namespace(shift).sign(shift) * np.inf
         return limit, -limit

@@ -113,7 +113,7 @@ class GeneralisedNormal(Symmetric):
         # Where one of both powers is small there is no cancellation.
         return xp.where(xp.abs(v) < 0.5, near, self._power(xp.abs(z - shift)) - self._power(xp.abs(z)))
 
-    def loss_limits(self, shift: Real) -> tuple[Any, Any]:
+    def loss_limits(self, shift: Real) -> tuple[RealArray, Real]:
         xp = namespace(shift, self.scale, self.exponent)
         limit = xp.where(self.exponent == 1, shift / self.scale, xp.sign(shift) * np.inf)
         return limit, -limit

@@ -32,7 +32,7 @@ class Laplace(PiecewiseExponential):
         b, xp = self.scale, namespace(z, self.scale)
         return -xp.abs(z) / b - xp.log(2 * b)
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         return self.farther(z, shift) / self.scale
 
     @property
@@ -135,7 +135,7 @@ class MergedLaplace(PiecewiseExponential):
             drop = drop + rate * (xp.clip(z, start, end) - start)
         return -drop - xp.log(self._norm)
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         """Return the integral of the rate from |z| to |z - shift|: a sum over segments of terms of one sign."""
         xp = namespace(z, shift, *self.rates, *self.breaks)
         farther = self.farther(z, shift)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
@@ -53,7 +53,7 @@ class Logistic(Symmetric):
         apart = nearer / b - 2 * (near_0 - near_D)
         return xp.where(xp.abs(product) < 0.5, near, apart)
 
-    def loss_limits(self, shift: Real) -> tuple[Any, Any]:
+    def loss_limits(self, shift: Real) -> tuple[Real, Real]:
         return shift / self.scale, -shift / self.scale
 
     def steepness(self, left: Real, right: Real) -> RealArray:

@@ -72,7 +72,7 @@ class Reweighted(Distribution):
         return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)
 
     @property
-    def unweighted(self) -> Any:
+    def unweighted(self) -> Distribution:
         return self.kernel.unweighted
 
     def weight(self, z: Real) -> Real:

@@ -64,7 +64,7 @@ class Staircase(Symmetric):
         inside = xp.log(self._peak) - self.epsilon * self._steps_down(xp.where(finite, z, 0.0))
         return xp.where(finite, inside, -xp.inf)
 
-    def loss(self, z: Real, shift: Real) -> Any:
+    def loss(self, z: Real, shift: Real) -> RealArray:
         """Return eps times a difference of whole numbers."""
         return self.epsilon * (self._steps_down(z - shift) - self._steps_down(z))
 

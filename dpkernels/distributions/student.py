@@ -78,7 +78,7 @@ class Student(Symmetric):
         a, xp = self._square, namespace(z, shift, self.scale)
         return (self.degrees + 1) / 2 * xp.log1p(shift * (shift - 2 * z) / (a + z**2))
 
-    def loss_limits(self, shift: Real) -> tuple[Any, Any]:
+    def loss_limits(self, shift: Real) -> tuple[Real, Real]:
         return 0.0 * shift, 0.0 * shift
 
     def turning_points(self, shift: Real) -> tuple[Any, ...]:

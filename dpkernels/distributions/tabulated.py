@@ -57,7 +57,7 @@ class Tabulated(PiecewiseExponential):
         total = 2 * tails[0]
         return logs - logs[0] - np.log(total), tails / total
 
-    def _place(self, z: Real) -> tuple[Any, Any]:
+    def _place(self, z: Real) -> tuple[Real, Real]:
         """Return |z| in units of the width, and the number of its cell, that of the last one beyond it."""
         t = floating(z) / self.width
         t = namespace(t).abs(t)

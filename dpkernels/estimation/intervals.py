@@ -186,7 +186,7 @@ class Moment:
         low, high = self._bernstein(confidence)
         return self._cut(low), self._cut(high)
 
-    def _cut(self, number: int) -> Any:
+    def _cut(self, number: int) -> Real:
         return plain(np.clip(number, self.smallest, self.largest) + 0.0)  # no -0
 
 

@@ -318,7 +318,13 @@ class ExactWindow(BoundedSampler):
 
         return Stacked(reports, (steps, bits, far, *numbers))
 
-    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: object) -> RealArray:
+    def _placed_reports(
+        self,
+        x: RealArray,
+        words: Sequence[RealArray],
+        place: tuple[RealArray, RealArray, RealArray, RealArray, RealArray],
+        _: object,
+    ) -> RealArray:
         (noise, rounding), place = words, WindowPlace(*place)
         rows = rounded_rows(x, rounding, self.table.shifts, place.first, place.factor)
         return place.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)

@@ -704,7 +704,9 @@ class ExactNoise(ExactSampler):
 
         return Stacked(reports, (*numbers, firsts))
 
-    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: Any) -> RealArray:
+    def _placed_reports(
+        self, x: RealArray, words: Sequence[RealArray], place: tuple[RealArray, RealArray, RealArray, RealArray], _: Any
+    ) -> RealArray:
         (noise, rounding), place = words, NoisePlace(*place)
         return _values(positions(x, rounding, place) + self.kernel(noise), place, x.dtype)
 

@@ -124,7 +124,7 @@ def unpack_array(form: Any) -> np.ndarray:
     return array
 
 
-def _bytes(data: Any, most: int) -> bytes:
+def _bytes(data: str, most: int) -> bytes:
     """Return the bytes that a text holds, of which there are at most so many."""
     if type(data) is not str:
         raise ValueError(f"integers: data: {brief(data)} must be a string")

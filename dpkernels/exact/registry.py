@@ -241,7 +241,7 @@ def exact_sampler(mechanism: Any) -> Any:
 _batches: dict[int, ExactBatch] = {}
 
 
-def _of_batch(batch: Any) -> ExactBatch:
+def _of_batch(batch: Mechanism) -> ExactBatch:
     freeze(batch)  # JAX's transformations rebuild a batch without its constructor.
     sampler = exact_batch(batch, _in_units(batch), exact_sampler, shared_tables)
     _batches[id(batch)] = sampler
@@ -250,7 +250,7 @@ def _of_batch(batch: Any) -> ExactBatch:
 
 
 @singledispatch
-def _in_units(mechanism: Any) -> Mechanism:
+def _in_units(mechanism: Mechanism) -> Mechanism:
     """Return what decides the table of every entry of a batch: parameters in units of its interval or sensitivity."""
     return mechanism
 

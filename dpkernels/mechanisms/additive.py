@@ -86,7 +86,7 @@ class Additive(Mechanism):
     def cdf(self, y: Real, x: Real) -> Real:
         return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
 
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         return x + self.noise.icdf(u)
 
     def mean(self, x: Real) -> RealArray:

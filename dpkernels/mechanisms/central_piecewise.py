@@ -82,7 +82,7 @@ class CentralPiecewise(Parabolic):
         return (self.upper - self.lower) / 2 / self.masses[0].sum()
 
     @property
-    def reach(self) -> Any:
+    def reach(self) -> Real:
         """Return V."""
         return 1 + self.half_widths[-1]
 
@@ -116,7 +116,7 @@ class CentralPiecewise(Parabolic):
         return total
 
     @each_entry
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         """Return the point of the step that holds u; a report above the input mirrors one below it."""
         (_, t), (windows, base), V = self._scaled(x, x), self.masses, self.reach
         mirrored = u > self.cdf(self.middle + self.scale * t, x)

@@ -55,7 +55,7 @@ class Multivariate:
             raise ValueError(f"coordinate: its interval is [{shortest(low)}, {shortest(high)}]; it must be [-1, 1]")
 
     @property
-    def epsilon(self) -> Any:
+    def epsilon(self) -> Real:
         """Return the budget of a whole vector, s times the coordinate's; any two vectors are neighbours."""
         return self.coordinate.epsilon * self.sampled
 

@@ -58,7 +58,7 @@ class TwoPoint(Parabolic):
         xp = namespace(y, p)
         return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         low, high = self.output_interval
         p = self.probability_low(x)
         return namespace(u, p).where(u <= p, low, high)
@@ -125,7 +125,7 @@ class Mixture(Parabolic):
         return Mixture(self.first.on_unit(), self.second.on_unit(), self.weight)
 
     @property
-    def epsilon(self) -> Any:
+    def epsilon(self) -> Real:
         first, second = self.first.epsilon, self.second.epsilon
         return namespace(first, second).maximum(first, second)
 
@@ -145,7 +145,7 @@ class Mixture(Parabolic):
     def cdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
 
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at the rest of u."""
         if not isinstance(self.second, TwoPoint) or isinstance(self.first, TwoPoint):
             return super()._solve_cdf(u, above, x)

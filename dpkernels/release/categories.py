@@ -21,6 +21,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.jax_on_use import Tracer, jax, jnp
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
+from dpkernels.numerics import Real
 from dpkernels.progress import bar
 from dpkernels.release import containers
 from dpkernels.release.engines import CORES
@@ -345,7 +346,7 @@ def _wrap(x: Any, own: Categorical) -> Wrap:
             return lambda reports, _: _single(reports[0], labels)
 
 
-def _single(report: Any, labels: Any) -> Any:
+def _single(report: Real, labels: Any) -> Any:
     if labels is not None:
         return labels[int(report)]
     return report if np.ndim(report) else int(report)

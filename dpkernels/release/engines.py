@@ -73,7 +73,7 @@ class DeviceRelease:
                 received += receive()
         return received + receive()
 
-    def on_device(self, x: Any, start: int) -> Array:
+    def on_device(self, x: RealArray, start: int) -> Array:
         skip = start % BLOCK_VALUES
         spare = padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
         xp = np if isinstance(x, np.ndarray) else jnp

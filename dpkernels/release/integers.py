@@ -15,6 +15,7 @@ from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.additive import check_shape
+from dpkernels.numerics import RealArray
 from dpkernels.random.chacha import blocks_at, stream_words
 from dpkernels.release.engines import check_words
 from dpkernels.release.process import own_settings
@@ -44,7 +45,7 @@ def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
         raise TypeError(f"values: are {values.dtype} for noise in steps of {float(width):g}; both must be integers")
     noise, count = sampler.derived[(HalvedNoise,)], len(values)
 
-    def noisy(key: Array, values: Array) -> Any:
+    def noisy(key: Array, values: Array) -> RealArray:
         # On a GPU all lower halves cost less than a loop over the few that matter.
         codes = jax.lax.platform_dependent(
             key,
@@ -99,7 +100,7 @@ def _codes_of_rows(noise: HalvedNoise, key: Array, first: Any, count: int, upper
     return noise.completed(codes, pairs[:, 0] | pairs[:, 1] << np.uint64(32))
 
 
-def _places(first: Any, count: int, stream: int, in_block: int, turn: int) -> Array:
+def _places(first: int, count: int, stream: int, in_block: int, turn: int) -> Array:
     """Return the places of the blocks of so many values of a stream, of which a block has some, from a first one on."""
     numbers = jnp.asarray(first, jnp.uint32) // np.uint32(in_block) + jax.lax.iota(jnp.uint32, count // in_block)
     others = (jnp.full_like(numbers, word) for word in (0, stream, turn))

@@ -289,7 +289,7 @@ def _secret(key: Array | None, exact: bool) -> Any:
 
 
 @singledispatch
-def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _reports(sampler: Any, secret: Any, x: RealArray, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
     """Return reports of a NumPy or JAX array, whose first value is value ``first`` of the release."""
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 

@@ -15,6 +15,7 @@ from jax import Array
 
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import AdditiveVector, check_shape
+from dpkernels.numerics import RealArray
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.engines import check_words
@@ -132,7 +133,7 @@ def _check_lattice(lattice: Any, values: Array) -> None:
         raise ValueError("x: integers on a lattice need 64-bit reports; call this under jax.enable_x64(True)")
 
 
-def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
+def _reports(sampler: ExactSampler, key: Array, x: Array) -> RealArray:
     words = [chacha.stream_words(key, need.stream, (0, 0), len(x), need.bits) for need in sampler.words]
     if getattr(sampler.mechanism, "lattice", None) is not None:
         words[1] = jnp.zeros_like(words[1])  # Values on the lattice are whole cells, so that rounding moves none.

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.estimation.intervals import format_number
+from dpkernels.numerics import Real
 from dpkernels.session import plots
 from dpkernels.session.tables import table_of
 
@@ -46,7 +47,7 @@ class Result:
         """Return the released value: a float, or an array with one value a row of the table."""
         return self._values.copy() if self.index else float(self._values[0])
 
-    def interval(self, confidence: float = 0.95, *, together: bool = False) -> tuple[Any, Any]:
+    def interval(self, confidence: float = 0.95, *, together: bool = False) -> tuple[Real, Real]:
         """Return (low, high), each true value within its own with at least this probability.
 
         Args:
@@ -121,25 +122,25 @@ class Result:
     def __add__(self, other: Any) -> Any:
         return self._combined(other, "+")
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Any) -> Result:
         return self._combined(other, "-")
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: int) -> Result:
         return self._combined(other, "*")
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Result) -> Result:
         return self._combined(other, "/")
 
     def __radd__(self, other: Any) -> Any:
         return self._combined(other, "+", swapped=True)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: int) -> Result:
         return self._combined(other, "-", swapped=True)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: int) -> Result:
         return self._combined(other, "*", swapped=True)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: int) -> Result:
         return self._combined(other, "/", swapped=True)
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
+from dpkernels.numerics import RealArray
 from dpkernels.session.blocks import Block
 from dpkernels.session.cells import Keys, keys_of
 from dpkernels.session.distinct import HALF, LOW_HALF, DistinctWords, Places
@@ -170,21 +171,25 @@ def key_sampler(epsilon: float, delta: float, groups: int) -> ExactNoise:
     return dpk.exact_sampler(dpk.truncated_discrete_laplace(epsilon=own_epsilon, delta=own_delta, sensitivity=1.0))
 
 
-def _block_sums(rows_of: Callable[[Block], tuple[Any, Any]], shape: tuple[int, int], block: Block, persons: Any) -> Any:
+def _block_sums(
+    rows_of: Callable[[Block], tuple[Any, Any]], shape: tuple[int, int], block: Block, persons: RealArray | None
+) -> RealArray:
     """Return the sums of a block; persons are not used."""
     sums = np.zeros(shape, np.int64)
     add_rows(sums, *rows_of(block))
     return sums
 
 
-def _block_places(function: Callable[[Block], tuple[np.ndarray, np.ndarray]], block: Block, persons: Any) -> Any:
+def _block_places(
+    function: Callable[[Block], tuple[np.ndarray, np.ndarray]], block: Block, persons: RealArray | None
+) -> tuple[RealArray, RealArray]:
     """Return the distinct words of a block's groups and places, and their counts."""
     codes, places = function(block)
     return np.unique(codes.astype(np.uint64) << HALF | places.astype(np.uint64), return_counts=True)
 
 
 def _block_keys(
-    name: str, read: KeyReader, block: Block, persons: Any
+    name: str, read: KeyReader, block: Block, persons: RealArray | None
 ) -> tuple[Sequence[Any], np.ndarray, np.ndarray, np.ndarray]:
     """Return keys, the distinct pairs of a person, 0 for all if a row is one, and a key, and the rows of each pair."""
     keys, codes = read(block[name])

@@ -82,7 +82,9 @@ def invert_smooth(
     return low + (high - low) * xp.clip((target - at_low) * (1 / xp.where(rise > 0, rise, 1.0)), 0.0, 1.0)
 
 
-def rising_root(function: Callable[[Real], tuple[Real, Real]], x: Real, low: Real, high: Real, tolerance: float) -> Any:
+def rising_root(
+    function: Callable[[Real], tuple[Real, Real]], x: Real, low: Real, high: Real, tolerance: float
+) -> Real:
     """Return about the root of a rising function, by Newton's method from x; the nearer end if there is no root.
 
     ``function`` returns the value and its slope, which may be approximate. ``tolerance`` is the length of the last

@@ -36,6 +36,7 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.decimals import float_at_least
 from dpkernels.exact.arithmetic import root_up
+from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 from dpkernels.training.plan import ROOM, TrainingRun, calibrated_run
@@ -105,7 +106,7 @@ class ToeplitzStrategy:
         return len(self.bands) - 1
 
     @proven("correlated_noise#proof")
-    def mixed(self, sums: Any, errors: tuple[Any, ...]) -> Any:
+    def mixed(self, sums: RealArray, errors: tuple[Any, ...]) -> Any:
         """Return c_0 x_t - c_1 e_{t-1} - ..., from the sums of a step and the noise of the last ones: integers."""
 
         def mix(leaf: Array, *past: Array) -> Array:

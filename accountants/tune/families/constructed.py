@@ -56,7 +56,7 @@ class Constructed(PureDPFamily):
     free: tuple[tuple[str, Domain], ...] = ()
 
     @property
-    def epsilon(self) -> Any:
+    def epsilon(self) -> Real:
         return self.given["epsilon"]
 
     @property
@@ -77,7 +77,7 @@ class Constructed(PureDPFamily):
     def _given(self, **others: Real) -> Constructed:
         return dataclasses.replace(self, given={**self.given, **others})
 
-    def with_sensitivity(self, factor: Real) -> Any:
+    def with_sensitivity(self, factor: Real) -> Constructed:
         return self._given(sensitivity=factor * self.given["sensitivity"]) if "sensitivity" in self.given else self
 
     @property
@@ -91,7 +91,7 @@ class Constructed(PureDPFamily):
     def build(self, free: dict[str, Any]) -> Any:
         return self.constructor(**self.arguments(free))
 
-    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
+    def python(self, mechanism: Mechanism, parameters: dict[str, Real]) -> str:
         constructor = getattr(self.constructor, "__name__", "")
         if getattr(dpk, constructor, None) is not self.constructor:
             return super().python(mechanism, parameters)

@@ -95,7 +95,7 @@ class ConvertedFile(Source):
             raise self._error(piece, start, has_nul, "with a NUL", "has a NUL character", name)
         return _quoted(cells, self._written.delimiter)
 
-    def _check_length(self, piece: Any, copied: dict[str, pa.Array], start: int) -> None:
+    def _check_length(self, piece: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
         sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
         too_long = sizes > LONGEST - _MOST_REPORT_BYTES
         if too_long.any():

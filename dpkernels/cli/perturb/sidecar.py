@@ -173,7 +173,7 @@ class Column:
         }
 
 
-def certificate_form(certificate: Any) -> dict[str, Any]:
+def certificate_form(certificate: Certificate) -> dict[str, Any]:
     """Return a certificate's JSON form, in which the numbers of a batch's entries are packed."""
     form = certificate.to_dict()
     if isinstance(certificate, BatchCertificate):
@@ -182,7 +182,7 @@ def certificate_form(certificate: Any) -> dict[str, Any]:
     return form
 
 
-def certificate_of(form: dict[str, Any]) -> Any:
+def certificate_of(form: dict[str, Any]) -> Certificate:
     """Return the verified certificate of ``certificate_form``; a CertificateError says what it does not have."""
     try:
         if form.get("kind") == BatchCertificate.kind:

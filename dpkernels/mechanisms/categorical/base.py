@@ -20,7 +20,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.jax_on_use import Array, Tracer, jit, jnp
 from dpkernels.mechanisms.base import one_array, repeated
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.random.keys import simulation_key_of
 
 # Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
@@ -95,7 +95,7 @@ class Categorical(abc.ABC):
     def all_reports(self) -> np.ndarray:
         """Return every possible report, for few categories; a ValueError if there are too many."""
 
-    def share_variance(self, share: Real, reports: Real = 1) -> Any:
+    def share_variance(self, share: Real, reports: Real = 1) -> Real:
         """Return the variance of the estimated share of a category with this true share among the n people.
 
         It is [f p (1 - p) + (1 - f) q (1 - q)]/(n (p - q)^2) for the share f of the n people themselves. For a share of
@@ -104,7 +104,7 @@ class Categorical(abc.ABC):
         p, q = self.support_probabilities
         return (share * p * (1 - p) + (1 - share) * q * (1 - q)) / (reports * (p - q) ** 2)
 
-    def mean_squared_error(self, reports: Real = 1) -> Any:
+    def mean_squared_error(self, reports: Real = 1) -> Real:
         """Return the expected sum over all categories of the squared error of the estimated share, for n reports.
 
         It is [p (1 - p) + (d - 1) q (1 - q)]/(n (p - q)^2), the same for all data.
@@ -217,13 +217,13 @@ def smallest_unsigned(outcomes: int) -> np.dtype:
     return np.min_scalar_type(outcomes - 1)
 
 
-def response_log_prob(epsilon: Any, choices: int, is_true: Any) -> Any:
+def response_log_prob(epsilon: Real, choices: int, is_true: Boolean) -> RealArray:
     """Return the log probability of one of g choices under randomised response, given whether it is the true one."""
     xp = namespace(epsilon, is_true)
     low = -epsilon - xp.log1p((choices - 1) * xp.exp(-epsilon))
     return xp.where(is_true, epsilon + low, low)
 
 
-def log_binomial(n: Any, k: Any) -> float:
+def log_binomial(n: int, k: int) -> float:
     """Return the log of a binomial coefficient of integers."""
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -36,7 +36,7 @@ from dpkernels.mechanisms.categorical.base import (
     smallest_unsigned,
 )
 from dpkernels.mechanisms.categorical.galois import MOST_TABLE, field, is_field
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
 _MOST_BLOCKS = 1 << 20
@@ -98,7 +98,7 @@ class BlockResponse(Categorical):
         return (self.points // self.blocks - 1) / (self.points - 1)
 
     @property
-    def support_probabilities(self) -> tuple[Any, Any]:
+    def support_probabilities(self) -> tuple[Real, Real]:
         E = namespace(self.epsilon).exp(-self.epsilon)
         p, low = 1 / (1 + (self.blocks - 1) * E), E / (1 + (self.blocks - 1) * E)
         return p, self.collision * p + (1 - self.collision) * low
@@ -162,7 +162,7 @@ class BlockResponse(Categorical):
         wide = reports.astype(np.int64 if namespace(reports) is np else int)
         return wide // g, wide % g
 
-    def log_prob(self, reports: Any, x: Any) -> Any:
+    def log_prob(self, reports: RealArray, x: RealArray) -> RealArray:
         a, block = self.split(reports)
         return response_log_prob(self.epsilon, self.blocks, self.blocks_of(a, x) == block) - math.log(self.directions)
 
@@ -211,7 +211,7 @@ def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], boo
     return min(sizes, key=lambda g: float(BlockResponse(epsilon, categories, g).mean_squared_error()))
 
 
-def block_response(epsilon: Any, categories: Any, blocks: int | None = None, *, other: Any = None) -> BlockResponse:
+def block_response(epsilon: Real, categories: Any, blocks: int | None = None, *, other: Any = None) -> BlockResponse:
     """Return block response on d categories, which is for many categories or for short reports.
 
     Its mean squared error is at most 1.5 % above the least possible one for d >= 266 and epsilon <= 2. A report is an

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 
 MOST_TABLE = 1 << 8
 
@@ -59,7 +59,7 @@ class Field:
         """Return a b; integers in 0..q - 1 of any shapes that broadcast."""
         return a * b % self.q if self.s == 1 else self._taken(self.products, a, b)
 
-    def _taken(self, table: np.ndarray, a: Any, b: Any) -> Any:
+    def _taken(self, table: np.ndarray, a: RealArray, b: Real) -> RealArray:
         return namespace(a, b).asarray(table.ravel())[a * self.q + b]
 
     @cached_property

@@ -31,7 +31,7 @@ from dpkernels.mechanisms.categorical.base import (
     response_log_prob,
     smallest_unsigned,
 )
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
 # The most categories: for sets, which are d bits each, and for reports of a single category.
@@ -74,7 +74,7 @@ class SubsetSelection(Categorical):
         return "category" if self.size == 1 else "set"
 
     @property
-    def support_probabilities(self) -> tuple[Any, Any]:
+    def support_probabilities(self) -> tuple[Real, Real]:
         d, k, eps = self.categories, self.size, self.epsilon
         p = k / (k + (d - k) * namespace(eps).exp(-eps))
         return p, (k - p) / (d - 1)
@@ -95,7 +95,7 @@ class SubsetSelection(Categorical):
     def report_dtype(self) -> np.dtype:
         return smallest_unsigned(self.categories) if self.size == 1 else np.dtype(np.uint8)
 
-    def log_prob(self, reports: Any, x: Any) -> Any:
+    def log_prob(self, reports: RealArray, x: RealArray) -> RealArray:
         d, k, eps = self.categories, self.size, self.epsilon
         xp = namespace(reports, x, eps)
         if k == 1:
@@ -106,7 +106,7 @@ class SubsetSelection(Categorical):
         log_rest = math.log(d - k) - eps - xp.log(k + (d - k) * xp.exp(-eps))
         return xp.where(is_in == 1, log_p - log_binomial(d - 1, k - 1), log_rest - log_binomial(d - 1, k))
 
-    def supports(self, reports: Any) -> np.ndarray:
+    def supports(self, reports: RealArray) -> np.ndarray:
         rows = np.asarray(reports)
         if self.size == 1:
             return rows[:, None] == np.arange(self.categories)
@@ -157,7 +157,7 @@ class SubsetSelection(Categorical):
         return np.packbits(is_in, axis=-1, bitorder="little")
 
 
-def strict_bound(epsilon: Any, categories: int) -> Any:
+def strict_bound(epsilon: Real, categories: int) -> Real:
     """Return the least mean squared error of one report that any unbiased eps-DP estimate of all shares can have.
 
     It is min over k of (d - 1)^2 (k e^eps + d - k)^2/(d k (d - k) (e^eps - 1)^2) - (d - 1)/d. Subset selection of the
@@ -167,12 +167,12 @@ def strict_bound(epsilon: Any, categories: int) -> Any:
     return min(_error(epsilon, d, k) for k in _sizes(epsilon, d))
 
 
-def _error(epsilon: Any, d: int, k: int) -> Any:
+def _error(epsilon: Real, d: int, k: int) -> Real:
     e = math.exp(epsilon)
     return (d - 1) ** 2 * (k * e + d - k) ** 2 / (d * k * (d - k) * math.expm1(epsilon) ** 2) - (d - 1) / d
 
 
-def _sizes(epsilon: Any, d: int) -> tuple[int, ...]:
+def _sizes(epsilon: Real, d: int) -> tuple[int, ...]:
     """Return the sizes below and above d/(e^eps + 1), between which the error has its minimum."""
     best = d / (math.exp(epsilon) + 1)
     return tuple(sorted({min(max(size, 1), d - 1) for size in (math.floor(best), math.ceil(best))}))
@@ -183,7 +183,7 @@ def best_size(epsilon: float, categories: int) -> int:
     return min(_sizes(epsilon, categories), key=lambda k: _error(epsilon, categories, k))
 
 
-def subset_selection(epsilon: Any, categories: Any, size: int | None = None, *, other: Any = None) -> SubsetSelection:
+def subset_selection(epsilon: Real, categories: Any, size: int | None = None, *, other: Any = None) -> SubsetSelection:
     """Return subset selection on d categories, which has the least mean squared error of all local mechanisms.
 
     Args:
@@ -208,7 +208,7 @@ def subset_selection(epsilon: Any, categories: Any, size: int | None = None, *, 
     return SubsetSelection(epsilon, d, given_or_best(size, "the size", best_size, epsilon, d), labels, code)
 
 
-def randomised_response(epsilon: Any, categories: Any, *, other: Any = None) -> SubsetSelection:
+def randomised_response(epsilon: Real, categories: Any, *, other: Any = None) -> SubsetSelection:
     """Return randomised response on d categories: the true one with probability e^eps/(e^eps + d - 1), else another.
 
     It is subset selection with size 1, whose reports are categories, and the best mechanism behind a shuffler. Its

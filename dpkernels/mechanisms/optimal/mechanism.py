@@ -168,7 +168,7 @@ class Optimal(Bounded):
         return unless_nan(xp.where(abs(y - self.middle - report) <= allowance, p, 0.0), y, x)
 
     @each_entry
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)

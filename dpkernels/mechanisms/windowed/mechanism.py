@@ -117,7 +117,7 @@ class Windowed(Parabolic):
         in_base = self.base.icdf(xp.clip((u - S1) * (1 / S2), 0.0, 1.0))
         return self.middle + xp.where(u < S1, in_window, in_base) * (1 / self.scale)
 
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         """Return the report below the window, inside it or above it; the masses of the three cases are known."""
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
@@ -136,7 +136,9 @@ class Windowed(Parabolic):
         v = xp.minimum(xp.where(outside, xp.minimum(d, start), inside) - 1, middle)
         return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
 
-    def _invert_half(self, outside: object, u: RealArray, mass: RealArray, half: Any, start: int) -> tuple[Any, Any]:
+    def _invert_half(
+        self, outside: object, u: RealArray, mass: RealArray, half: RealArray, start: int
+    ) -> tuple[RealArray, RealArray]:
         """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
 
         With the base, ``mass`` is from the window's start, at the distance ``start``, to z, and ``half`` to z = 1/2.
@@ -326,7 +328,7 @@ def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Any) 
     """Return a function of a base and of numbers at each entry of a batch of them."""
     leaves, structure = jax.tree.flatten(base)
 
-    def at_entry(*values: float) -> Any:
+    def at_entry(*values: float) -> Real:
         return function(jax.tree.unflatten(structure, values[: len(leaves)]), *values[len(leaves) :])
 
     return entrywise(at_entry, *leaves, *numbers)
@@ -495,7 +497,7 @@ class SquareWave(Local):
         base, window = xp.clip((v + b) / (1 + 2 * b), 0.0, 1.0), xp.clip((v - t + b) / (2 * b), 0.0, 1.0)
         return self.base_mass * base + self.window_mass * window
 
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
         return self.middle + self.window_mass * (self.unbiased._solve_cdf(u, above, x) - self.middle)
 
     def draw(self, u: Real, x: Real) -> Real:
