@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,17 @@ from dpkernels.session.cells import joined_hashes, numbers, person_words
 
 _SHARE = 1 << 20  # rows that are sorted at once, about
 _MOST_SHARES_LOG2 = 6
+_MOST_HASHED = 1 << 26  # rows of which hashes are held at once, about: 28 bytes each
 
-Hashes = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+class Hashes(NamedTuple):
+    """The number of rows of a block, and of those whose persons are in one part of all: hashes, and where they are."""
+
+    rows: int
+    places: np.ndarray
+    high: np.ndarray  # with ``low``, the person
+    low: np.ndarray
+    content: np.ndarray
 
 
 class UnknownColumnError(ValueError):
@@ -87,11 +96,18 @@ class Table:
         return min((low for low, _ in ends), default=math.inf), max((high for _, high in ends), default=-math.inf)
 
     def bound_rows(self, person: str, rows: int, secret: bytes) -> None:
-        """Let at most so many rows of each person count, chosen by a keyed hash; rows without a person never count."""
+        """Let at most so many rows of each person count, chosen by a keyed hash; rows without a person never count.
+
+        Many rows are read several times, each time for a part of all persons, so that few hashes are held at once.
+        """
         self.check_columns(person)
         names = self.source.columns
-        hashes = list(self.source.map(names, partial(_hashes, person=person, names=names, secret=secret)))
-        self.persons, self.counted = bounded_rows(hashes, rows)
+        log2 = min((self.source.most_rows // _MOST_HASHED).bit_length(), _MOST_SHARES_LOG2)
+        bounded = BoundedRows(rows, log2)
+        for part in range(1 << log2):
+            of_part = partial(_hashes, person=person, names=names, secret=secret, part=(part, log2))
+            bounded.add(list(self.source.map(names, of_part)))
+        self.persons, self.counted = bounded.persons, bounded.counted
 
 
 def _of_counted(function: Callable[..., Any], block: Block, counted: np.ndarray, persons: np.ndarray) -> Any:
@@ -104,39 +120,65 @@ def _extremes(column: str, block: Block) -> tuple[float, float]:
     return float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))
 
 
-def _hashes(block: Block, person: str, names: Sequence[str], secret: bytes) -> Hashes:
-    """Return of each row two words of its person, and a hash of its content."""
-    return *person_words(block[person], secret), joined_hashes((block[name] for name in names), secret)
+def _hashes(block: Block, person: str, names: Sequence[str], secret: bytes, part: tuple[int, int]) -> Hashes:
+    """Return the hashes of the rows whose persons are in a part, which the first bits of their second word name."""
+    high, low = person_words(block[person], secret)
+    rows = np.flatnonzero(_is_in(low, *part) & (high != 0))
+    content = joined_hashes((block[name] for name in names), secret)
+    return Hashes(len(high), rows.astype(np.int32), high[rows], low[rows], content[rows])
 
 
-def bounded_rows(hashes: Sequence[Hashes], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of each row's person, -1 for nobody, and whether the row is one of its first ``most`` by hash.
+def _is_in(low: np.ndarray, number: int, log2: int) -> np.ndarray:
+    """Return which words begin with the bits of a number, of which there are ``log2``."""
+    return low >> np.uint64(64 - _MOST_SHARES_LOG2) >> np.uint64(_MOST_SHARES_LOG2 - log2) == number
 
-    Rows are sorted a share of all persons after the other, which needs less memory.
+
+class BoundedRows:
+    """Which rows count if each person has at most ``most`` of them, the first ones by the hash of their content.
+
+    Attributes:
+        persons: the number of each row's person, -1 for nobody.
+        counted: whether the row counts.
     """
-    starts = list(accumulate((len(low) for _, low, _ in hashes), initial=0))
-    persons, counted = np.full(starts[-1], -1, np.int32), np.zeros(starts[-1], bool)
-    log2, known = min((starts[-1] // _SHARE).bit_length(), _MOST_SHARES_LOG2), 0
-    unused = np.uint64(_MOST_SHARES_LOG2 - log2)
-    for share in range(1 << log2):
-        own = [
-            np.flatnonzero((low >> np.uint64(64 - _MOST_SHARES_LOG2) >> unused == share) & (high != 0))
-            for high, low, _ in hashes
-        ]
-        own_places = (start + rows for start, rows in zip(starts, own, strict=False))
-        places = np.concatenate([np.zeros(0, np.int64), *own_places])
-        high, low, words = (
-            np.concatenate([np.zeros(0, np.uint64), *(each[k][rows] for each, rows in zip(hashes, own, strict=True))])
-            for k in range(3)
-        )
-        order = np.lexsort((words, low, high))
+
+    def __init__(self, most: int, parts_log2: int) -> None:
+        self._most, self._parts_log2, self._parts, self._known = most, parts_log2, 0, 0
+        self.persons, self.counted = np.zeros(0, np.int32), np.zeros(0, bool)
+
+    def add(self, hashes: Sequence[Hashes]) -> None:
+        """Add the next part of all persons, in the order of their second words; a RuntimeError if rows have changed.
+
+        Rows are sorted a share of the persons after the other, which needs less memory.
+        """
+        starts = list(accumulate((block.rows for block in hashes), initial=0))
+        if not self._parts:
+            self.persons, self.counted = np.full(starts[-1], -1, np.int32), np.zeros(starts[-1], bool)
+        elif starts[-1] != len(self.persons):
+            raise changed()
+        log2 = max(min((starts[-1] // _SHARE).bit_length(), _MOST_SHARES_LOG2), self._parts_log2)
+        shares = 1 << log2 - self._parts_log2
+        for share in range(shares * self._parts, shares * (self._parts + 1)):
+            own = [_is_in(block.low, share, log2) for block in hashes]
+            places = [start + block.places[rows] for start, block, rows in zip(starts, hashes, own, strict=False)]
+            words = (
+                _joined([getattr(block, name)[rows] for block, rows in zip(hashes, own, strict=True)], np.uint64)
+                for name in ("high", "low", "content")
+            )
+            self._sort(_joined(places, np.int64), *words)
+        self._parts += 1
+
+    def _sort(self, places: np.ndarray, high: np.ndarray, low: np.ndarray, content: np.ndarray) -> None:
+        order = np.lexsort((content, low, high))
         high, low = high[order], low[order]
         is_another = np.ones(len(order), bool)
         is_another[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-        numbers_ = known + np.cumsum(is_another) - 1
-        known += int(np.count_nonzero(is_another))
-        persons[places[order]], counted[places[order]] = numbers_, are_first(numbers_, most)
-    return persons, counted
+        owners = self._known + np.cumsum(is_another) - 1
+        self._known += int(np.count_nonzero(is_another))
+        self.persons[places[order]], self.counted[places[order]] = owners, are_first(owners, self._most)
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
 def are_first(owners: np.ndarray, most: int) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -308,10 +309,18 @@ def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatc
     rng = np.random.default_rng(3)
     ids, rows = rng.integers(0, 40, 500), rng.integers(0, 2**63, 500).astype(np.uint64)
     high, low = cells.person_words(np.where(ids == 0, np.nan, ids), SECRET)
-    parts = [tuple(array[start : start + 90] for array in (high, low, rows)) for start in range(0, 500, 90)]
-    for size in (1 << 20, 100, 1):
+
+    def hashes(start, part):
+        stop = min(start + 90, 500)
+        own = [k for k in range(start, stop) if high[k] and int(low[k]) >> (64 - part[1]) == part[0]]
+        return tables.Hashes(stop - start, np.array(own, np.int32) - start, high[own], low[own], rows[own])
+
+    for size, log2 in itertools.product((1 << 20, 100, 1), (0, 1, 3)):
         monkeypatch.setattr(tables, "_SHARE", size)
-        persons, counted = tables.bounded_rows(parts, 3)
+        bounded = tables.BoundedRows(3, log2)
+        for part in range(1 << log2):
+            bounded.add([hashes(start, (part, log2)) for start in range(0, 500, 90)])
+        persons, counted = bounded.persons, bounded.counted
         assert (persons[ids == 0] == -1).all()
         assert len(set(persons[ids > 0])) == len(set(ids[ids > 0]))
         for person in range(1, 40):
@@ -319,3 +328,23 @@ def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatc
             assert len(set(persons[own])) <= 1
             assert set(own[counted[own]]) == set(own[np.argsort(rows[own])[:3]])
         assert not counted[ids == 0].any()
+    with pytest.raises(RuntimeError, match="has changed"):
+        bounded.add([hashes(0, (7, 3))])
+
+
+@pytest.mark.parametrize("held", [300, 1 << 26])
+def test_a_session_reads_many_rows_a_part_of_the_persons_at_a_time(monkeypatch, held):
+    """The same rows count, and the same persons, with however many parts."""
+    rng = np.random.default_rng(4)
+    data = {"id": rng.integers(0, 400, 3000), "x": rng.uniform(0, 1, 3000)}
+    whole = tables.Table.of(data)
+    whole.bound_rows("id", 2, SECRET)
+    monkeypatch.setattr(tables, "_MOST_HASHED", held)
+    calls, of_parts = [], tables.Table.of(data)
+    source_map = of_parts.source.map
+    monkeypatch.setattr(of_parts.source, "map", lambda *options: calls.append(1) or source_map(*options))
+    of_parts.bound_rows("id", 2, SECRET)
+    assert len(calls) == (16 if held == 300 else 1)
+    assert (of_parts.counted == whole.counted).all()
+    pairs = set(zip(whole.persons.tolist(), of_parts.persons.tolist(), strict=True))
+    assert len(pairs) == len(set(whole.persons.tolist())) == len(set(of_parts.persons.tolist())) == 400
