@@ -21,7 +21,6 @@ from operator import add, sub
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dpkernels.decimals import rational
-from dpkernels.numerics import Real
 from dpkernels.proven import proven
 
 _LARGEST = Fraction(sys.float_info.max)
@@ -270,13 +269,13 @@ class ConcentratedFilter(_Limited[Rho]):
         ValueError: rho is not positive and finite.
     """
 
-    def __init__(self, rho: Real) -> None:
+    def __init__(self, rho: Any) -> None:
         self.budget = Rho(amount("rho", rho))
         super().__init__(Rho(), self.budget)
         if self.budget.rho == 0:
             raise ValueError("rho: a budget of 0 allows no charge")
 
-    def charge(self, rho: Real, label: str = "") -> Charge[Rho]:
+    def charge(self, rho: Any, label: str = "") -> Charge[Rho]:
         """Charge a query. Run the query only after this returns. The errors are those of ``Filter.charge``."""
         return self._charge(Rho(amount("rho", rho)), label)
 

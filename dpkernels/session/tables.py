@@ -8,10 +8,9 @@ the person and of the rows' own content, so it depends neither on other persons 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +105,7 @@ class Table:
         bounded = BoundedRows(rows, log2)
         for part in range(1 << log2):
             of_part = partial(_hashes, person=person, names=names, secret=secret, part=(part, log2))
-            bounded.add(list(self.source.map(names, of_part)))
+            bounded.add(self.source.map(names, of_part), self.source.most_rows)
         self.persons, self.counted = bounded.persons, bounded.counted
 
 
@@ -145,26 +144,32 @@ class BoundedRows:
         self._most, self._parts_log2, self._parts, self._known = most, parts_log2, 0, 0
         self.persons, self.counted = np.zeros(0, np.int32), np.zeros(0, bool)
 
-    def add(self, hashes: Sequence[Hashes]) -> None:
+    def add(self, hashes: Iterable[Hashes], most_rows: int) -> None:
         """Add the next part of all persons, in the order of their second words; a RuntimeError if rows have changed.
 
-        Rows are sorted a share of the persons after the other, which needs less memory.
+        Hashes are held in one array of each kind, whose memory the system gets back, as it would not from many small
+        ones; pages that are not written take none. Rows are sorted a share of the persons after the other.
         """
-        starts = list(accumulate((block.rows for block in hashes), initial=0))
+        places, (high, low, content) = np.empty(most_rows, np.int32), np.empty((3, most_rows), np.uint64)
+        rows = size = 0
+        for block in hashes:
+            stop = size + len(block.places)
+            if rows + block.rows > most_rows:
+                raise changed()
+            places[size:stop] = block.places + rows
+            high[size:stop], low[size:stop], content[size:stop] = block.high, block.low, block.content
+            rows, size = rows + block.rows, stop
         if not self._parts:
-            self.persons, self.counted = np.full(starts[-1], -1, np.int32), np.zeros(starts[-1], bool)
-        elif starts[-1] != len(self.persons):
+            self.persons, self.counted = np.full(rows, -1, np.int32), np.zeros(rows, bool)
+        elif rows != len(self.persons):
             raise changed()
-        log2 = max(min((starts[-1] // _SHARE).bit_length(), _MOST_SHARES_LOG2), self._parts_log2)
+        log2 = max(min((rows // _SHARE).bit_length(), _MOST_SHARES_LOG2), self._parts_log2)
         shares = 1 << log2 - self._parts_log2
         for share in range(shares * self._parts, shares * (self._parts + 1)):
-            own = [_is_in(block.low, share, log2) for block in hashes]
-            places = [start + block.places[rows] for start, block, rows in zip(starts, hashes, own, strict=False)]
-            words = (
-                _joined([getattr(block, name)[rows] for block, rows in zip(hashes, own, strict=True)], np.uint64)
-                for name in ("high", "low", "content")
-            )
-            self._sort(_joined(places, np.int64), *words)
+            starts = range(0, size, _SHARE)
+            parts = [at + np.flatnonzero(_is_in(low[at : min(at + _SHARE, size)], share, log2)) for at in starts]
+            own = np.concatenate([np.zeros(0, np.int64), *parts])
+            self._sort(places[own], high[own], low[own], content[own])
         self._parts += 1
 
     def _sort(self, places: np.ndarray, high: np.ndarray, low: np.ndarray, content: np.ndarray) -> None:
@@ -175,10 +180,6 @@ class BoundedRows:
         owners = self._known + np.cumsum(is_another) - 1
         self._known += int(np.count_nonzero(is_another))
         self.persons[places[order]], self.counted[places[order]] = owners, are_first(owners, self._most)
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
 def are_first(owners: np.ndarray, most: int) -> np.ndarray:

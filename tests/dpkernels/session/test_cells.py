@@ -319,7 +319,7 @@ def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatc
         monkeypatch.setattr(tables, "_SHARE", size)
         bounded = tables.BoundedRows(3, log2)
         for part in range(1 << log2):
-            bounded.add([hashes(start, (part, log2)) for start in range(0, 500, 90)])
+            bounded.add([hashes(start, (part, log2)) for start in range(0, 500, 90)], 600)
         persons, counted = bounded.persons, bounded.counted
         assert (persons[ids == 0] == -1).all()
         assert len(set(persons[ids > 0])) == len(set(ids[ids > 0]))
@@ -328,8 +328,9 @@ def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatc
             assert len(set(persons[own])) <= 1
             assert set(own[counted[own]]) == set(own[np.argsort(rows[own])[:3]])
         assert not counted[ids == 0].any()
-    with pytest.raises(RuntimeError, match="has changed"):
-        bounded.add([hashes(0, (7, 3))])
+    for most_rows in (600, 80):
+        with pytest.raises(RuntimeError, match="has changed"):
+            bounded.add([hashes(0, (7, 3))], most_rows)
 
 
 @pytest.mark.parametrize("held", [300, 1 << 26])
