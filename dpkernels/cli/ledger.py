@@ -1,4 +1,4 @@
-"""``--ledger`` and ``--budget`` of ``dpkernels perturb``, and ``dpkernels ledger``, which shows what a ledger holds."""
+"""``--ledger`` and ``--budget``, and ``dpkernels ledger``, which shows what a ledger holds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Release of values: input checks, exact engines, containers, and the estimated mean of reports."""
+"""Release of values: input checks, exact engines and containers."""

@@ -1,4 +1,4 @@
-"""Small searches: every root, minimum and feasibility search of the project.
+"""Small searches: roots, minima and feasible numbers.
 
 The files are ``base``, ``roots``, ``implicit``, ``minima`` and ``rounding``; a file imports earlier ones only. Each
 search takes plain numbers or JAX ones. Plain numbers are searched on the host, without compiling. JAX numbers are

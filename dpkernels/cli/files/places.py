@@ -86,6 +86,8 @@ def _is_folder(path: Path) -> bool:
 # What Arrow opens. An error does not quote the URI, which may have a key.
 _SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
+_RETRY_SECONDS = 30  # for a store that does not answer
+
 # Keys in an URI would be in the release's description, which engines may spill to disks.
 _SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?]*@", re.IGNORECASE)
 
@@ -110,7 +112,7 @@ class Place:
         if _SECRETS.search(unquote(text)):
             raise click.UsageError("URI: contains a key; give keys to every machine in its own settings instead")
         try:
-            system, path = fs.FileSystem.from_uri(text)
+            system, path = _from_uri(text)
         except (ValueError, OSError, NotImplementedError) as error:
             raise click.UsageError(f"{text}: {text_of(error)}") from error
         return cls(path, "" if isinstance(system, fs.LocalFileSystem) else text)
@@ -171,7 +173,15 @@ class Place:
 
 @lru_cache(maxsize=64)
 def _system(uri: str) -> Any:
-    return fs.FileSystem.from_uri(uri)[0] if uri else fs.LocalFileSystem()
+    return _from_uri(uri)[0] if uri else fs.LocalFileSystem()
+
+
+def _from_uri(uri: str) -> tuple[Any, str]:
+    """Return the file system of an URI, and the path in it. A store that is out of reach is refused in a minute."""
+    scheme, _, rest = uri.partition("://")
+    if scheme.lower() in ("gs", "gcs") and "retry_limit_seconds=" not in rest:  # Else it takes a quarter of an hour.
+        uri += f"{'&' if '?' in rest else '?'}retry_limit_seconds={_RETRY_SECONDS}"
+    return fs.FileSystem.from_uri(uri)
 
 
 @dataclass(frozen=True)

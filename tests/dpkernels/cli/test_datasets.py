@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from command_helpers import Run, assert_refused, command
@@ -33,6 +34,7 @@ from dpkernels.cli.dataset import perturb as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.perturb import Job, Secret, TaskError, perturb_part, run_task
+from dpkernels.cli.files import places
 from dpkernels.cli.files.layout import Layout, layout_of
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.mechanisms import build_exact_sampler
@@ -475,6 +477,27 @@ def test_workers_of_a_dead_driver_cannot_write_into_the_next_release(tmp_path: P
 
 
 # a store of objects
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for_a_quarter_of_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is how long Google's client tries again unless the URI says otherwise."""
+    opened: list[str] = []
+
+    class Opened:
+        @staticmethod
+        def from_uri(uri: str) -> tuple[Any, str]:
+            opened.append(uri)
+            return pa.fs.LocalFileSystem(), "b/k"
+
+    monkeypatch.setattr(places.fs, "FileSystem", Opened)
+    given = ["gs://b/k", "GCS://b/k?scheme=http", "gs://b/k?retry_limit_seconds=900", "s3://b/k?region=x"]
+    for uri in given:
+        Place.of(uri)
+    assert opened == [
+        "gs://b/k?retry_limit_seconds=30",
+        "GCS://b/k?scheme=http&retry_limit_seconds=30",
+        *given[2:],
+    ]
 
 
 def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
