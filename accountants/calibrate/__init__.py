@@ -21,12 +21,12 @@ from accountants.calibrate import composed as _composed
 from accountants.calibrate import counts as _counts
 from accountants.calibrate import one_release as _one_release
 from accountants.calibrate import scale as _scale
-from accountants.calibrate import schemes as _schemes
+from accountants.calibrate import scheme_comparison as _schemes
 from accountants.calibrate.composed import *  # noqa: F403
 from accountants.calibrate.counts import *  # noqa: F403
 from accountants.calibrate.one_release import *  # noqa: F403
 from accountants.calibrate.scale import *  # noqa: F403
-from accountants.calibrate.schemes import *  # noqa: F403
+from accountants.calibrate.scheme_comparison import *  # noqa: F403
 
 _HOMES = _composed, _counts, _one_release, _scale, _schemes
 __all__ = [name for home in _HOMES for name in home.__all__]

@@ -22,7 +22,7 @@ from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.session.blocks import Block
 from dpkernels.session.cells import Keys, numbers
-from dpkernels.session.choices import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
+from dpkernels.session.quantiles import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
 from dpkernels.session.ratios import Ratio
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler

@@ -3,12 +3,12 @@
 from dpkernels.jax_on_use import import_now
 from dpkernels.training.aggregate import PrivateAggregateState, private_aggregate, renew_key
 from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
-from dpkernels.training.budget import PrivateBatch, TrainingPlan, private_training
+from dpkernels.training.clipping import ClippedSums, clipped_sums
 from dpkernels.training.correlated import CorrelatedRun, ToeplitzStrategy, correlated_run
 from dpkernels.training.noise import PrivateNoise
-from dpkernels.training.plan import TrainingRun, best_training_run, noise_multiplier_for
+from dpkernels.training.plan import PrivateBatch, TrainingPlan, private_training
+from dpkernels.training.run import TrainingRun, best_training_run, noise_multiplier_for
 from dpkernels.training.scheme_batches import allocated_batch, fixed_batch, random_assignment
-from dpkernels.training.sums import ClippedSums, clipped_sums
 
 import_now()  # These modules have imported it.
 

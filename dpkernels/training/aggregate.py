@@ -58,9 +58,9 @@ from dpkernels import checks
 from dpkernels.random.keys import column_key, release_key_bytes
 from dpkernels.release.integers import release_integers
 from dpkernels.release.traced import device_axes, varying_axes
+from dpkernels.training.clipping import ClippedSums, check_overflow, clipped_sums, explicitly_sharded, form, values_of
 from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise, exact_noise
-from dpkernels.training.sums import ClippedSums, check_overflow, clipped_sums, explicitly_sharded, form, values_of
 
 # The format of states; one of another format is refused.
 _FORMAT = 5

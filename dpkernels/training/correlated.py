@@ -39,7 +39,7 @@ from dpkernels.exact.arithmetic import root_up
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
-from dpkernels.training.plan import ROOM, TrainingRun, calibrated_run
+from dpkernels.training.run import ROOM, TrainingRun, calibrated_run
 
 _MOST_BANDS = 64
 

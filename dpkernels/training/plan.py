@@ -1,269 +1,468 @@
-"""The privacy of a training run with ``private_aggregate``.
+"""Private training in one call: from a budget to the noise, the batches, the gradients and the optimiser.
 
-    run = noise_multiplier_for(TrainingRun(1.0, 0.01, 1000, slack=overflow), epsilon=2.0, delta=1e-5, dimensions=2410)
-    run.noise_multiplier, run.epsilon(1e-5), run.bracket(delta=1e-5)
+    plan = private_training(epsilon=3.0, delta=1e-6, examples=60_000, batch_size=600, epochs=9, params=params, clip=1.0)
+    optimiser = plan.optimizer(optax.adam(1e-3), key)
+    state = optimiser.init(params)
+    for batch in plan.batches(key, (x, y)):
+        gradients = plan.gradients(loss, params, batch, micro_batch_size=64)
+        updates, state = optimiser.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
 
-Every step is Gaussian noise on a random batch of the data, up to a total variation distance: that of the noise's table
-from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a step adds at
-most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include. For that the distance
-must be s for both of two neighbouring data sets, as ``PrivateNoise.total_variation`` and ``poisson_overflow`` are.
+The noise multiplier pays for everything that a run does: the rigorous bound of Gaussian noise on Poisson samples, the
+distance of the noise from a Gaussian, batches that overflow, and rounding. With ``strategy=`` the noise of the steps is
+correlated, every example is in the same batch of all epochs, and no sampling is accounted.
+
+A checkpoint is the parameters and the optimiser's state, whose ``step`` says where the batches go on. A step that is
+repeated after a crash has the same batch and the same noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-import accountants
-import dpkernels as dpk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
 from dpkernels import checks
-from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
+from dpkernels.decimals import shortest
+from dpkernels.proven import proven
+from dpkernels.random.chacha import varying_like
+from dpkernels.random.keys import check_release_key, column_key
+from dpkernels.training.aggregate import private_aggregate
+from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
+from dpkernels.training.clipping import ClippedSums, clipped_sums
+from dpkernels.training.correlated import CorrelatedRun, ToeplitzStrategy, correlated_run
+from dpkernels.training.noise import PrivateNoise
+from dpkernels.training.run import TrainingRun, noise_multiplier_for
+from dpkernels.training.scheme_batches import allocated_batch, allocation_rate, random_assignment
 
-# For every scheme, what makes the guarantee of a run of one step's noise, its epochs and the steps of an epoch.
-_SCHEMES: dict[str, Callable[[accountants.Guarantee, int, int], accountants.Guarantee]] = {
-    "random_allocation": lambda step, epochs, steps: step.random_allocation(steps).repeat(epochs),
-    "balls_in_bins": lambda step, epochs, steps: step.balls_in_bins(steps, epochs),
-}
-_POISSON = "poisson"
-# How far 1/sampling_rate may be from the number of steps of an epoch, relatively: by rounding errors.
-_SAME_RATE = 1e-12
-# The distance of the answer above a solution of the equation for epsilon.
-_ABOVE = 1e-9
-# Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
-_MOST_STEPS = 24
-# Below the logarithm of the largest float.
-_LARGEST_EPSILON = 709.0
-# Relative precision of a calibrated noise multiplier, which is rounded upwards.
-_PRECISION = 1e-6
-# Above the distance of a table, since a slightly different noise multiplier has another table.
-ROOM = 1 + 1e-3
+# The share of delta that the overflow of batches may take.
+_OVERFLOW_SHARE = 1e-3
+
+
+class PrivateBatch(NamedTuple):
+    """A Poisson sample with a static shape: the rows of the data, padded, and a mask that says which count."""
+
+    examples: Any
+    mask: Array
 
 
 @dataclass(frozen=True)
-class TrainingRun:
-    """A number of steps of DP-SGD, each on a batch of its own.
+class _PoissonBatches:
+    """The batches of a run with sampling: in every step each row is in the batch by itself, at one rate."""
 
-    Attributes:
-        noise_multiplier: the standard deviation of the noise over the clipping norm.
-        sampling_rate: the probability that a step uses an example.
-        steps: the number of steps.
-        neighbours: "add_remove" for data sets with one example more or less, "replace" for another example.
-        slack: the total variation distance of one step to Gaussian noise on a batch of the scheme, for the data set and
-            for its neighbours.
-        scheme: "poisson" for a Poisson sample in every step; "random_allocation" if every epoch of 1/sampling_rate
-            steps uses an example in one of them, at random; "balls_in_bins" if it is the same one in all epochs. The
-            last two need "add_remove", and whole epochs. Their ``random_assignment`` is a distance of at most 2^-33 a
-            step from a uniform one, which is part of the slack.
+    examples: int
+    rate: float
+    capacity: int
 
-    Raises:
-        ValueError: an attribute is out of range.
-    """
+    @property
+    def overflow(self) -> float:
+        return poisson_overflow(self.examples, self.rate, self.capacity)
 
-    noise_multiplier: float
-    sampling_rate: float
+    @property
+    def words(self) -> str:
+        return f"each on a Poisson sample of rate {self.rate:.6g} of {self.examples} rows"
+
+    def drawn(self, key: Array) -> Callable[[Array], PoissonBatch]:
+        """Return the function from the number of a step to its batch."""
+        return lambda step: poisson_batch(jax.random.fold_in(key, step), self.examples, self.rate, self.capacity)
+
+
+@proven("correlated_noise#proof")
+@dataclass(frozen=True)
+class _AllocatedBatches:
+    """The batches of a run without sampling: every row is in a random step of an epoch, the same in all epochs."""
+
+    examples: int
+    per_epoch: int
     steps: int
-    neighbours: str = "add_remove"
-    slack: float = 0.0
-    scheme: str = _POISSON
+    capacity: int
+
+    @property
+    def overflow(self) -> float:
+        # Of any batch of the run: the epochs have the same batches.
+        number = min(self.per_epoch, self.steps)
+        return number * poisson_overflow(self.examples, allocation_rate(self.per_epoch), self.capacity)
+
+    @property
+    def words(self) -> str:
+        epoch = f"epochs of {self.per_epoch} steps with the same batches"
+        return f"in {epoch}, of {self.examples} rows; no amplification by sampling is claimed"
+
+    def drawn(self, key: Array) -> Callable[[Array], PoissonBatch]:
+        """Return the function from the number of a step to its batch."""
+        assignment = random_assignment(key, self.examples, self.per_epoch)
+        return lambda step: allocated_batch(assignment, (step % self.per_epoch).astype(jnp.int32), self.capacity)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A training run that meets its budget; ``private_training`` makes it."""
+
+    budget: tuple[float, float]  #: epsilon and delta
+    examples: int  #: the number of rows of the data
+    capacity: int  #: the number of rows of a batch, padded ones included
+    parameters: int  #: the number of parameters
+    clip: float  #: the norm that gradients are clipped to
+    run: TrainingRun | CorrelatedRun  #: the noise multiplier, the use of the rows, the number of steps, their slack
 
     def __post_init__(self) -> None:
-        checks.positive("noise_multiplier", self.noise_multiplier)
-        checks.within("sampling_rate", self.sampling_rate, 2.0**-1000, 1.0)
-        checks.integer_in("steps", self.steps, 1, 1 << 40)
-        checks.one_of("neighbours", self.neighbours, ("add_remove", "replace"))
-        checks.within("slack", self.slack, 0.0, 1.0)
-        checks.one_of("scheme", self.scheme, (_POISSON, *_SCHEMES))
-        if self.scheme != _POISSON:
-            self._check_epochs()
-
-    def _check_epochs(self) -> None:
-        if self.neighbours != "add_remove":
+        run = self.run
+        if isinstance(run, TrainingRun) and run.scheme != "poisson":
+            raise ValueError(f"run: its scheme is {run.scheme!r}; the batches of a plan are Poisson samples")
+        if isinstance(run, CorrelatedRun) and run.participations is not None:
             raise ValueError(
-                f"neighbours: {self.neighbours!r}; the scheme {self.scheme!r} is accounted for 'add_remove'"
+                f"run: its participations are {run.participations}; the batches of a plan use a row in every epoch, so "
+                "they must be None"
             )
-        if abs(self.sampling_rate * self._steps_an_epoch - 1) > _SAME_RATE:
-            raise ValueError(
-                f"sampling_rate: {self.sampling_rate:g}; the scheme {self.scheme!r} needs 1 over the steps of an epoch"
-            )
-        if self.steps % self._steps_an_epoch:
-            raise ValueError(f"steps: {self.steps} are no whole epochs of {self._steps_an_epoch} steps")
 
     @property
-    def _steps_an_epoch(self) -> int:
-        return round(1 / self.sampling_rate)
+    def noise_multiplier(self) -> float:
+        return self.run.noise_multiplier
 
     @property
-    def guarantee(self) -> accountants.Guarantee:
-        """Return the guarantee of the run without the slack."""
-        noise = accountants.guarantee(dpk.Additive(dpk.Gaussian(self.noise_multiplier)), 1.0)
-        if self.scheme == _POISSON:
-            return noise.subsample(self.sampling_rate, adjacency=self.neighbours).repeat(self.steps)
-        return _SCHEMES[self.scheme](noise, self.steps // self._steps_an_epoch, self._steps_an_epoch)
+    def steps(self) -> int:
+        return self.run.steps
 
-    def delta(self, epsilon: float) -> float:
-        """Return a delta such that the run is (epsilon, delta)-DP: the upper end of ``bracket``."""
-        return self._with_slack(self.guarantee.delta, epsilon)
+    @property
+    def strategy(self) -> ToeplitzStrategy | None:
+        """Return the correlation of the noise of the steps, or None if they have independent noise."""
+        return self.run.strategy if isinstance(self.run, CorrelatedRun) else None
 
-    def epsilon(self, delta: float) -> float:
-        """Return an epsilon such that the run is (epsilon, delta)-DP; infinite if the slack takes all of delta.
+    @property
+    def expected_batch_size(self) -> float:
+        if isinstance(self.run, CorrelatedRun):
+            return self.examples / self.run.separation
+        return self.run.sampling_rate * self.examples
 
-        It is an upper bound: the upper end of ``bracket``.
+    @property
+    def noise(self) -> PrivateNoise:
+        """Return the description of the noise, with its certificate."""
+        return PrivateNoise.certified(self.clip, self.noise_multiplier, self.parameters)
+
+    @property
+    def overflow(self) -> float:
+        """Return a bound on the probability that a batch has more rows than its capacity, and is therefore empty.
+
+        With a strategy it is that of any batch of the run.
         """
-        return self._solved(self.guarantee.epsilon, delta)
+        return self._batches_of_a_step.overflow
 
-    def estimate_delta(self, epsilon: float) -> float:
-        """Return an estimate of ``delta``, which may be below the truth and takes less time."""
-        return self._with_slack(self.guarantee.estimate_delta, epsilon)
+    @cached_property
+    def epsilon(self) -> float:
+        """Return epsilon of the run at the budget's delta, with every cost: an upper bound, at most the budget's."""
+        return self.run.epsilon(self.budget[1])
 
-    def estimate_epsilon(self, delta: float) -> float:
-        """Return an estimate of ``epsilon``, which may be below the truth and takes less time."""
-        return self._solved(self.guarantee.estimate_epsilon, delta)
+    @property
+    def _batches_of_a_step(self) -> _PoissonBatches | _AllocatedBatches:
+        if isinstance(self.run, CorrelatedRun):
+            return _AllocatedBatches(self.examples, self.run.separation, self.run.steps, self.capacity)
+        return _PoissonBatches(self.examples, self.run.sampling_rate, self.capacity)
 
-    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval for delta at epsilon, or for epsilon at delta; give one of the two.
+    @property
+    def _accounted(self) -> tuple[TrainingRun, float, float]:
+        """Return the run that is accounted, and the two distances of one of its steps: of batches and of the noise.
 
-        The lower end is that of Gaussian noise without any slack.
+        A run with a strategy is accounted as one step.
         """
-        if delta is None:
-            low, high = self.guarantee.bracket(epsilon=epsilon)
-            return low, min(1.0, high + self._slack(float(epsilon or 0.0)))
-        guarantee = self.guarantee
-        low, high = guarantee.bracket(epsilon=epsilon, delta=delta)
-        return low, self._solved(guarantee.epsilon, delta) if self.slack else high
+        if isinstance(self.run, CorrelatedRun):
+            return self.run.run, self.overflow, self.steps * self.noise.total_variation
+        return self.run, self.overflow, self.noise.total_variation
 
-    def to_dp_event(self, delta: float) -> Any:
-        """Return the event of dp_accounting whose epsilon at this delta is at least that of the run with its slack.
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the plan as numbers and names, for a checkpoint as JSON; ``from_state`` returns the plan.
 
-        dp_accounting has no event for a distance. So the event is of less noise than the run's, by as much as the slack
-        costs at this delta. At other deltas it may cost less than the run. It needs the package dp-accounting.
+        A state of the optimiser belongs to one noise multiplier, which another version may not find again.
         """
-        from dp_accounting import NeighboringRelation
+        return asdict(self)
 
-        from accountants.interop.dp_accounting import to_dp_event
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> TrainingPlan:
+        """Return the plan with this ``state``, after a check of what it costs.
 
-        without, epsilon, less = replace(self, slack=0.0), self.epsilon(delta), _PRECISION
-        if epsilon == math.inf:
-            raise ValueError(f"delta: {delta:g}; the slack of the run takes all of it")
-        while self.slack and without.bracket(delta=delta)[0] < epsilon:
-            without, less = replace(without, noise_multiplier=self.noise_multiplier * (1 - less)), 2 * less
-        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-        if self.neighbours == "replace":
-            relation = NeighboringRelation.REPLACE_ONE
-        return to_dp_event(without.guarantee, relation)
+        Raises:
+            ValueError: the run costs more than the budget, or its slack lacks a cost.
+        """
+        epsilon, delta = state["budget"]
+        fields: dict[str, Any] = state | {"budget": (epsilon, delta), "run": _run_of(state["run"])}
+        plan = cls(**fields)
+        accounted, overflow, noise = plan._accounted
+        if accounted.slack < (distance := overflow + noise):
+            raise ValueError(f"state: has a slack of {accounted.slack:g}; the distance of a step is {distance:g}")
+        if not plan.epsilon <= epsilon:
+            raise ValueError(f"state: is of a run of epsilon {plan.epsilon:g}, more than its budget {epsilon:g}")
+        return plan
 
-    def _with_slack(self, delta_at: Callable[[float], float], epsilon: float) -> float:
-        return min(1.0, float(delta_at(epsilon)) + self._slack(epsilon))
+    def optimizer(
+        self,
+        inner: optax.GradientTransformation,
+        key: Array,
+        *,
+        axis_name: str | tuple[str, ...] | None = None,
+        run: str | None = None,
+    ) -> optax.GradientTransformationExtraArgs:
+        """Return ``private_aggregate`` around an optimiser, which refuses more steps than the plan has.
 
-    def slack_factor(self, epsilon: float) -> float:
-        """Return T (1 + e^epsilon), by which the slack is multiplied in delta, above all rounding errors."""
-        growth = math.exp(epsilon) if epsilon < _LARGEST_EPSILON else math.inf
-        return self.steps * (1 + growth) * (1 + 2.0**-48)
+        Its ``init`` refuses parameters of another number than the plan's. ``update`` takes what ``gradients`` returns,
+        or gradients of examples with their mask. The key may be that of the batches. ``axis_name`` and ``run`` are
+        those of ``private_aggregate``.
+        """
+        aggregate = private_aggregate(
+            self.clip,
+            self.noise_multiplier,
+            key,
+            expected_batch_size=self.expected_batch_size,
+            inner=inner,
+            axis_name=axis_name,
+            run=run,
+            steps=self.steps,
+            strategy=self.strategy,
+        )
 
-    def _slack(self, epsilon: float) -> float:
-        return self.slack * self.slack_factor(epsilon) if self.slack else 0.0
+        def init(params: optax.Params) -> Any:
+            if (size := _size(params)) != self.parameters:
+                raise ValueError(f"params: have {size} values; the plan is for {self.parameters}")
+            return aggregate.init(params)
 
-    def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
-        """Return an eps, found from below, with delta(eps) + slack(eps) <= delta, next to the smallest one."""
-        eps = float(epsilon_at(delta))
-        if not self.slack:
-            return eps
-        for _ in range(_MOST_STEPS):
-            rest = delta - self._slack(eps + _ABOVE)
-            following = float(epsilon_at(rest)) if rest > 0 else math.inf
-            if following <= eps + _ABOVE:
-                return eps + _ABOVE
-            eps = following
-        return math.inf
+        return optax.GradientTransformationExtraArgs(init, aggregate.update)
+
+    def batches(
+        self, key: Array, data: Any = None, *, start: int = 0, run: str | None = None
+    ) -> Iterator[PrivateBatch]:
+        """Return the batches of the steps from ``start`` on: Poisson samples, or with a strategy those of an epoch.
+
+        Args:
+            key: a ChaCha20 key for this run alone, which may be that of the optimiser. A run that goes on needs the
+                same key: with a strategy, another one would use rows more often than is accounted.
+            data: a pytree of arrays with a row for every example. By default batches hold the indices of rows.
+            start: the number of steps that were made, the state's ``step`` of a restored run.
+            run: the name of the run, as for ``optimizer``. Runs that share their samples cost more together than their
+                plans say.
+
+        Raises:
+            TypeError: key is not a ChaCha20 key.
+            ValueError: the data have another number of rows, or start is out of range.
+        """
+        check_release_key(key)
+        checks.integer_in("start", start, 0, self.steps)
+        for leaf in jax.tree.leaves(data):
+            if not np.ndim(leaf) or len(leaf) != self.examples:
+                raise ValueError(
+                    f"data: has an array of shape {list(np.shape(leaf))}; the plan is for {self.examples} rows"
+                )
+        named = key if run is None else column_key(key, ("run", run))
+        return self._batches(column_key(named, ("private_training batches",)), data, start)
+
+    def _batches(self, key: Array, data: Any, start: int) -> Iterator[PrivateBatch]:
+        drawn = jax.jit(self._batches_of_a_step.drawn(key))
+        for step in range(start, self.steps):
+            indices, mask = drawn(jnp.uint32(step))
+            rows = indices if data is None else jax.tree.map(lambda leaf, at=indices: _rows(leaf, at), data)
+            yield PrivateBatch(rows, mask)
+
+    def gradients(
+        self,
+        loss: Callable[[Any, Any], Array],
+        params: optax.Params,
+        batch: PrivateBatch,
+        *,
+        micro_batch_size: int | None = None,
+    ) -> ClippedSums:
+        """Return the sum of the clipped gradients of the examples of a batch, for ``update`` of the plan's optimiser.
+
+        Args:
+            loss: the function (params, example) -> loss, where an example is a row of the batch's examples.
+            params: the parameters.
+            batch: one of ``batches``.
+            micro_batch_size: the number of examples whose gradients are in memory together, by default all.
+
+        Raises:
+            TypeError: the batch is not a ``PrivateBatch``.
+            ValueError: the parameters are not as many as the plan's, or a number is out of range.
+        """
+        if not isinstance(batch, PrivateBatch):
+            raise TypeError(f"batch: is a {type(batch).__name__}; it must be one of plan.batches, with its mask")
+        if (size := _size(params)) != self.parameters:
+            raise ValueError(f"params: have {size} values; the plan is for {self.parameters}")
+        count = len(batch.mask)
+        together = count if micro_batch_size is None else micro_batch_size
+        checks.integer_in("micro_batch_size", together, 1, 1 << 31)
+        together = min(together, count)
+        gradient, noise = jax.vmap(jax.grad(loss), (None, 0)), self.noise
+        # In shard_map JAX would add up the gradients of parameters that are the same on all devices, before they are
+        # clipped.
+        params = jax.tree.map(lambda leaf: varying_like(jnp.asarray(leaf), *jax.tree.leaves(batch)), params)
+
+        def clipped(batch: PrivateBatch) -> ClippedSums:
+            return clipped_sums(gradient(params, batch.examples), batch.mask, noise)
+
+        if together == count:
+            return clipped(batch)
+
+        def add(sums: Any, part: PrivateBatch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, clipped(part).sums), None
+
+        zeros = jax.tree.map(lambda leaf: varying_like(jnp.zeros_like(leaf, jnp.int32), leaf), params)
+        sums, _ = jax.lax.scan(add, zeros, _micro_batches(batch, together))
+        types = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(params))
+        return ClippedSums(sums, count, types, noise)
+
+    def report(self) -> str:
+        """Return a text: what the run does, and what every part of it costs."""
+        epsilon, delta = self.budget
+        run, overflow, distance = self._accounted
+        noise, factor = self.noise, run.slack_factor(epsilon)
+        correlation = {"correlation": f"bands {self.strategy.bands}"} if self.strategy else {}
+        lines = {
+            "budget": f"epsilon {shortest(epsilon)}, delta {shortest(delta)}, neighbours {run.neighbours}",
+            "epsilon": f"{self.epsilon:.9g}, an upper bound that has every cost below",
+            "noise multiplier": f"{self.noise_multiplier:.6g}",
+            **correlation,
+            "steps": f"{self.steps}, {self._batches_of_a_step.words}",
+            "batches": f"{self.expected_batch_size:.6g} rows expected, {self.capacity} at most",
+            "overflow": f"adds at most {overflow * factor:.3g} to delta",
+            "noise's distance": f"adds at most {distance * factor:.3g} to delta",
+            "rounding": f"makes the noise wider by {100 * noise.rounding_cost:.3g} %",
+            "clipping norm": shortest(self.clip),
+            "noise of a sum": f"standard deviation {noise.standard_deviation:.6g}",
+        }
+        return "\n".join(f"{label:<20}{text}" for label, text in lines.items())
+
+    def to_dp_event(self) -> Any:
+        """Return the event of dp_accounting, whose epsilon at the budget's delta has every cost of the plan.
+
+        At other deltas it may cost less than the plan. It needs the package dp-accounting.
+        """
+        return self.run.to_dp_event(self.budget[1])
 
 
-def noise_multiplier_for(
-    run: TrainingRun, *, epsilon: float, delta: float, dimensions: int | None = None
-) -> TrainingRun:
-    """Return the run with the smallest noise multiplier whose bracket at delta ends at most at epsilon.
-
-    The noise multiplier of the given run is where the search begins.
-
-    Args:
-        run: the run, with all slack except the distance of the table of noise.
-        epsilon: epsilon of the run, positive.
-        delta: delta of the run, in (0, 1).
-        dimensions: the number of parameters that are trained with ``private_aggregate``. The slack of the returned run
-            then includes the distance of its table, and its noise multiplier is at least 0.25. Give it unless the noise
-            is Gaussian noise of real numbers.
-
-    Raises:
-        ValueError: the budget is out of range, or no noise multiplier up to 2^20 meets it; or ``private_aggregate`` has
-            no such noise for so many parameters.
-    """
-    checks.positive("epsilon", epsilon)
-    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    calibrated = calibrated_run(run, epsilon, delta)
-    if dimensions is None:
-        return calibrated
-    while True:
-        calibrated = replace(calibrated, noise_multiplier=max(calibrated.noise_multiplier, MULTIPLIERS[0]))
-        distance = PrivateNoise.certified(1.0, calibrated.noise_multiplier, dimensions).total_variation
-        if run.slack + distance <= calibrated.slack:
-            return calibrated
-        calibrated = calibrated_run(replace(calibrated, slack=run.slack + distance * ROOM), epsilon, delta)
-
-
-def calibrated_run(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:
-    """Return ``noise_multiplier_for`` the run's own slack."""
-
-    def private(multiplier: float) -> bool:
-        candidate = replace(run, noise_multiplier=multiplier)
-        # The estimate rules most candidates out in less time.
-        return candidate.estimate_epsilon(delta) <= epsilon and candidate.epsilon(delta) <= epsilon
-
-    low = high = run.noise_multiplier
-    while not private(high):
-        if high > 1 << 20:
-            raise ValueError(f"epsilon: {epsilon}, delta: {delta}; no noise multiplier up to 2^20 meets the budget")
-        low, high = high, 2 * high
-    while low == high or private(low):
-        if low < 2.0**-20:
-            break
-        low, high = low / 2, low
-    while high > low * (1 + _PRECISION):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if private(middle) else (middle, high)
-    return replace(run, noise_multiplier=high)
-
-
-def best_training_run(
+def private_training(
     *,
     epsilon: float,
     delta: float,
-    sampling_rates: Iterable[float],
-    steps: Iterable[int],
+    examples: int,
+    batch_size: float,
+    clip: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    params: optax.Params | None = None,
+    parameters: int | None = None,
     neighbours: str = "add_remove",
-    slack: float = 0.0,
-    scheme: str = _POISSON,
-    error: Callable[[TrainingRun], Any] | None = None,
-    dimensions: int | None = None,
-) -> TrainingRun:
-    """Return the run of the smallest error that meets a budget, over all given sampling rates and numbers of steps.
+    strategy: ToeplitzStrategy | None = None,
+) -> TrainingPlan:
+    """Return the plan of a training run with the least noise that meets a budget, with every cost included.
 
-    ``error`` is by default the standard deviation of the mean of all updates' noise, in units of the clipping norm over
-    the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``. ``neighbours``, ``slack`` and
-    ``scheme`` are those of ``TrainingRun``. With ``dimensions`` the noise multiplier of the best run is that of
-    ``noise_multiplier_for``.
+    Without a strategy, batches are Poisson samples, whose amplification is accounted, and steps have independent noise.
+    With one, later steps take off a part of the noise of earlier ones (``correlated.py``). The rows are then divided
+    into batches at random, once for all epochs. The run costs what one Gaussian release costs: uses of a row are at
+    least an epoch apart, and no amplification by sampling is claimed.
+
+    Args:
+        epsilon: epsilon of the whole run, positive.
+        delta: delta of the whole run, in (0, 1).
+        examples: the number of rows of the data.
+        batch_size: the expected number of rows of a batch. Every row is in it with probability batch_size / examples;
+            with a strategy an epoch has examples / batch_size steps, to the nearest whole number.
+        clip: the norm that gradients of examples are clipped to.
+        epochs: the number of times that a row is used on average; or give ``steps``.
+        steps: the number of steps; or give ``epochs``.
+        params: the parameters, of which only the number matters; or give ``parameters``.
+        parameters: the number of parameters.
+        neighbours: "add_remove" for data sets with one row more or less, "replace" for another row.
+        strategy: the correlation of the noise of the steps, by default none.
 
     Raises:
-        ValueError: there are no sampling rates or no steps, or a budget is out of range.
+        ValueError: an argument is out of range, or both or none of two are given, or the budget cannot carry so many
+            parameters and steps.
+        TypeError: the strategy is not a ``ToeplitzStrategy``.
+
+    Example:
+        >>> from dpkernels.training import private_training
+        >>> plan = private_training(
+        ...     epsilon=3.0, delta=1e-5, examples=1000, batch_size=100, steps=20, parameters=50, clip=1.0
+        ... )
+        >>> plan.epsilon <= 3.0
+        True
     """
-    measure = error or (lambda run: run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)))
-    runs = [
-        noise_multiplier_for(TrainingRun(1.0, rate, count, neighbours, slack, scheme), epsilon=epsilon, delta=delta)
-        for rate, count in product(sampling_rates, steps)
-    ]
-    if not runs:
-        raise ValueError("sampling_rates, steps: each must have at least one value")
-    best = min(runs, key=measure)
-    if dimensions is None:
-        return best
-    return noise_multiplier_for(best, epsilon=epsilon, delta=delta, dimensions=dimensions)
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    checks.integer_in("examples", examples, 1, 1 << 31)
+    checks.within("batch_size", batch_size, examples * 2.0**-32, float(examples))
+    checks.within("clip", clip, 1e-20, 1e20)
+    for first, second, names in ((epochs, steps, "epochs, steps"), (params, parameters, "params, parameters")):
+        if (first is None) == (second is None):
+            raise ValueError(f"{names}: give one of the two")
+    size = _size(params) if parameters is None else parameters
+    checks.integer_in("parameters", size, 1, 1 << 31)
+    per_epoch = max(1, round(examples / batch_size))
+    if strategy is not None:
+        checks.integer_in("examples / batch_size, rounded", per_epoch, 1, 1 << 16)
+    if steps is None and strategy is None:
+        steps = max(1, math.ceil(checks.number("epochs", epochs) * examples / batch_size))
+    elif steps is None:
+        steps = max(1, math.ceil(checks.number("epochs", epochs) * per_epoch))
+    steps = checks.integer_in("steps", steps, 1, (1 << 31) - 1)
+    run: TrainingRun | CorrelatedRun
+    if strategy is None:
+        rate = batch_size / examples
+        sampled = TrainingRun(1.0, rate, steps, neighbours)
+        capacity = _capacity(examples, rate, delta / sampled.slack_factor(epsilon))
+        sampled = replace(sampled, slack=poisson_overflow(examples, rate, capacity))
+        run = noise_multiplier_for(sampled, epsilon=epsilon, delta=delta, dimensions=size)
+    else:
+        factor = min(steps, per_epoch) * TrainingRun(1.0, 1.0, 1).slack_factor(epsilon)
+        capacity = _capacity(examples, allocation_rate(per_epoch), delta / factor)
+        run = correlated_run(
+            strategy,
+            epsilon=epsilon,
+            delta=delta,
+            steps=steps,
+            separation=per_epoch,
+            dimensions=size,
+            neighbours=neighbours,
+            slack=_AllocatedBatches(examples, per_epoch, steps, capacity).overflow,
+        )
+    return TrainingPlan((float(epsilon), float(delta)), examples, capacity, size, float(clip), run)
+
+
+def _capacity(examples: int, rate: float, delta: float) -> int:
+    """Return the capacity of batches whose overflow takes a small share of so much delta a batch."""
+    return poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta, 1e-290))
+
+
+def _run_of(state: dict[str, Any]) -> TrainingRun | CorrelatedRun:
+    """Return the run in the state of a plan."""
+    if "strategy" not in state:
+        return TrainingRun(**state)
+    strategy = ToeplitzStrategy(tuple(state["strategy"]["bands"]))
+    fields: dict[str, Any] = state | {"strategy": strategy, "run": TrainingRun(**state["run"])}
+    return CorrelatedRun(**fields)
+
+
+def _size(params: optax.Params) -> int:
+    return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def _rows(leaf: Any, indices: Array) -> Any:
+    """Return rows of an array; those of NumPy's stay there, which may be a file."""
+    return leaf[indices] if isinstance(leaf, jax.Array) else np.asarray(leaf[np.asarray(indices)])
+
+
+def _micro_batches(batch: PrivateBatch, together: int) -> PrivateBatch:
+    """Return the rows as micro-batches, padded with rows that do not count; each has rows of all devices."""
+    number = -(-len(batch.mask) // together)
+
+    def split(leaf: Any, mode: str = "edge") -> Array:
+        padding = [(0, number * together - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
+        padded = jnp.pad(leaf, padding, mode=mode) if padding[0][1] else jnp.asarray(leaf)
+        return padded.reshape(together, number, *padded.shape[1:]).swapaxes(0, 1)
+
+    return PrivateBatch(jax.tree.map(split, batch.examples), split(batch.mask, "constant"))

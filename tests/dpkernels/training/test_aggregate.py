@@ -40,8 +40,8 @@ from dpkernels.training import (
     renew_key,
 )
 from dpkernels.training.aggregate import _RUNS
+from dpkernels.training.clipping import _norms
 from dpkernels.training.noise import exact_noise
-from dpkernels.training.sums import _norms
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 PARAMS = {"w": jnp.zeros((30, 40)), "b": (jnp.zeros(()), jnp.zeros(7))}

@@ -24,7 +24,7 @@ from dpkernels.training import (
     correlated_run,
     private_aggregate,
 )
-from dpkernels.training.sums import check_overflow
+from dpkernels.training.clipping import check_overflow
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 ROOT = ToeplitzStrategy.square_root(4)
@@ -131,7 +131,7 @@ def test_two_steps_have_the_stated_privacy():
             assert bound / 3 < delta <= bound + 1e-6  # Beyond the table, 5 standard deviations, is a mass of 6e-7.
 
 
-@pytest.mark.thorough  # That of a plan, which is lengthy, is in ``test_budget.py``.
+@pytest.mark.thorough  # That of a plan, which is lengthy, is in ``test_plan.py``.
 @pytest.mark.parametrize("neighbours", ["add_remove", "replace"])
 def test_a_run_is_one_gaussian_release(neighbours):
     """From the certificate of a step's noise: its deviation over the sensitivity of all steps, and its distance."""

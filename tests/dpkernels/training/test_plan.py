@@ -32,7 +32,7 @@ from dpkernels.training import (
     poisson_overflow,
     private_training,
 )
-from dpkernels.training.budget import TrainingPlan
+from dpkernels.training.plan import TrainingPlan
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
@@ -115,7 +115,7 @@ import re, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from test_budget import PARAMS, X, PrivateBatch, flat, loss, planned
+from test_plan import PARAMS, X, PrivateBatch, flat, loss, planned
 plan, mask = planned(), jnp.arange(16) != 3
 one = flat(plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:16]), mask)).sums)
 for kind in (AxisType.Auto, AxisType.Explicit):
