@@ -24,7 +24,7 @@ from dpkernels.session import (
     Top,
     Variance,
     cells,
-    choices,
+    quantiles,
     statistics,
     sums,
 )
@@ -95,13 +95,13 @@ class Recorder(Run):
 def scores_are_kept(monkeypatch):
     """What a choice is made of: the places and the share. No tables of noise are made."""
     monkeypatch.setattr(statistics, "sampler_of", lambda *_: SAMPLER)
-    own = choices.quantile_scores
+    own = quantiles.quantile_scores
 
     def keeping(places, share, points):
         Recorder.members, Recorder.share = np.repeat(places.values, places.counts), share
         return own(places, share, points)
 
-    monkeypatch.setattr(choices, "quantile_scores", keeping)
+    monkeypatch.setattr(quantiles, "quantile_scores", keeping)
 
 
 def random_rows(rng, persons, most):
@@ -290,9 +290,9 @@ def test_weights_that_are_rounded_one_by_one_are_caught(monkeypatch):
 
 @pytest.mark.lengthy
 def test_a_quantile_that_charges_one_level_is_caught(monkeypatch):
-    own = choices._quantile
+    own = quantiles._quantile
     monkeypatch.setattr(
-        choices,
+        quantiles,
         "_quantile",
         lambda places, share, points, epsilon, own_run: own(places, share, points, 3 * epsilon, own_run),
     )
