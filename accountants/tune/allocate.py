@@ -26,7 +26,6 @@ from dpkernels.decimals import float_at_least, rational
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.solve import brent_root
 
 __all__ = ["Allocation", "allocate"]
 
@@ -295,6 +294,8 @@ class Problem:
 
     def _root(self, composed: Callable[[float], float], size: float) -> float:
         """Return the factor at which a rising function is the budget, from one that makes ``size`` the budget."""
+        from scipy.optimize import brentq
+
         low = high = self.epsilon / size
         while composed(low) > self.epsilon:
             low /= 2
@@ -302,8 +303,7 @@ class Problem:
             high *= 2
         # A little wider, so that rounding does not hide the change of sign.
         ends = np.log(low) - 1e-6, np.log(high) + 1e-6
-        root, _ = brent_root(lambda t: composed(np.exp(t)) - self.epsilon, *ends, xtol=1e-12)
-        return float(np.exp(root))
+        return float(np.exp(brentq(lambda t: composed(np.exp(t)) - self.epsilon, *ends, xtol=1e-12)))
 
     def certified(self, ratios: np.ndarray, objective: Objective) -> Allocation:
         """Return the allocation of these ratios times the largest factor whose bound meets the budget."""

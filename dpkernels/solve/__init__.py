@@ -25,7 +25,7 @@ from dpkernels.solve.minima import (
     smooth_minimum,
     turning_points,
 )
-from dpkernels.solve.roots import bisect, brent_root, falling_root, invert_increasing, invert_smooth, rising_root
+from dpkernels.solve.roots import bisect, falling_root, invert_increasing, invert_smooth, rising_root
 from dpkernels.solve.rounding import MARGINS, NotPrivateError, conservative_root, first_feasible, floats_from
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "NotPrivateError",
     "bisect",
     "bounded_minimum",
-    "brent_root",
     "conservative_root",
     "convex_root",
     "falling_root",

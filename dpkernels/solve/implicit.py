@@ -24,7 +24,7 @@ def root(excess: Function, parameters: PyTree, feasible: Real, infeasible: Real,
 
     The excess, continuous, is at most 0 at x as computed, and above 0 (or NaN) at the next float. If it changes sign
     several times, x is at one of the changes. Neither end is evaluated: ``feasible`` may be a limit, such as 0. Plain
-    numbers with ``rtol``, a relative distance from the root, are searched by Brent's method, others by bisection.
+    numbers with ``rtol``, a relative distance from the root, are searched by SciPy's ``brentq``, others by bisection.
     The result is a float for plain numbers; for JAX ones a JAX scalar, differentiable in the parameters.
     """
     parameters, feasible, infeasible = promote(parameters, feasible, infeasible)
@@ -50,10 +50,10 @@ def newton(
 
     JAX numbers: Newton's method. It evaluates the function and all its derivatives together, so that a large function
     is compiled once. A step beyond the bracket of the root ends halfway to the bracket's end. Plain numbers: a step of
-    the function's value, which suits a slope of about -1, and secants until the root is bracketed, and then Brent's
-    method. ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every step.
-    With ``clip``, the result is the nearer end instead of NaN. optimistix's Newton takes 0.5 s instead of 0.17 s the
-    first time.
+    the function's value, which suits a slope of about -1, and secants until the root is bracketed, and then SciPy's
+    ``brentq``. ``tolerance`` is the length of the last step, and the error about its square; ``longest`` limits every
+    step. With ``clip``, the result is the nearer end instead of NaN. optimistix's Newton takes 0.5 s instead of 0.17 s
+    the first time.
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:

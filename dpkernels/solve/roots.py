@@ -1,4 +1,4 @@
-"""Roots without derivatives: elementwise ones, and those of plain numbers."""
+"""Roots without derivatives: elementwise ones, and those of plain numbers by SciPy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ NEWTON_STEPS = 60  # Steps of Newton's method at most.
 _SECANTS = 100  # Steps of a bracket at most.
 _FOUND = 1e-11  # The relative width of a bracket at the end.
 _TINY = 5e-324  # The least positive float.
-_LARGEST = 1e300  # Values are cut to this size.
-_LEAST_RTOL = 4 * float(np.finfo(float).eps)
-_BRACKET_STEPS, _ROOT_STEPS = 200, 100  # Steps of Brent's method at most.
+_LARGEST = 1e300  # Values are cut to this size for SciPy.
+_LEAST_RTOL = 4 * float(np.finfo(float).eps)  # The least that SciPy takes.
 
 
 # Arrays
@@ -132,71 +131,12 @@ def falling_root(function: Callable[[np.ndarray], np.ndarray], low: Real, high: 
 # Plain numbers
 
 
-def brent_root(
-    function: Callable[[float], Real],
-    low: float,
-    high: float,
-    xtol: float,
-    rtol: float = _LEAST_RTOL,
-    steps: int = _ROOT_STEPS,
-) -> tuple[float, bool]:
-    """Return a root between two points where a function has other signs, by Brent's method, and whether it is found.
-
-    It stops within ``xtol`` + ``rtol`` |x|, or after so many steps, and takes the steps of SciPy's ``brentq``, to the
-    bit, whose import takes 0.7 s. ValueError if the function is NaN, or has the same sign at both points.
-    """
-
-    def value(x: float) -> float:
-        if math.isnan(number := float(function(x))):
-            raise ValueError(f"the function is NaN at {x}; it has no root there")
-        return number
-
-    before, x, other = float(low), float(high), 0.0
-    at_before, at_x, at_other = value(before), value(x), 0.0
-    if at_before == 0 or at_x == 0:
-        return (before if at_before == 0 else x), True
-    if _is_below(at_before) == _is_below(at_x):
-        raise ValueError("the function has the same sign at both points")
-    last = step = 0.0
-    for _ in range(steps):
-        if at_before != 0 and at_x != 0 and _is_below(at_before) != _is_below(at_x):
-            other, at_other = before, at_before
-            last = step = x - before
-        if abs(at_other) < abs(at_x):
-            before, x, other = x, other, x
-            at_before, at_x, at_other = at_x, at_other, at_x
-        delta, half = (xtol + rtol * abs(x)) / 2, (other - x) / 2
-        if at_x == 0 or abs(half) < delta:
-            return x, True
-        tried = math.inf
-        if abs(last) > delta and abs(at_x) < abs(at_before):
-            try:
-                if before == other:  # A secant.
-                    tried = -at_x * (x - before) / (at_x - at_before)
-                else:
-                    slope, other_slope = (at_before - at_x) / (before - x), (at_other - at_x) / (other - x)
-                    product = other_slope * slope * (at_other - at_before)
-                    tried = -at_x * (at_other * other_slope - at_before * slope) / product
-            except ZeroDivisionError:
-                tried = math.inf
-        if 2 * abs(tried) < min(abs(last), 3 * abs(half) - delta):
-            last, step = step, tried
-        else:
-            last = step = half
-        before, at_before = x, at_x
-        x += step if abs(step) > delta else delta if half > 0 else -delta
-        at_x = value(x)
-    return x, False
-
-
-def _is_below(value: float) -> bool:
-    return math.copysign(1.0, value) < 0
-
-
 def narrow_bracket(
     excess: Callable[[float], Real], feasible: float, infeasible: float, rtol: float
 ) -> tuple[float, float]:
-    """Return a bracket (feasible, infeasible) of a root, about as wide as ``rtol``, by Brent's method."""
+    """Return a bracket (feasible, infeasible) of a root, about as wide as ``rtol``, by SciPy's ``brentq``."""
+    from scipy.optimize import brentq  # Imported on use: it takes 0.15 s.
+
     bracket = [feasible, infeasible]
 
     def value(x: float) -> float:
@@ -211,7 +151,7 @@ def narrow_bracket(
 
     rtol = max(rtol / 2, _LEAST_RTOL)
     # A root at 0 is never found to within a share of it; the last bracket is as good as any.
-    brent_root(value, feasible, infeasible, _TINY, rtol, _BRACKET_STEPS)
+    brentq(value, feasible, infeasible, xtol=_TINY, rtol=rtol, maxiter=200, full_output=True, disp=False)
     return bracket[0], bracket[1]
 
 
@@ -219,6 +159,8 @@ def root_near(
     falling: Callable[[float], float], x: float, low: float, high: float, tolerance: float, longest: float, clip: bool
 ) -> float:
     """Return the root of a falling function near x; see ``implicit.newton``."""
+    from scipy.optimize import brentq  # Imported on use: it takes 0.15 s.
+
     value = step = float(falling(x))
     while value != 0.0:
         if math.isnan(value) or x == (high if value > 0 else low):
@@ -228,12 +170,7 @@ def root_near(
         there = float(falling(other))
         if (there > 0) != (value > 0):
             xtol = max(tolerance**2, _LEAST_RTOL * max(abs(x), abs(other)))
-            if there != there:
-                return math.nan
-            root, is_found = brent_root(falling, x, other, xtol)
-            if not is_found:
-                raise RuntimeError(f"no root of {falling} is found between {x} and {other}")
-            return root
+            return float(brentq(falling, x, other, xtol=xtol, rtol=_LEAST_RTOL)) if there == there else math.nan
         # A secant; where the function is all but flat, twice as far each time.
         fall = abs(there - value)
         step = there * (other - x) / fall if fall > 1e-3 * abs(value) else 2 * step

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 
 from dpkernels import solve
 from dpkernels.solve import MARGINS, NotPrivateError, bisect, first_feasible, newton, root
@@ -306,43 +305,6 @@ def test_a_bounded_minimum_of_a_smooth_function(low, width, share):
     x, value = solve.bounded_minimum(lambda x: ((x - place) / width) ** 2, low, low + width, xatol=1e-9 * width)
     assert value == ((x - place) / width) ** 2
     assert abs(x - place) <= 1e-5 * width + 1e-6 * abs(place)
-
-
-SHAPES = (lambda x: (x - 1) ** 2, lambda x: abs(x - 0.3) + 0.1 * math.sin(5 * x), math.cosh, lambda x: round(4 * x) / 4)
-
-
-@given(st.sampled_from(SHAPES), places.map(lambda x: x / 1e5), widths.map(lambda x: x / 1e5), st.floats(-14, -2))
-def test_a_bounded_minimum_is_scipys_to_the_bit(function, low, width, digits):
-    options = {"xatol": 10.0**digits}
-    theirs = optimize.minimize_scalar(function, bounds=(low, low + width), method="bounded", options=options)
-    assert solve.bounded_minimum(function, low, low + width, options["xatol"]) == (theirs.x, theirs.fun)
-
-
-RISING = (lambda x: x - 1, lambda x: math.tanh(40 * x) + 1e-3 * x, lambda x: x**3, lambda x: -1.0 if x < 0.1 else 1.0)
-
-
-@given(st.sampled_from(RISING), st.floats(0.01, 5), st.floats(1.1, 5), st.floats(-300, -3), st.floats(-15, -3))
-def test_a_root_by_brent_is_scipys_to_the_bit(function, below, above, absolute, relative):
-    tolerances = {"xtol": 10.0**absolute, "rtol": max(10.0**relative, 4 * float(np.finfo(float).eps))}
-    theirs, ours = [], []
-    root, info = optimize.brentq(
-        lambda x: (theirs.append(x), function(x))[1],
-        -below,
-        above,
-        **tolerances,
-        maxiter=60,
-        full_output=True,
-        disp=False,
-    )
-    found = solve.brent_root(lambda x: (ours.append(x), function(x))[1], -below, above, **tolerances, steps=60)
-    assert found == (root, info.converged)
-    assert ours == theirs
-
-
-def test_a_root_by_brent_needs_a_change_of_sign():
-    for function in (lambda x: x + 5, lambda x: math.nan):
-        with pytest.raises(ValueError, match=r"same sign|NaN"):
-            solve.brent_root(function, -1.0, 1.0, 1e-9)
 
 
 @given(st.floats(-0.9, 0.9))
