@@ -131,7 +131,7 @@ def _gaussian_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fracti
     return Fraction(epsilon) if epsilon <= most else None
 
 
-def _is_composable(certificate: NoiseCertificate) -> bool:
+def _is_composable(certificate: Any) -> bool:
     """Return whether one pair, the table and it shifted, dominates every entry of a table."""
     if not (_is_symmetric_noise(certificate) and certificate.shift >= 1 and certificate.table.is_unimodal):
         return False

@@ -407,7 +407,7 @@ class NoiseFormulas:
 
     # One release on a sample of rate r with a record replaced, D > 0: see ``replaced``.
 
-    def replaced_hockey_stick(self, rate: Any, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: Real, side: int = 1) -> Curve:
         """Use that {p > t q} is a half line for an even log-concave density: f(. - D)/f rises and f(. + D)/f falls."""
         noise, D, points = self.noise, self.D, without_derivative(self.noise.quantiles)
         low, high = points[0] - D, points[-1] + D
@@ -651,7 +651,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         return sum_of_pieces(of_pieces, len(loss))
 
-    def replaced_hockey_stick(self, rate: RealArray, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: Real, side: int = 1) -> Curve:
         """Return eps -> delta(eps), a sum over pieces; s is the distance from their finite end, log densities l + k s.
 
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
@@ -796,7 +796,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
 
         return sum_of_pieces(of_pieces, len(loss) * gaussian_integrals.VALUES)
 
-    def replaced_hockey_stick(self, rate: RealArray, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: Real, side: int = 1) -> Curve:
         """Return the sum over pieces, with x in units of sigma and a = D/sigma."""
         sigma = self.source.sigma
         a = self.D / sigma
@@ -944,7 +944,7 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
 
         return at
 
-    def replaced_hockey_stick(self, rate: RealArray, side: int = 1) -> Curve:
+    def replaced_hockey_stick(self, rate: Real, side: int = 1) -> Curve:
         losses = self.replaced_privacy_loss(rate)
         pair = Atoms(losses.p, losses.q)
         return pair.hockey_stick() if side > 0 else pair.nearest_curve()

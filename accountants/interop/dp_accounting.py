@@ -147,7 +147,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         closed_form = self._known_delta(target_epsilon)
         return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
-    def get_true_positive_rates(self, false_positive_rates: Real, deltas: object = None) -> Real:
+    def get_true_positive_rates(self, false_positive_rates: Any, deltas: object = None) -> Real:
         """Return upper bounds of the true positive rates of any attack at some false positive rates.
 
         They are those of the trade-off curve itself, so that ``deltas``, at which dp_accounting looks, are not needed.

@@ -27,7 +27,7 @@ from accountants.precision import in_64_bits
 from accountants.profile import delta as delta_of
 from accountants.tune.family import expression
 from accountants.tune.least_variance import least_variance
-from accountants.tune.objectives import Objective, as_objective, evaluate, worst_variance
+from accountants.tune.objectives import Objective, ObjectiveLike, as_objective, evaluate, worst_variance
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -205,7 +205,7 @@ def noise(
     sensitivity: float = 1.0,
     rate: float | None = None,
     adjacency: str = "add_remove",
-    objective: Objective = worst_variance,
+    objective: ObjectiveLike = worst_variance,
     families: Sequence[NoiseFamily] | None = None,
 ) -> BestNoise:
     """Return the best additive noise for ``count`` releases that are (epsilon, delta)-DP together.

@@ -19,7 +19,7 @@ __all__ = ["shuffled_categories"]
 
 
 def shuffled_categories(
-    categories: int, *, epsilon: float, delta: float, n: int, sizes: Sequence[int] | None = None, other: Any = None
+    categories: Any, *, epsilon: float, delta: float, n: int, sizes: Sequence[int] | None = None, other: Any = None
 ) -> SubsetSelection:
     """Return subset selection of the size and the budget with the least error, of n shuffled reports at a target.
 

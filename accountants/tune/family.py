@@ -72,7 +72,7 @@ class Family(abc.ABC):
         """Return every parameter of a member by its name in the constructor, those solved for too."""
         return dict(free)
 
-    def python(self, mechanism: Mechanism, parameters: dict[str, Real]) -> str:
+    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
         return expression(mechanism)
 
@@ -111,7 +111,7 @@ class Family(abc.ABC):
         """
         raise TypeError(f"family: no search of {self.name} is published; method='gradient' tunes it")
 
-    def verify(self, mechanism: Mechanism) -> tuple[float, float]:
+    def verify(self, mechanism: Any) -> tuple[float, float]:
         """Return the (epsilon, delta) that the mechanism meets, delta as the exact accountant computes it.
 
         Raises:

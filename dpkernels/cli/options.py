@@ -65,7 +65,7 @@ class NumberList(click.ParamType):
     def __init__(self, may_be_none: bool = False, number: Callable[[str], Any] = float) -> None:
         self.may_be_none, self.number = may_be_none, number
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
         if self.may_be_none and not value:
@@ -81,7 +81,7 @@ class DateOrNumber(click.ParamType):
 
     name = "number or date"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return date_or_number(value) if isinstance(value, str) else value
         except ValueError:
@@ -93,7 +93,7 @@ class DateOrigin(click.ParamType):
 
     name = "date"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         name, equals, text = value.rpartition("=")
@@ -117,7 +117,7 @@ class CategoryList(click.ParamType):
 
     name = "categories"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         if value.isascii() and value.isdigit():
@@ -133,7 +133,7 @@ class CategoryFile(click.ParamType):
 
     name = "file"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         path: Any = INPUT.convert(value, param, ctx)

@@ -385,7 +385,7 @@ class Estimate:
         ax: Any = None,
         *,
         kind: str = "histogram",
-        bins: int | None = None,
+        bins: Any = None,
         confidence: float = 0.95,
         label: str = "value",
         title: str | None = None,

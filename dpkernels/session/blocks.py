@@ -41,7 +41,7 @@ class Block:
     columns: Mapping[Any, np.ndarray]
     rows: int
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: Any) -> np.ndarray:
         return self.columns[name]
 
     def filtered(self, keep: np.ndarray) -> Block:

@@ -125,22 +125,22 @@ class Result:
     def __sub__(self, other: Any) -> Result:
         return self._combined(other, "-")
 
-    def __mul__(self, other: int) -> Result:
+    def __mul__(self, other: Any) -> Result:
         return self._combined(other, "*")
 
-    def __truediv__(self, other: Result) -> Result:
+    def __truediv__(self, other: Any) -> Result:
         return self._combined(other, "/")
 
     def __radd__(self, other: Any) -> Any:
         return self._combined(other, "+", swapped=True)
 
-    def __rsub__(self, other: int) -> Result:
+    def __rsub__(self, other: Any) -> Result:
         return self._combined(other, "-", swapped=True)
 
-    def __rmul__(self, other: int) -> Result:
+    def __rmul__(self, other: Any) -> Result:
         return self._combined(other, "*", swapped=True)
 
-    def __rtruediv__(self, other: int) -> Result:
+    def __rtruediv__(self, other: Any) -> Result:
         return self._combined(other, "/", swapped=True)
 
     def __len__(self) -> int:

@@ -27,7 +27,6 @@ from dpkernels import checks
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational, shortest
-from dpkernels.numerics import Real
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.session import reports
 from dpkernels.session.reports import Entry
@@ -79,7 +78,7 @@ class Session:
         groups_per_person: int | None = None,
         *,
         epsilon: Any = None,
-        delta: Real = 0,
+        delta: Any = 0,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         key: Array | None = None,
     ) -> None:
@@ -164,7 +163,7 @@ class Session:
             found.append((statement.budget, statement.left))
         return found
 
-    def _cost(self, epsilon: Any, share: Real | None, delta: Any) -> EpsilonDelta:
+    def _cost(self, epsilon: Any, share: Any, delta: Any) -> EpsilonDelta:
         """Return the cost of a release, which floats hold: epsilon is given, or a share of the whole budget."""
         if (epsilon is None) == (share is None):
             raise ValueError("epsilon, share: give one of them, the release's part of the budget")
@@ -198,9 +197,9 @@ class Session:
         self,
         statistics: Sequence[Statistic],
         *,
-        epsilon: Real | None = None,
-        share: Real | None = None,
-        delta: Real = 0,
+        epsilon: Any = None,
+        share: Any = None,
+        delta: Any = 0,
         widths: Sequence[float] | None = None,
         objective: str = "largest",
         rows: int = 1000,
@@ -259,7 +258,7 @@ class Session:
             epsilons = np.asarray(tune.allocate(queries, epsilon=1.0, objective=objective).mechanism.epsilon) * epsilon
         return epsilons.tolist()
 
-    def check(self, statistic: Statistic, *, epsilon: Real = 1.0, delta: Real = 1e-6) -> None:
+    def check(self, statistic: Statistic, *, epsilon: Any = 1.0, delta: Any = 1e-6) -> None:
         """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
         self._table.check_columns(*statistic.names)
         statistic.check(self.rows_per_person, self._groups, float(epsilon), float(amount("delta", delta)))
@@ -346,16 +345,16 @@ class Session:
         """Release the sum of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
         return self._of_column(Sum, column, lower, upper, options)
 
-    def mean(self, column: str, lower: Real | None = None, upper: Real | None = None, **options: Any) -> Result:
+    def mean(self, column: str, lower: float | None = None, upper: float | None = None, **options: Any) -> Result:
         """Release the mean of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
         return self._of_column(Mean, column, lower, upper, options)
 
-    def variance(self, column: str, lower: int | None = None, upper: int | None = None, **options: Any) -> Result:
+    def variance(self, column: str, lower: float | None = None, upper: float | None = None, **options: Any) -> Result:
         """Release the mean squared distance of values, clipped to [lower, upper], from their mean."""
         return self._of_column(Variance, column, lower, upper, options)
 
     def quantiles(
-        self, column: str, lower: int | None = None, upper: int | None = None, p: Any = 0.5, **options: Any
+        self, column: str, lower: float | None = None, upper: float | None = None, p: Any = 0.5, **options: Any
     ) -> Result:
         """Release quantiles p of values, clipped to [lower, upper]; see ``Quantiles`` for step and interval_share."""
         return self._of_column(Quantiles, column, lower, upper, options | {"p": p})
@@ -378,7 +377,7 @@ class Session:
         return self.release(Top(column, k, candidates), **budget)
 
     def _of_column(
-        self, kind: Any, column: str, lower: Real | None, upper: Real | None, options: dict[str, Any]
+        self, kind: Any, column: str, lower: float | None, upper: float | None, options: dict[str, Any]
     ) -> Result:
         budget = {name: options.pop(name) for name in ("epsilon", "share", "delta") if name in options}
         return self.release(kind(column, lower, upper, **options), **budget)

@@ -86,7 +86,7 @@ class PureDPFamily(ComposableFamily):
     def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Any:
         return calibrate.composed_budget(self.released(free), **target.options, initial_guess=solved or None)
 
-    def solved_budget(self, member: Mechanism) -> Real:
+    def solved_budget(self, member: Any) -> Real:
         return member.epsilon
 
 
@@ -228,7 +228,7 @@ class Composed(Family):
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
         return {**self.each.parameters(free, mechanism), **own}
 
-    def solved_budget(self, member: Additive) -> Real:
+    def solved_budget(self, member: Any) -> Real:
         solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
         return 0.0 if solved is None else solved  # Noise that is scaled has no claim here.
 

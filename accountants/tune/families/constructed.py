@@ -91,7 +91,7 @@ class Constructed(PureDPFamily):
     def build(self, free: dict[str, Any]) -> Any:
         return self.constructor(**self.arguments(free))
 
-    def python(self, mechanism: Mechanism, parameters: dict[str, Real]) -> str:
+    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         constructor = getattr(self.constructor, "__name__", "")
         if getattr(dpk, constructor, None) is not self.constructor:
             return super().python(mechanism, parameters)

@@ -44,7 +44,7 @@ class TwoWayTable:
 
 
 def two_way_table(
-    first_reports: Any, first_mechanism: Categorical, second_reports: Any, second_mechanism: object
+    first_reports: Any, first_mechanism: Categorical, second_reports: Any, second_mechanism: Categorical
 ) -> TwoWayTable:
     """Return the numbers of people by two categories, from two independent reports of each person.
 

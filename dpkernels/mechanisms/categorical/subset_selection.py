@@ -157,7 +157,7 @@ class SubsetSelection(Categorical):
         return np.packbits(is_in, axis=-1, bitorder="little")
 
 
-def strict_bound(epsilon: Real, categories: int) -> Real:
+def strict_bound(epsilon: float, categories: int) -> float:
     """Return the least mean squared error of one report that any unbiased eps-DP estimate of all shares can have.
 
     It is min over k of (d - 1)^2 (k e^eps + d - k)^2/(d k (d - k) (e^eps - 1)^2) - (d - 1)/d. Subset selection of the
@@ -167,12 +167,12 @@ def strict_bound(epsilon: Real, categories: int) -> Real:
     return min(_error(epsilon, d, k) for k in _sizes(epsilon, d))
 
 
-def _error(epsilon: Real, d: int, k: int) -> Real:
+def _error(epsilon: float, d: int, k: int) -> float:
     e = math.exp(epsilon)
     return (d - 1) ** 2 * (k * e + d - k) ** 2 / (d * k * (d - k) * math.expm1(epsilon) ** 2) - (d - 1) / d
 
 
-def _sizes(epsilon: Real, d: int) -> tuple[int, ...]:
+def _sizes(epsilon: float, d: int) -> tuple[int, ...]:
     """Return the sizes below and above d/(e^eps + 1), between which the error has its minimum."""
     best = d / (math.exp(epsilon) + 1)
     return tuple(sorted({min(max(size, 1), d - 1) for size in (math.floor(best), math.ceil(best))}))
