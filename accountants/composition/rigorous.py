@@ -21,7 +21,7 @@ import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile
 from accountants.composition.bracket import Bracket
-from accountants.composition.by_renyi import GridOrRenyi, epsilon_of_orders
+from accountants.composition.by_renyi import GridOrRenyi
 from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
@@ -47,7 +47,9 @@ class ByDirections:
         return self.profile.bracket("delta", epsilon) or self.otherwise.delta(epsilon)
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        return self.profile.bracket("epsilon", delta) or self.otherwise.epsilon(delta)
+        bracket = self.profile.bracket("epsilon", delta)
+        # No eps on its grid may suffice.
+        return bracket if bracket and math.isfinite(bracket[1]) else self.otherwise.epsilon(delta)
 
     def upper_delta(self, epsilon: float) -> float:
         return self.delta(epsilon)[1]
@@ -160,16 +162,10 @@ class RigorousBounds:
 
     def _epsilon(self, delta: float) -> tuple[float, float]:
         low, high = self.method.epsilon(delta)
-        return min(low, self.largest_loss), min(self._finite(high, delta), self.largest_loss)
+        return min(low, self.largest_loss), min(high, self.largest_loss)
 
     def upper_epsilon(self, delta: float) -> float:
-        return min(self._finite(self.method.upper_epsilon(delta), delta), self.largest_loss)
-
-    def _finite(self, epsilon: float, delta: float) -> float:
-        """Return eps, or that of Renyi divergences if it is infinite: they need no mass that is left out."""
-        if math.isfinite(epsilon) or self.guarantee.infinity_mass >= delta:
-            return epsilon
-        return epsilon_of_orders(self.guarantee, delta)
+        return min(self.method.upper_epsilon(delta), self.largest_loss)
 
     def _errors(self, alpha: float) -> CurvePoint:
         """Return bounds of the trade-off curve at alpha in [0, 1]."""
