@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from dpkernels.numerics import Real
 __all__ = ["Allocation", "allocate"]
 
 Objective = str | Callable[[Any], Any]
+T = TypeVar("T")
 
 OBJECTIVES = ("variance", "largest")
 _LEVELS = 8  # Of ratios of sensitivity to scale, of noise whose composition has no closed form.
@@ -309,14 +310,16 @@ class Problem:
         """Return the allocation of these ratios times the largest factor whose bound meets the budget."""
         size = float(ratios.sum() if self.kind == "pure" else np.sqrt((ratios**2).sum()))
         factor = self._root(lambda factor: self.estimate(factor * ratios), size)
-        for attempt in range(_ATTEMPTS):
+
+        def scaled(factor: float) -> tuple[Additive, float]:
             mechanism = self.mechanism(factor * ratios)
-            if (bound := self.bound(mechanism)) <= self.epsilon:
-                lengths = np.ravel(getattr(mechanism.noise, self.shape.lengths[0]))
-                value = self.value(self.sensitivities / lengths, objective)
-                return Allocation(self.claiming(mechanism), value, bound, self.delta)
-            factor *= min(self.epsilon / bound, 1 - 1e-12) * (1 - 1e-13 * 4**attempt)
-        raise ValueError(f"epsilon: no allocation of {self.epsilon:g} is certified; its bound is {bound:g}")
+            return mechanism, self.bound(mechanism)
+
+        mechanism, bound = within_budget(scaled, self.epsilon, factor)
+        lengths = np.ravel(getattr(mechanism.noise, self.shape.lengths[0]))
+        return Allocation(
+            self.claiming(mechanism), self.value(self.sensitivities / lengths, objective), bound, self.delta
+        )
 
     def bound(self, mechanism: Additive) -> float:
         """Return the bound of the composed epsilon of a batch."""
@@ -354,6 +357,19 @@ class Problem:
             with np.errstate(all="ignore"):
                 return np.exp(GaussianProfile((), ratios / float(self.shape.gaussian_sigma)).evaluate(epsilon)[0])
         return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
+
+
+def within_budget(scaled: Callable[[float], tuple[T, float]], epsilon: float, factor: float) -> tuple[T, float]:
+    """Return what a factor of all ratios gives, and its bound, for the first factor from one on whose bound suffices.
+
+    ``scaled`` maps a factor to what it gives and a bound of its epsilon, which is about proportional to the factor.
+    """
+    for attempt in range(_ATTEMPTS):
+        result, bound = scaled(factor)
+        if bound <= epsilon:
+            return result, bound
+        factor *= min(epsilon / bound, 1 - 1e-12) * (1 - 1e-13 * 4**attempt)
+    raise ValueError(f"epsilon: no allocation of {epsilon:g} is certified; its bound is {bound:g}")
 
 
 def in_levels(ratios: np.ndarray, levels: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Every family has one width, which the budget of all releases determines, and at most one number of shape. With t the log
 of the width, a search follows the root t of the composed eps at delta from shape to shape, and moves the shape to the
-vertex of the parabola through the three best values. Estimates by FFT from few nodes, precise to about 1e-6, are enough
+vertex of the parabola through the three best values. Estimates by FFT from few nodes, precise to about 1e-5, are enough
 for it. The best member of the best family then gets the least width that the bracket's upper end allows.
 """
 
@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu
+from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu, with_own_claim
 from accountants.calibrate.scale import check_target
 from accountants.composition.dispatch import rough_epsilon
 from accountants.composition.rigorous import RigorousBounds
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
-from accountants.profile import delta as delta_of
 from accountants.tune.family import expression
 from accountants.tune.least_variance import least_variance
 from accountants.tune.objectives import Objective, ObjectiveLike, as_objective, evaluate, worst_variance
@@ -38,7 +36,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.solve import NotPrivateError, first_feasible, newton
+from dpkernels.solve import newton
 
 __all__ = ["NOISE_FAMILIES", "BestNoise", "NoiseCost", "NoiseFamily", "noise"]
 
@@ -47,10 +45,6 @@ _SECANTS = 6  # The most steps of t before it is bracketed.
 _FLATTEST, _STEEPEST = 0.05, 1e7  # Of the slope of the excess in t. Nearly pure noise has a steep one.
 _FARTHEST, _LONGEST = 40.0, 1.0  # Of t from its start, and of its steps.
 _TURNS, _GAIN = 8, 2e-6  # The most steps of a shape, and the relative gain at which a search ends.
-_CLAIMED, _MARGINS = (
-    1e-5,
-    tuple(1e-9 * 8.0**k for k in range(8)),
-)  # Of the log of a claim's eps, which need not be least.
 _LEAP = 4.0  # The longest step of a shape, over its reach.
 _LEAST, _MOST = 1e-300, 1e2  # The least delta, and the least and the most of eps over that of the budget.
 _ABOVE_INFINITE = 1.001  # Delta over the probability of an infinite loss from which on eps is resolved.
@@ -316,26 +310,9 @@ class _Target:
         t = conservative_parameter(lambda t: self.releases(member(t)), self.epsilon, self.delta, is_known=True)
         noise = member(t)
         upper = RigorousBounds(self.releases(noise)).upper_delta(self.epsilon)
-        mechanism = _claiming(self.mechanism(noise), self.delta / self.count, self.epsilon / math.sqrt(self.count))
+        mechanism = with_own_claim(self.mechanism(noise), self.delta / self.count)
         facts = self.value(noise), best.parameters, self.epsilon, upper, self.count, self.objective.name
         return BestNoise(mechanism, best.family, *facts, tuple(costs), self.delta, self.rate)
-
-
-def _claiming(mechanism: Additive, delta: float, start: float) -> Additive:
-    """Return the mechanism with the claim of one release, about its own eps at delta; without it if that exceeds 20."""
-    least, most = checks.EPSILON_RANGE
-
-    def log_excess(log_eps: float, _: object) -> float:
-        return math.log(max(float(delta_of(mechanism, math.exp(log_eps))), _LEAST) / delta)
-
-    ends = math.log(least), math.log(most)
-    guess = min(max(math.log(start), ends[0]), ends[1])
-    near = math.exp(newton(log_excess, (), guess, ends, tolerance=_CLAIMED, longest=_LONGEST, clip=True))
-    candidates = (min(max(near * (1 + margin), least), most) for margin in _MARGINS)
-    with suppress(NotPrivateError):
-        epsilon = first_feasible(candidates, lambda eps: delta_of(mechanism, eps) <= delta)
-        return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=epsilon, delta=delta)
-    return mechanism
 
 
 class _Point(NamedTuple):

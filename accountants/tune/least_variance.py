@@ -36,10 +36,8 @@ _LEAST = 1e-150  # The least mass of a sum that is kept.
 _POSITIONS = 1e-11  # The error that is allowed for positions, which are rounded to 1e-12, and for functions.
 _ON_KNOT = 2e-12  # The distance from a knot, and that in spacings, up to which a point is on it.
 _ROUNDED = 1e-9  # The relative error that is allowed for sums of positive floats.
-_OF_ONE, _OF_INTEGRALS = (
-    4e-15,
-    1e-16,
-)  # The errors that are allowed for differences from 1, and for an integral of slopes.
+_OF_ONE = 4e-15  # The error that is allowed for differences from 1.
+_OF_INTEGRALS = 1e-16  # That of an integral of slopes.
 _RESOLUTION, _MOST_CELLS = 20.0, 256  # The knots in a standard deviation, and the most in a sensitivity.
 _TAIL, _WIDEST = 30.0, 10.0  # The most of log(k/delta), and the standard deviations that Gaussian noise extends to.
 _FEW = 2.5  # Up to so many sensitivities of a standard deviation smaller shifts matter, too.

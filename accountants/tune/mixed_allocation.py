@@ -22,7 +22,7 @@ from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.guarantee import Guarantee
 from accountants.precision import in_64_bits
-from accountants.tune.allocate import Problem, allocate, in_levels
+from accountants.tune.allocate import Problem, allocate, in_levels, within_budget
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -33,12 +33,9 @@ __all__ = ["MixedAllocation", "allocate_mixed"]
 
 _LEVELS, _FINAL_LEVELS = 2, 4  # Of Laplace noise, in the search for their number, and at its end.
 _TURNS, _STEP, _POWER = 6, 1e-3, 0.25  # The most steps of the levels; that of differences; x^4 g/x^2 is about constant.
-_GAIN, _WORSE = (
-    1e-4,
-    1.05,
-)  # The relative gain at which steps end, and the loss at which no more Laplace noise is tried.
+_GAIN = 1e-4  # The relative gain at which steps end.
+_WORSE = 1.05  # The relative loss at which no more Laplace noise is tried.
 _TOLERANCE, _LONGEST, _FARTHEST = 1e-4, 1.0, 40.0  # Of the logarithm of the common factor of all ratios.
-_ATTEMPTS = 40
 _REFINEMENTS = 5  # Of the number of queries with Laplace noise.
 
 
@@ -147,18 +144,18 @@ class _Search:
     def certified(self, count: int) -> MixedAllocation:
         """Return the allocation whose bound meets the budget."""
         split = _Split(self, count, _FINAL_LEVELS)
-        ratios, factor = split.descended(), 1.0
-        for attempt in range(_ATTEMPTS):
+        ratios = split.descended()
+
+        def scaled(factor: float) -> tuple[tuple[Additive, Additive], float]:
             laplace, gaussian = split.batches(factor * ratios)
             terms = (*BatchGuarantee(laplace).joined_terms, *BatchGuarantee(gaussian).joined_terms)
-            if (bound := float(Guarantee(terms).epsilon(self.delta))) <= self.epsilon:
-                variances = np.empty(self.s.shape)
-                variances[split.first], variances[split.rest] = laplace.noise.variance, gaussian.noise.variance
-                value = float((self.w * variances).sum())
-                kinds = np.isin(np.arange(self.s.size), split.first)
-                return MixedAllocation(kinds, laplace, gaussian, value, bound, self.delta)
-            factor *= min(self.epsilon / bound, 1 - 1e-12) * (1 - 1e-13 * 4**attempt)
-        raise ValueError(f"epsilon: no allocation of {self.epsilon:g} is certified; its bound is {bound:g}")
+            return (laplace, gaussian), float(Guarantee(terms).epsilon(self.delta))
+
+        (laplace, gaussian), bound = within_budget(scaled, self.epsilon, 1.0)
+        variances = np.empty(self.s.shape)
+        variances[split.first], variances[split.rest] = laplace.noise.variance, gaussian.noise.variance
+        kinds = np.isin(np.arange(self.s.size), split.first)
+        return MixedAllocation(kinds, laplace, gaussian, float((self.w * variances).sum()), bound, self.delta)
 
 
 class _Split:
