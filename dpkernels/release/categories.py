@@ -131,7 +131,7 @@ def checked(
     if unknown.any():
         if own.other is None:
             row = int(unknown.argmax())
-            problem = f", which is not {domain_of(own)}; a mechanism with other= takes it"
+            problem = f", which is not {own.domain}; a mechanism with other= takes it"
             raise CategoryError(row, value_of(row), problem)
         codes = np.where(unknown, own.other, codes)
     is_missing = codes == MISSING
@@ -140,11 +140,6 @@ def checked(
     if is_missing.all():
         raise ValueError("x: every row has a missing value; at least one value is needed")
     return codes
-
-
-def domain_of(own: Categorical | PrefixPlan) -> str:
-    """Return a description of the values of a mechanism, for errors."""
-    return own.domain if isinstance(own, PrefixPlan) else f"one of the {own.categories} categories"
 
 
 def codes_of(x: Any, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callable[[int], Any]]:

@@ -11,7 +11,7 @@ from dpkernels.cli.files.categories import CategoryReports, codes_of
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.perturb.sidecar import Column
 from dpkernels.cli.terminal import private
-from dpkernels.release.categories import MISSING, UNKNOWN, domain_of, released_reports
+from dpkernels.release.categories import MISSING, UNKNOWN, released_reports
 
 
 def perturbed(
@@ -31,7 +31,7 @@ def perturbed(
         at = int(unknown.argmax())
         cell = cells[at].as_py()
         text = repr(cell.decode(errors="replace") if isinstance(cell, bytes) else cell)
-        problem = f"which is not {domain_of(mechanism)}; --other NAME takes such values"
+        problem = f"which is not {mechanism.domain}; --other NAME takes such values"
         place, value = source.place(piece, start + at, start), private(text, "a value")
         raise RowError(start + at, place, "not a category", f"is {value}, {problem}")
     if unknown.any():

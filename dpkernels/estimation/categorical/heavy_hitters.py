@@ -75,17 +75,7 @@ class PrefixResponse(PrefixPlan):
     """A plan of reports of prefixes; ``prefix_response`` makes it. Each person's reports are epsilon-DP together.
 
     Where people are split, ``dpk.perturb`` takes a plan like a mechanism, and a person's report is one integer. The
-    command releases columns in this way.
-
-    Attributes:
-        epsilon: the budget of a person.
-        length: the number of digits of a value.
-        alphabet: the characters of values that are texts, or the base of values that are integers.
-        lengths: the lengths of the prefixes of the levels, of which the last is ``length``.
-        split: "people", each of whom reports at one random level, or "budget", of which a part is spent at each level.
-        levels: the mechanism of each level.
-        other: the code of the value that stands for those which are none of the plan's, or None.
-        longer: "error", or "cut" if the first ``length`` characters stand for a longer text.
+    command releases columns in this way. The attributes are those of ``PrefixPlan``.
     """
 
     @cached_property

@@ -152,6 +152,11 @@ class Categorical(abc.ABC):
         reports, x = self.all_reports(), np.arange(self.categories)
         return reports, np.exp(np.stack([self.log_prob(reports, np.full(len(reports), code)) for code in x]))
 
+    @property
+    def domain(self) -> str:
+        """Return a description of the values, for errors."""
+        return f"one of the {self.categories} categories"
+
     def label_of(self, code: int) -> Any:
         """Return the label of a code, or the code itself if there are no labels."""
         return int(code) if self.labels is None else self.labels[code]
