@@ -47,9 +47,11 @@ class ByDirections:
         return self.profile.bracket("delta", epsilon) or self.otherwise.delta(epsilon)
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        bracket = self.profile.bracket("epsilon", delta)
-        # No eps on its grid may suffice.
-        return bracket if bracket and math.isfinite(bracket[1]) else self.otherwise.epsilon(delta)
+        low, high = self.profile.bracket("epsilon", delta) or (0.0, math.inf)
+        if math.isfinite(high):
+            return low, high
+        otherwise = self.otherwise.epsilon(delta)  # No eps on the profile's grid suffices.
+        return max(low, otherwise[0]), otherwise[1]
 
     def upper_delta(self, epsilon: float) -> float:
         return self.delta(epsilon)[1]

@@ -8,6 +8,7 @@ from two_piece import TwoPiece
 
 from accountants import guarantee
 from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _lower_hull, _of_direction
+from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee
@@ -163,3 +164,13 @@ def test_upper_ends_in_the_last_cells():
         assert bounds.epsilon(value * (1 + 1e-12))[1] == pytest.approx(0.5 * i, abs=1e-9)
     assert bounds.delta(2.0) == (0.0, 0.01)
     assert bounds.epsilon(0.005) == (2.0, np.inf)
+
+
+@pytest.mark.parametrize("count", [10, 100])
+def test_a_tiny_delta_has_an_epsilon_that_is_not_far_from_its_lower_end(count):
+    """No eps on the grid of directions suffices: the upper end is that of all directions in any order."""
+    made = guarantee(Additive(Reweighted(Gaussian(60.0), -30.0, 90.0, 0.5)), 1.0).repeat(count)
+    low, high = made.bracket(delta=1e-50)
+    alone = RigorousBounds(made)._method.profile.bracket("epsilon", 1e-50)
+    assert alone[1] == np.inf
+    assert alone[0] <= low <= high < 1.01 * low
