@@ -364,6 +364,21 @@ def test_a_bare_pair_on_samples_is_checked(pair, message):
         guarantee(pair)
 
 
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
+def test_a_sampled_pair_is_that_of_the_mixture(rate, removed):
+    """Every outcome of (r P + (1 - r) Q, Q), or of its mirror, for a pair that is not symmetric."""
+    p, q = np.array([0.7, 0.2, 0.1, 0.0]), np.array([0.1, 0.35, 0.45, 0.1])
+    first, second = (q, rate * p + (1 - rate) * q) if removed else (rate * p + (1 - rate) * q, q)
+    pair, epsilon = Sampled(Atoms(p, q), rate, removed), np.array([0.0, 0.01, 0.1, 0.5, 1.5])
+    exact = np.maximum(first - np.exp(epsilon)[:, None] * second, 0.0).sum(1)
+    upper, lower = pair.hockey_stick()(epsilon), pair.lower_hockey_stick()(epsilon)
+    rounding = 1e-16  # of the exact values, which are floats
+    assert (lower <= exact + rounding).all()
+    assert (exact <= upper + rounding).all()
+    np.testing.assert_allclose(upper, lower, rtol=1e-10, atol=1e-13)
+
+
 def test_every_pair_defines_its_check():
     """A pair without one would be accepted unchecked."""
 

@@ -47,3 +47,19 @@ def test_a_ratio_of_sums_without_noise_is_the_statistic(ratio):
     assert ratio.value(noisy)[0] == pytest.approx(true, rel=1e-8)
     low, high = ratio.bounds(noisy, 0.95)
     assert low[0] < true < high[0] < low[0] + 0.01
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_an_interval_of_a_ratio_covers_it_for_coarse_noise_too(confidence):
+    """Summed over all noise of two sums; noise of few steps has a larger tail than Laplace noise of its scale."""
+    lattice, true = sums.Lattice(0, 0, 1), np.array([[30.0, 70.0]])
+    sampler = sums.sampler_of(lattice, 1.0, 1)
+    table = sampler.certificate.table.finite
+    codes, weights = np.arange(table.first, table.last + 1), table.weights / 2.0**table.bits
+    near = np.abs(codes) <= 14
+    codes, weights = codes[near], weights[near]
+    first, second = (grid.ravel() for grid in np.meshgrid(codes, codes, indexing="ij"))
+    noisy = sums.NoisySums(true + np.stack([first, second], 1), lattice, sampler)
+    low, high = Mean.ratio.bounds(noisy, confidence)
+    covered = (np.outer(weights, weights).ravel())[(low <= 0.3) & (high >= 0.3)].sum()
+    assert confidence <= covered
