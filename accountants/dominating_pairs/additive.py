@@ -836,7 +836,7 @@ def gaussian_delta(a: Real, eps: RealArray) -> RealArray:
 
 
 def _cut(
-    a: Real, rate: RealArray, eps: RealArray, weights: tuple[RealArray, RealArray, RealArray]
+    a: Real, rate: Real, eps: RealArray, weights: tuple[RealArray, RealArray, RealArray]
 ) -> tuple[RealArray, Boolean]:
     """Return the point at which p = t q, and whether there is one; p - t q > 0 above it.
 
@@ -867,7 +867,7 @@ def _sized(value: RealArray, start: RealArray, a: Real, eps: RealArray) -> RealA
     return value * (1 + _UNITS_REPLACED * xp.finfo(value.dtype).eps * xp.minimum(size, 1e4))
 
 
-def _of_one_gaussian_replaced(a: Real, rate: RealArray, eps: RealArray) -> RealArray:
+def _of_one_gaussian_replaced(a: Real, rate: Real, eps: RealArray) -> RealArray:
     """Return r J(c - a) + t r e^(-a c - a^2/2) J(c),  J(c) = integral of phi(x) (1 - e^-(a (x - c))) over x > c."""
     xp = namespace(a, rate, eps)
     kind = xp.finfo(eps.dtype)

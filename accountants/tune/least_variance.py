@@ -89,7 +89,8 @@ def least_report_variance(
     """Return a lower bound on the worst-case variance of unbiased reports that are (epsilon, delta)-DP together.
 
     Every report is drawn by one mechanism, with the mean x for every x in [lower, upper], and any inputs are
-    neighbours. With P and Q the laws of a report at the two ends, the variance at an end, in half widths, is at least
+    neighbours. With P and Q the distributions of a report at the two ends, the variance at an end, in half widths,
+    is at least
 
         1/T - 1,    T = integral of (p - q)^2 / (2 (p + q)) = integral over S >= 1 of 8/(1 + S)^3 sup (v - S u) dS,
 
