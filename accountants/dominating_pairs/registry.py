@@ -27,12 +27,14 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.bounded import ExactRows, ExactWindow
 from dpkernels.exact.categories import CategorySampler
-from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable
+from dpkernels.exact.noise import ExactNoise, NoiseTable
+from dpkernels.exact.noise_certificate import NoiseCertificate
 from dpkernels.exact.prefixes import PrefixSampler
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
+from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.exact.bounded import PROMISED_DEVIATION
+from dpkernels.exact.bounded_certificate import PROMISED_DEVIATION
 from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import check_shape

@@ -35,7 +35,8 @@ from dpkernels.caching import bounded_cache
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.counts import numbers_of
 from dpkernels.estimation.intervals import plain, with_interval
-from dpkernels.exact.noise import AdditiveCertificate, ExactNoise, NoiseTable
+from dpkernels.exact.noise import ExactNoise, NoiseTable
+from dpkernels.exact.noise_certificate import AdditiveCertificate
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real
 

@@ -26,6 +26,9 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.proven import proven
 
+# Of the mechanism's variances, relatively, within which those of every table are: ``estimate_mean`` allows for it.
+PROMISED_DEVIATION = 1e-3
+
 
 class BoundedTable(abc.ABC):
     """Integer weights: a distribution for each of S + 1 inputs, the rows, which are evenly spaced on an interval.

@@ -23,20 +23,9 @@ from dpkernels.bounded_json import real
 from dpkernels.decimals import float_at_least, shortest
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.noise import (
-    BITS,
-    GRID_LOG2_RANGE,
-    NOISE_LIMITS,
-    PURE_STRETCHES,
-    AdditiveCertificate,
-    ExactNoise,
-    NoisePlace,
-    NoiseTable,
-    check_lattice,
-    grids,
-    narrowest,
-    tailed_table,
-)
+from dpkernels.exact.noise import GRID_LOG2_RANGE, ExactNoise, NoisePlace, NoiseTable, grids
+from dpkernels.exact.noise_certificate import NOISE_LIMITS, AdditiveCertificate, check_lattice
+from dpkernels.exact.noise_construction import BITS, PURE_STRETCHES, narrowest, tailed_table
 from dpkernels.exact.tail import check_pure
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven

@@ -13,7 +13,9 @@ from scipy.special import ndtr
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import float_at_least
-from dpkernels.exact.noise import ExactNoise, VectorClaim, certify_vector, fine_gaussian_table, gaussian_distance
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.noise_certificate import VectorClaim, certify_vector, gaussian_distance
+from dpkernels.exact.noise_construction import fine_gaussian_table
 
 # The noise multipliers that tables can have.
 MULTIPLIERS = (0.25, 1000.0)

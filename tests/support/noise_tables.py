@@ -18,7 +18,9 @@ from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
-from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable, noise_table
+from dpkernels.exact.noise import ExactNoise, NoiseTable
+from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.noise_construction import noise_table
 from dpkernels.exact.sampler import alias_columns
 
 LATTICES = {

@@ -29,10 +29,11 @@ from dpkernels.cli.terminal import private
 from dpkernels.cli.text import label
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate, ExactBatch
-from dpkernels.exact.bounded import RowCertificate, SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise import AdditiveCertificate
+from dpkernels.exact.noise_certificate import AdditiveCertificate
 from dpkernels.exact.registry import MixtureCertificate, exact_sampler
+from dpkernels.exact.rows import RowCertificate
+from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven

@@ -12,7 +12,8 @@ from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.bounded import ExactWindow, WindowCertificate, windowed_table
+from dpkernels.exact.window_construction import windowed_table
+from dpkernels.exact.windows import ExactWindow, WindowCertificate
 
 SAMPLES = 4_000_000
 BINS = 200

@@ -16,10 +16,11 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import sampler
-from dpkernels.exact.bounded import SquareWaveCertificate, WindowCertificate, WindowTable, windowed_table
 from dpkernels.exact.bounded_certificate import certified_ratio
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import Certificate, MixtureCertificate
+from dpkernels.exact.window_construction import windowed_table
+from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 
 PROMISED_COST = 1e-3

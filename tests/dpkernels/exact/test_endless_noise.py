@@ -16,8 +16,10 @@ from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational
 from dpkernels.exact import noise as noise_module
+from dpkernels.exact import noise_construction
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.noise import certify_noise, noise_certificate, tailed_table
+from dpkernels.exact.noise_certificate import certify_noise
+from dpkernels.exact.noise_construction import noise_certificate, tailed_table
 from dpkernels.exact.registry import Certificate
 from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM
 from dpkernels.exact.tail import Tail, check_pure
@@ -325,7 +327,7 @@ def test_noise_that_is_not_pure_is_refused(mechanism):
 @pytest.fixture
 def long_tails(monkeypatch):
     """Tables whose tail is drawn by a tenth of the values, so that it is tested."""
-    monkeypatch.setattr(noise_module, "_TAIL_MASS", 0.05)
+    monkeypatch.setattr(noise_construction, "_TAIL_MASS", 0.05)
 
 
 @pytest.mark.lengthy
@@ -336,7 +338,7 @@ def test_every_engine_and_every_piece_has_the_same_noise(name, long_tails):
     d = getattr(mechanism, "dimensions", 1)
     mechanism = dataclasses.replace(mechanism)  # not in the cache
     sampler = noise_module.ExactNoise(
-        mechanism, (noise_module.vector_certificate if d > 1 else noise_certificate)(mechanism)
+        mechanism, (noise_construction.vector_certificate if d > 1 else noise_certificate)(mechanism)
     )
     x = (RNG.integers(-50, 50, (12_000 // d, d)) * 1.0).reshape(-1, *([d] if d > 1 else []))
     whole = dpk.perturb(x, sampler, key=KEY)

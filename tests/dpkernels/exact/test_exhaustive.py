@@ -16,9 +16,9 @@ from noise_tables import form_of, plain_table
 
 from dpkernels import laplace, piecewise
 from dpkernels.decimals import rational
-from dpkernels.exact.bounded import ExactWindow, WindowCertificate
 from dpkernels.exact.registry import ExactMixture
 from dpkernels.exact.sampler import COORDINATE_STREAM, alias_columns, alias_kernel, nearest_rows, order_keys
+from dpkernels.exact.windows import ExactWindow, WindowCertificate
 from dpkernels.random import host
 from dpkernels.release import perturb as perturbation
 

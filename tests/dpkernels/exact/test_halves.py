@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dpkernels.exact.halves import HalvedNoise
-from dpkernels.exact.noise import NoiseTable, fine_gaussian_table
+from dpkernels.exact.noise import NoiseTable
+from dpkernels.exact.noise_construction import fine_gaussian_table
 from dpkernels.exact.remainder import Remainder
 from dpkernels.exact.sampler import alias_columns
 

@@ -27,7 +27,8 @@ from noise_tables import (
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise import NoiseTable, cells_apart, grid, lattice_grid, noise_table
+from dpkernels.exact.noise import NoiseTable, cells_apart, grid
+from dpkernels.exact.noise_construction import lattice_grid, noise_table
 
 RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)

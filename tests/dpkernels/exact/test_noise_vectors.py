@@ -17,16 +17,9 @@ import dpkernels as dpk
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.gaussian_cells import FAR, FIXED_BITS, cell_masses, ndtr_bounds
-from dpkernels.exact.noise import (
-    STRETCHES,
-    NoiseTable,
-    VectorClaim,
-    VectorNoiseCertificate,
-    certify_vector,
-    density_table,
-    gaussian_distance,
-    noise_table,
-)
+from dpkernels.exact.noise import NoiseTable
+from dpkernels.exact.noise_certificate import VectorClaim, VectorNoiseCertificate, certify_vector, gaussian_distance
+from dpkernels.exact.noise_construction import STRETCHES, density_table, noise_table
 from dpkernels.exact.registry import Certificate
 from dpkernels.mechanisms.additive import growth
 

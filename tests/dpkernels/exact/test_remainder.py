@@ -13,15 +13,9 @@ import pytest
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.noise import (
-    ExactNoise,
-    NoiseTable,
-    VectorClaim,
-    certify_noise,
-    certify_vector,
-    fine_gaussian_table,
-    gaussian_distance,
-)
+from dpkernels.exact.noise import ExactNoise, NoiseTable
+from dpkernels.exact.noise_certificate import VectorClaim, certify_noise, certify_vector, gaussian_distance
+from dpkernels.exact.noise_construction import fine_gaussian_table
 from dpkernels.exact.remainder import Remainder
 
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)

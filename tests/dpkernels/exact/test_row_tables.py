@@ -16,9 +16,10 @@ from helpers import CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, over
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact.bounded import RowCertificate, central_table, lookups, row_table
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
+from dpkernels.exact.row_construction import central_table, row_table
+from dpkernels.exact.rows import RowCertificate, lookups
 from dpkernels.exact.sampler import alias_columns, fraction_bits, nearest_rows, positions
 from dpkernels.release.process import own_settings
 

@@ -17,7 +17,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact import batches, shared_noise
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError, exp_lower_bound
-from dpkernels.exact.noise import tailed_table
+from dpkernels.exact.noise_construction import tailed_table
 from dpkernels.exact.shared_noise import certify_shared, shared_grids
 from dpkernels.release import batch_engine
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from dpkernels.exact.bounded import RowCertificate
 from dpkernels.exact.certificate import exp_lower_bound
+from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.sampler import fraction_bits, positions
 from dpkernels.release.inputs import Bounds
 

@@ -1,0 +1,359 @@
+"""Integer tables of a window over a base, on an interval, their certificates and their sampler.
+
+A ``WindowTable`` has N output codes and S + 1 rows. Row s gives code j the weight
+
+    base[j] + window[j - s],    0 <= j - s < w,    S = N - w,    total 2^bits for every s,
+
+and code j stands for the value  middle + step (j - (N - 1)/2).
+
+The step follows from the rows' means, which are evenly spaced. An input between two rows' means is rounded to one of
+them at random, so what holds for rows (mean, pure DP of any two inputs) holds for inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.bounded_json import integer, real
+from dpkernels.decimals import rational, shortest
+from dpkernels.exact.bounded_certificate import BoundedCertificate, BoundedTable, sliding_extremes
+from dpkernels.exact.certificate import (
+    COVERS,
+    MOST_WEIGHTS,
+    frozen_weights,
+    integers,
+    moments,
+)
+from dpkernels.exact.sampler import (
+    BoundedSampler,
+    Stacked,
+    alias_columns,
+    alias_kernel,
+    fraction_bits,
+    report_constants,
+    rounded_rows,
+    stacked_alias_kernel,
+    step_factor,
+)
+from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.proven import proven
+
+_MOST_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
+
+
+@proven("window_tables#proof")
+@dataclass(frozen=True, eq=False)
+class WindowTable(BoundedTable):
+    """Integer weights of a windowed mechanism."""
+
+    base: np.ndarray  # N weights, uint64, the same for every row.
+    window: np.ndarray  # w weights, uint64, placed at code s by row s.
+    bits: int
+    lower: float
+    upper: float
+    is_placed: bool = False  # The window's middle is the input itself, so means are nearer to the middle by ``slope``.
+
+    def __post_init__(self) -> None:
+        for name in ("base", "window"):
+            object.__setattr__(self, name, frozen_weights(getattr(self, name)))
+
+    @property
+    def shifts(self) -> int:
+        return len(self.base) - len(self.window)
+
+    @property
+    def doubled_places(self) -> range:
+        return range(1 - len(self.base), len(self.base), 2)
+
+    @property
+    def outcomes(self) -> list[int]:
+        """Return the weights of base codes, then of window positions, as Python integers."""
+        return self.base.tolist() + self.window.tolist()
+
+    @cached_property
+    def window_total(self) -> int:
+        return sum(self.window.tolist())
+
+    @property
+    def totals(self) -> list[int]:
+        return [sum(self.outcomes)]
+
+    @property
+    def decisive_rows(self) -> tuple[int, int]:
+        """Return the first and the last row, since means and inputs are both affine in the row."""
+        return 0, self.shifts
+
+    @property
+    def slope(self) -> Fraction:
+        """Return the derivative of the mean by the input: 1, or the window's share of the total if it is placed."""
+        return Fraction(self.window_total, self.total) if self.is_placed else Fraction(1)
+
+    @property
+    def placed(self) -> WindowTable:
+        """Return the table with the same weights and its values contracted to the middle by the window's share."""
+        return replace(self, is_placed=True)
+
+    def row(self, s: int) -> np.ndarray:
+        row = self.base.copy()
+        row[s : s + len(self.window)] += self.window
+        return row
+
+    def row_moments(self, s: int) -> tuple[int, int]:
+        (base1, base2), (window1, window2) = self._moments
+        away = 2 * s - self.shifts  # Of the window's middle, in doubled places.
+        second = base2 + window2 + 2 * away * window1 + away**2 * self.window_total
+        return base1 + window1 + away * self.window_total, second
+
+    @cached_property
+    def _moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return ``moments`` of the base and of the window, each about its own middle."""
+        width = len(self.window)
+        base = moments(self.base.tolist(), self.doubled_places)
+        return base, moments(self.window.tolist(), range(1 - width, width, 2))
+
+    @cached_property
+    def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Return (A, c, rho) with Var(x) = A + c (x - middle)^2 + r and 0 <= r <= rho, r the rounding between rows.
+
+        With k = slope^2, row variances have c = k (total/window_total - 1), and rounding at a fraction f of the gap
+        between two rows adds f (1 - f) (k + c) gap^2. With two rows this rounding is itself a parabola, and there is
+        no other term.
+        """
+        half, k = self.shifts * self.gap / 2, self.slope**2
+        end = max(self.row_variance(0), self.row_variance(self.shifts))
+        if self.shifts == 1:
+            return end + k * half**2, -k, Fraction(0)
+        c = k * (Fraction(self.total, self.window_total) - 1)
+        return end - c * half**2, c, (k + c) * self.gap**2 / 4
+
+    @property
+    def worst_variance(self) -> Fraction:
+        return self.largest(self.variance_terms)
+
+    def largest(self, terms: tuple[Fraction, Fraction, Fraction]) -> Fraction:
+        """Return the largest A + c (x - middle)^2 + rho over the inputs."""
+        A, c, rho = terms
+        return A + max(Fraction(0), c * (self.shifts * self.gap / 2) ** 2) + rho
+
+    def extremes(self, row_distance: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest and smallest weight of every code over all rows, as Python integers."""
+        pad = np.zeros(self.shifts, np.uint64)
+        # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
+        high, low = sliding_extremes(np.concatenate([pad, self.window, pad]), self.rows)
+        base = self.base.astype(object)
+        return base + high, base + low
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Return whether both parts are constant: then two divisions sample it, without a table."""
+        return bool((self.base == self.base[0]).all() and (self.window == self.window[0]).all())
+
+    @property
+    def falls(self) -> bool:
+        """Return whether both parts are even and fall from their middles."""
+        for weights in (self.window, self.base):
+            outward = weights[len(weights) // 2 :]
+            if (weights != weights[::-1]).any() or (outward[1:] > outward[:-1]).any():
+                return False
+        return True
+
+    def kernel(self) -> Callable[[RealArray, RealArray], RealArray]:
+        """Return the sampler, (random word of ``bits`` bits, row) -> code, both of one shape."""
+        if self.is_flat:
+            word = np.dtype(f"uint{self.bits}").type
+            a, kappa, base_total = word(self.base[0]), word(self.window[0]), word(self.codes * int(self.base[0]))
+
+            return lambda r, row: _divided(r, row, a, kappa, base_total)
+
+        outcomes, n = alias_kernel(alias_columns(self.outcomes, self.bits)), np.int32(self.codes)
+
+        return lambda r, row: _code_of(outcomes(r), row, n)
+
+    def to_dict(self) -> dict[str, Any]:
+        ends = {"lower": self.lower, "upper": self.upper}
+        return {"base": _runs(self.base), "window": _runs(self.window), "bits": self.bits, **ends}
+
+    @classmethod
+    def from_dict(cls, payload: dict[str, Any]) -> WindowTable:
+        """Return the table in a payload, after a check of types and sizes only."""
+        base, window = (_from_runs(name, payload[name]) for name in ("base", "window"))
+        lower, upper = (real(name, payload[name]) for name in ("lower", "upper"))
+        return cls(base, window, integer("bits", payload["bits"]), lower, upper)
+
+
+def _divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Real) -> RealArray:
+    """Return the code of a word: of a constant base of height a, and above its total of a window of height kappa."""
+    in_base, in_window = (r // a).astype(np.int32), row + ((r - base_total) // kappa).astype(np.int32)
+    return namespace(r).where(r < base_total, in_base, in_window)
+
+
+def _code_of(outcome: RealArray, row: RealArray, n: Any) -> RealArray:
+    """Return the code of an outcome: one of the n of the base, or one of the window, which begins at the row."""
+    return namespace(outcome).where(outcome < n, outcome, row + outcome - n)
+
+
+def _runs(weights: np.ndarray) -> list[list[int]]:
+    starts = np.flatnonzero(np.concatenate([[True], weights[1:] != weights[:-1]]))
+    counts = np.diff(np.append(starts, len(weights)))
+    return [[int(value), int(count)] for value, count in zip(weights[starts], counts, strict=True)]
+
+
+def _from_runs(name: str, runs: object) -> np.ndarray:
+    if type(runs) is not list or not 0 < len(runs) <= MOST_WEIGHTS:
+        raise ValueError(f"{name}: needs runs of weights, {MOST_WEIGHTS} at most")
+    values, counts = zip(*(integers(name, run, 2) for run in runs), strict=True)
+    if min(counts) < 1 or sum(counts) > MOST_WEIGHTS:
+        raise ValueError(f"{name}: has {sum(counts)} weights; {MOST_WEIGHTS} at most, every run one or more")
+    return np.repeat(frozen_weights(values), counts)
+
+
+class _OfWindow(BoundedCertificate):
+    """The part of the certificates of window tables that serves the entries of a batch."""
+
+    table_type = WindowTable
+
+    @proven("window_tables#proof-for-the-entries-of-a-batch")
+    def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return which entries have another budget or no interval; ratios and means do not depend on the interval."""
+        return (claims["epsilon"] != self.epsilon) | ~checks.are_intervals(claims["lower"], claims["upper"])
+
+
+class WindowCertificate(_OfWindow, kind="window"):
+    """Verified facts about one window table whose means are the inputs; see ``BoundedCertificate``."""
+
+
+class SquareWaveCertificate(_OfWindow, kind="placed window"):
+    """Verified facts about a window table placed at the input: the mean lies between the input and the middle."""
+
+    is_unbiased = False
+    facts = tuple("slope" if name == "mean_error" else name for name in BoundedCertificate.facts)
+
+    slope = property(attrgetter("table.slope"))
+
+    @property
+    def means(self) -> str:
+        middle, slope = shortest(float(self.table.middle)), shortest(float(self.slope))
+        return f"not the input: {middle} + {slope} (input - {middle}), biased towards the middle"
+
+    @property
+    def covers(self) -> str:
+        return f"{COVERS} No mean is claimed: reports are biased."
+
+    @classmethod
+    def of(cls, table: WindowTable, epsilon: float, sensitivity: float | None = None) -> Self:  # type: ignore[override]
+        """Verify the table with its values placed; see ``BoundedCertificate.of``."""
+        return super().of(table.placed, epsilon, sensitivity)
+
+
+class ExactWindow(BoundedSampler):
+    """A mechanism that is one window table: windowed, square wave or two-point."""
+
+    def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
+        if isinstance(outcomes, np.ndarray):
+            return self._values[np.dtype(dtype)].take(outcomes)
+        return self.reports_at(2 * outcomes - (self.table.codes - 1), dtype)
+
+    def entry_places(self, claims: Mapping[str, np.ndarray]) -> WindowPlace:
+        """Return the places of the table on the intervals of entries, by the arithmetic of one interval."""
+        lower, upper = claims["lower"], claims["upper"]
+        table, scale = self.table, self.table.slope * self.table.total / self.table.rise
+        pairs, inverse = np.unique(np.stack([lower, upper], -1), axis=0, return_inverse=True)
+        constants = [report_constants((low + high) / 2, (high - low) * scale) for low, high in _decimals(pairs)]
+        columns = np.array(constants).reshape(-1, 3)[inverse.ravel()].T
+        return WindowPlace(lower, step_factor(table.shifts, lower, upper), *columns)
+
+    def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
+        narrowest = float((claims["upper"] - claims["lower"]).min())
+        return math.ldexp(narrowest / self.table.shifts, -self.fraction_bits - 10)
+
+    @classmethod
+    def stacked(cls, samplers: Sequence[ExactWindow]) -> Stacked:
+        """Return the reports of several tables; the numbers of an entry are its place, and its table's columns."""
+        tables = [sampler.table for sampler in samplers]
+        if len(tables) == 1:
+            return Stacked(samplers[0]._placed_reports, ())
+        numbers, codes = _stacked_kernel(tables)
+        bits = np.array([fraction_bits(table.shifts) for table in tables])
+        steps = np.array([table.shifts for table in tables]) << bits
+        far = np.array([table.codes - 1 for table in tables], np.int32)
+        is_masked = (samplers[0].words[1].bits > bits).any()
+
+        def reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+            (noise, rounding), (steps, bits, far, *columns), xp = words, table, namespace(x)
+            place = WindowPlace(*place)
+            doubled = (x.astype(np.float64, copy=False) - place.first) * place.factor
+            position = (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(np.int64) + 1) >> 1
+            low_bits = rounding.astype(np.int64)
+            if is_masked:
+                low_bits = low_bits & ((1 << bits) - 1)
+            row = ((position + low_bits) >> bits).astype(np.int32)
+            doubled_code = 2 * codes(noise, row, *columns) - far
+            return place.reports(doubled_code, x.dtype)
+
+        return Stacked(reports, (steps, bits, far, *numbers))
+
+    def _placed_reports(
+        self,
+        x: RealArray,
+        words: Sequence[RealArray],
+        place: tuple[RealArray, RealArray, RealArray, RealArray, RealArray],
+        _: object,
+    ) -> RealArray:
+        (noise, rounding), place = words, WindowPlace(*place)
+        rows = rounded_rows(x, rounding, self.table.shifts, place.first, place.factor)
+        return place.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
+
+    @property
+    def stack(self) -> tuple[Any, ...]:
+        return type(self), self.words, self.table.is_flat
+
+    @cached_property
+    def _values(self) -> dict[np.dtype, np.ndarray]:
+        """Return the values of all codes: one look-up costs less than the formula."""
+        doubled = np.array(self.table.doubled_places, np.int32)
+        return {np.dtype(dtype): self.reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
+
+
+class WindowPlace(NamedTuple):
+    """Where a window table is: arrays with a number for every value."""
+
+    first: Any
+    factor: Any  # Of the distance from the first input to doubled steps.
+    centre: Any
+    coarse: Any
+    fine: Any
+
+    def reports(self, doubled: RealArray, dtype: np.dtype) -> RealArray:
+        """Return the reports of doubled places, as ``report_kernel`` does."""
+        codes = doubled.astype(np.float64)
+        return ((codes * self.coarse + self.centre) + codes * self.fine).astype(dtype, copy=False)
+
+
+def _decimals(pairs: np.ndarray) -> Iterator[tuple[Fraction, Fraction]]:
+    return ((rational(low), rational(high)) for low, high in pairs.tolist())
+
+
+def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ...], Callable[..., RealArray]]:
+    """Return the numbers of every table, and the sampler (word, row, numbers of each value's table) -> code."""
+    if not tables[0].is_flat:
+        columns = [alias_columns(table.outcomes, table.bits) for table in tables]
+        outcomes, *numbers = stacked_alias_kernel(columns)
+        lengths = np.array([table.codes for table in tables], np.int32)
+
+        def codes(r: RealArray, row: RealArray, start: int, log_columns: int, n: int) -> RealArray:
+            return _code_of(outcomes(r, start, log_columns), row, n)
+
+        return (*numbers, lengths), codes
+    word = np.dtype(f"uint{tables[0].bits}").type
+    heights = [np.array([getattr(table, name)[0] for table in tables], word) for name in ("base", "window")]
+    base_totals = np.array([table.codes * int(table.base[0]) for table in tables], word)
+    return (*heights, base_totals), _divided
