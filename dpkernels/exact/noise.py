@@ -389,6 +389,7 @@ class ExactNoise(ExactSampler):
     def _goes_on(self, code: RealArray) -> RealArray:
         return code < np.int32(self.table.first)
 
+    @proven("endless_noise#proof")
     def _distance(self, in_tail: RealArray, later: Later) -> RealArray:
         """Return the distance from 0 of codes in the tail, int64, drawn with the words of as many turns as it takes."""
         tail, xp, kernel = self.table.tail, namespace(in_tail), self._further_kernel
