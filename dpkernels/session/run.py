@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -165,6 +165,7 @@ class Run:
         return np.asarray(dpk.perturb(counts.astype(np.float64), sampler, key=key))
 
 
+@lru_cache(maxsize=16)
 def key_sampler(epsilon: float, delta: float, groups: int) -> ExactNoise:
     """Return the sampler of the noise of each count when keys are found, of which a person has at most ``groups``."""
     own_epsilon, own_delta = (rounded_down(rational(part) / groups) for part in (epsilon, delta))

@@ -16,7 +16,18 @@ import dpkernels as dpk
 from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
 from dpkernels.random import host
-from dpkernels.session import Count, Histogram, Mean, Quantiles, Regression, Sum, Top, Variance
+from dpkernels.session import (
+    Count,
+    Histogram,
+    Mean,
+    Quantiles,
+    Regression,
+    Sum,
+    Top,
+    Variance,
+    quantiles,
+    statistics,
+)
 from dpkernels.session.blocks import InMemory
 from dpkernels.session.run import Run
 from dpkernels.session.sums import Lattice, NoisySums, sampler_of
@@ -38,6 +49,7 @@ EXTRA = {
 }
 EPSILON = 1.0
 SECRET = bytes([4]) * 32  # by which the rows of ages 100, -inf and 1e300 count, each in another group
+OTHER_SECRET = bytes([3]) * 32  # by which three keys count of three rows
 STATISTICS = {
     "count": Count(by={"plan": ["A", "B", "C"]}),
     "sum": Sum("age", 0, 100),
@@ -103,13 +115,16 @@ def excess_found(first, second):
     for sign in (1, -1):
         for threshold in np.unique(np.quantile(sign * np.append(first, second), np.linspace(0, 1, 25))):
             hits, others = ((sign * each >= threshold).sum() for each in (first, second))
-            # With Clopper-Pearson bounds on both frequencies.
-            tail = FALSE_ALARM / 1000
-            low = stats.beta.ppf(tail, hits, count - hits + 1) if hits else 0.0
-            high = stats.beta.isf(tail, others + 1, count - others) if others < count else 1.0
+            low, high = frequency_bounds(hits, others, count, FALSE_ALARM / 1000)
             if low > np.exp(EPSILON) * high:
                 return True
     return False
+
+
+def frequency_bounds(hits, others, count, tail):
+    """Return a lower bound on the first probability and an upper one on the second, of Clopper and Pearson."""
+    low = stats.beta.ppf(tail, hits, count - hits + 1) if hits else 0.0
+    return low, stats.beta.isf(tail, others + 1, count - others) if others < count else 1.0
 
 
 def attack(name, rows, count):
@@ -193,3 +208,142 @@ def test_noise_for_one_row_of_a_person_is_caught(monkeypatch):
     monkeypatch.setattr(ManyDraws, "draws", 20_000)
     monkeypatch.setattr(Lattice, "of", staticmethod(lambda rows, *a, **o: own(1, *a, **o)))
     assert attack_of_draws("count", 3)
+
+
+# Keys that are found, which cost a delta, and private bounds: whole steps of a release.
+
+KEYS_EPSILON = 0.5
+CROWDED = ("A", "B", "D")  # keys that so many persons have that about half of all releases have them
+OWN_KEYS = ("mine", np.inf, 1e300, "-0.0", np.nan, None)  # that only the attacker's person has
+ATTACKS_OF_KEYS = {"crowded": (CROWDED, 3, 2e-3), "own": (OWN_KEYS, 3, 2e-3), "one own": (OWN_KEYS, 1, 0.01)}
+ATTACKS_OF_BOUNDS = {
+    "extreme": ((0.0, 1.0, np.nan, -3.0), (1e300, np.inf, 1e9, np.nan, None, "x")),
+    "tiny": ((-np.inf,), (1e-300, 5e-324)),
+}
+
+
+class ReadOnce(Run):
+    """A run that reads its data once, and draws the noise of keys many times in one call."""
+
+    draws = 1_000_000
+
+    def persons_by_key(self, name):
+        self._keys = getattr(self, "_keys", None) or super().persons_by_key(name)
+        return self._keys
+
+    def places(self, names, groups, function):
+        self._places = getattr(self, "_places", None) or super().places(names, groups, function)
+        return self._places
+
+    def noisy_counts(self, counts, sampler, label):
+        if not hasattr(self, "_noisy"):
+            copies = np.broadcast_to(counts.astype(float), (self.draws, len(counts))).copy()
+            self._noisy = iter(np.asarray(dpk.perturb(copies, sampler, key=dpk.key_from_bytes(self.key(b"")))))
+        return next(self._noisy)
+
+    def note_choice(self, epsilon, label):
+        """Keep nothing."""
+
+
+def neighbouring_runs(rows, cells, most):
+    """Return runs for rows (person, cell), and for these with 1,000 rows of one person more, all different."""
+    runs = []
+    for seed, extra in enumerate(([], [(-1, cells[number % len(cells)]) for number in range(1000)])):
+        persons, column = zip(*rows, *extra, strict=True)
+        data = {"id": persons, "x": column, "n": range(len(column))}
+        table = Table.of({name: np.array(list(own), object) for name, own in data.items()})
+        table.bound_rows("id", most, OTHER_SECRET)
+        runs.append(ReadOnce(table, most, most, np.random.default_rng(seed).bytes(32)))
+    return runs
+
+
+def attack_of_keys(name):
+    """Return whether some set of outcomes is surely too likely, where an outcome is a set of keys.
+
+    It is learned from half of the draws, as the outcomes that are e^epsilon times as frequent, and tested on the
+    others: one test each way, with Clopper-Pearson bounds on both frequencies.
+    """
+    cells, most, delta = ATTACKS_OF_KEYS[name]
+    crowd = int(statistics.key_sampler(KEYS_EPSILON, delta, most).certificate.highest)
+    runs = neighbouring_runs([(person, key) for key in CROWDED for person in range(crowd)], cells, most)
+    by_key = Count(by={"x": "found"})
+    outcomes = [str(statistics.found_keys(by_key, run, KEYS_EPSILON, delta)) for run in runs for _ in range(run.draws)]
+    halves = np.unique(outcomes, return_inverse=True)[1].reshape(4, -1)
+    count, size = halves.shape[1], halves.max() + 1
+    a_learned, a, b_learned, b = (np.bincount(half, minlength=size) for half in halves)
+    for learned, others_learned, own, others in ((a_learned, b_learned, a, b), (b_learned, a_learned, b, a)):
+        event = learned > np.exp(KEYS_EPSILON) * others_learned
+        low, high = frequency_bounds(own[event].sum(), others[event].sum(), count, FALSE_ALARM / 4)
+        if low > np.exp(KEYS_EPSILON) * high + delta:
+            return True
+    return False
+
+
+def attack_of_bounds(name, most):
+    rows, cells = ATTACKS_OF_BOUNDS[name]
+    mean, samples, true = Mean("x", bounds="private"), [], []
+    for run in neighbouring_runs(list(enumerate(rows)), cells, most):
+        ends = np.array([statistics.private_bounds(mean, run, EPSILON) for _ in range(run.draws)])
+        samples.append(quantiles.exponent_numbers(ends).astype(float))
+        likeliest = statistics.private_bounds(mean, Noiseless(run.table, most, most, bytes(32)), EPSILON)
+        true.append(quantiles.exponent_numbers(np.array(likeliest)).astype(float))
+    return excess_of(samples, true)
+
+
+@pytest.mark.parametrize("name", ATTACKS_OF_KEYS)
+def test_the_attackers_person_has_the_keys_of_its_attack(name):
+    cells, most, _ = ATTACKS_OF_KEYS[name]
+    table = neighbouring_runs([(0, "A")], cells, most)[1].table
+    keys = table.source.data["x"][table.counted & (table.persons == table.persons[-1])].tolist()
+    assert len({str(key) for key in keys if key == key and key is not None}) == most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS_OF_KEYS)
+def test_no_set_of_keys_tells_of_a_person_in_a_million_draws(name):
+    assert not attack_of_keys(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS_OF_BOUNDS)
+def test_no_private_bounds_tell_of_a_person_in_a_million_draws(name):
+    assert not attack_of_bounds(name, 3)
+
+
+@pytest.fixture
+def few_draws(monkeypatch):
+    monkeypatch.setattr(ReadOnce, "draws", 30_000)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("name", ATTACKS_OF_KEYS)
+def test_no_set_of_keys_tells_of_a_person(name, few_draws):
+    assert not attack_of_keys(name)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("fault", ["noise of two thirds", "noise for one key of three"])
+def test_noise_of_keys_that_is_too_narrow_is_caught(fault, few_draws, monkeypatch):
+    own = statistics.key_sampler
+    faults = {
+        "noise of two thirds": lambda epsilon, delta, groups: own(1.5 * epsilon, delta, groups),
+        "noise for one key of three": lambda epsilon, delta, groups: own(epsilon, delta, 1),
+    }
+    monkeypatch.setattr(statistics, "key_sampler", faults[fault])
+    assert attack_of_keys("crowded")
+
+
+@pytest.mark.lengthy
+def test_a_threshold_of_keys_that_is_one_too_low_is_caught(few_draws, monkeypatch):
+    own = ReadOnce.noisy_counts
+    monkeypatch.setattr(ReadOnce, "noisy_counts", lambda *arguments: own(*arguments) + 1)
+    assert attack_of_keys("one own")
+
+
+@pytest.mark.lengthy
+def test_private_bounds_for_one_row_of_eight_are_caught(monkeypatch):
+    """Both quantiles together have half of the loss that they are charged, so a fault of 2/3 has no such event."""
+    own = quantiles._quantile
+    monkeypatch.setattr(ReadOnce, "draws", 3_000)
+    monkeypatch.setattr(quantiles, "_quantile", lambda *a: own(*a[:3], 8 * a[3], a[4]))
+    assert attack_of_bounds("tiny", 8)

@@ -167,7 +167,7 @@ def check_neighbours(one, other, most, groups):
 
 
 def attack(statistic, seed, persons=7, tables_=1):
-    """Return the largest excess over epsilon of the choices; noise is checked on the way."""
+    """Return the largest share of epsilon that the choices use; noise is checked on the way."""
     rng = np.random.default_rng(seed)
     worst = Fraction(0)
     for _ in range(tables_):
@@ -191,13 +191,13 @@ def attack(statistic, seed, persons=7, tables_=1):
 
 @every_statistic
 def test_a_person_moves_what_gets_noise_by_its_sensitivity(statistic):
-    attack(statistic, seed=1, tables_=25)
+    assert attack(statistic, seed=1, tables_=25) <= (Fraction(1, 4) if statistic.has_private_bounds else 1)
 
 
 @pytest.mark.thorough
 @every_statistic
 def test_a_person_moves_it_so_on_many_tables(statistic):
-    attack(statistic, seed=2, tables_=400)
+    assert attack(statistic, seed=2, tables_=400) <= (Fraction(1, 4) if statistic.has_private_bounds else 1)
 
 
 @every_statistic
