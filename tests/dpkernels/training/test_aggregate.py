@@ -552,12 +552,12 @@ def test_every_init_and_every_named_run_have_keys_of_their_own():
 
 
 def restored_by_flax(state, template):
-    serialization = pytest.importorskip("flax.serialization")
+    serialization = pytest.importorskip("flax.serialization", reason="flax, of the test extra, is not installed")
     return serialization.from_bytes(template, serialization.to_bytes(state))
 
 
 def restored_by_orbax(state, template):
-    checkpoint = pytest.importorskip("orbax.checkpoint")
+    checkpoint = pytest.importorskip("orbax.checkpoint", reason="orbax, of the test extra, is not installed")
     with tempfile.TemporaryDirectory() as folder, checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(Path(folder) / "state", state)
         checkpointer.wait_until_finished()
