@@ -104,7 +104,8 @@ class _PlannedFile:
             if isinstance(source, ParquetFile):
                 schema: Any = source.schema
                 begin = rows = size = 0
-                for number, (some, more) in enumerate(source.groups):
+                sizes = source.group_bytes(columns)  # of true values none: the parts are public
+                for number, (some, more) in enumerate(zip(source.groups, sizes, strict=True)):
                     if rows and size + more > PART_BYTES:
                         pieces.append(((begin, number), rows))
                         begin, rows, size = number, 0, 0

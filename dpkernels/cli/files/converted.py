@@ -31,6 +31,7 @@ from dpkernels.cli.files.parquet import GroupPart, ParquetFile, ParquetSink
 
 _REPORT_BYTES = 18  # of the text of a report, on average
 _MOST_REPORT_BYTES = 1 << 13  # of a row's reports, sets of categories aside
+_BLOCK_ROWS = 1 << 10  # A row group of a new Parquet file ends after a multiple of these.
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class ConvertedFile(Source):
     def output_bytes(self, columns: Sequence[str | None]) -> int:
         if not isinstance(self._source, ParquetFile):
             return self._source.output_bytes(columns)
-        held = sum(size for _, size in self._source.groups)
+        held = sum(self._source.group_bytes(columns))
         return 0 if self._written.pack else held + _REPORT_BYTES * len(columns) * self._source.count()
 
     def not_kept(self, output: Path) -> list[str]:
@@ -168,7 +169,7 @@ class ConvertedFile(Source):
     @contextmanager
     def sink(self, path: Path) -> Iterator[Callable[[Any], object]]:
         if not self._is_text:
-            with ParquetSink.opened(path, dict) as write:
+            with ParquetSink.opened(path, dict, lambda: _BLOCK_ROWS) as write:
                 yield lambda table: write(GroupPart(table, last=False))
             return
         header = _quoted(pa.array(list(self.names)), self._written.delimiter).to_pylist()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,15 +27,25 @@ if TYPE_CHECKING:
 
     from dpkernels.cli.files.dates import Dates
 
+_NO_CODEC = "NONE"
 
-def writer_options(footer: FileMetaData) -> dict[str, Any]:
-    """Return the options of ``pyarrow.parquet.ParquetWriter`` for a file like this one."""
+
+def writer_options(footer: FileMetaData, replaced: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of ``pyarrow.parquet.ParquetWriter`` for a file like this one.
+
+    Some writers decide by the values of a column whether it gets a dictionary, statistics or compression. So replaced
+    columns always have dictionaries and statistics, and are compressed if any column of the file is.
+    """
     first = footer.row_group(0)
     columns = [first.column(i) for i in range(first.num_columns)]
+    codecs = {column.path_in_schema: _codec(column) for column in columns}
+    usual = next((codec for codec in codecs.values() if codec != _NO_CODEC), _NO_CODEC)
+    codecs |= {name: usual for name in replaced if codecs[name] == _NO_CODEC}
+    copied = [column for column in columns if column.path_in_schema not in replaced]
     return {
-        "compression": {column.path_in_schema: _codec(column) for column in columns},
-        "use_dictionary": [column.path_in_schema for column in columns if column.has_dictionary_page],
-        "write_statistics": [column.path_in_schema for column in columns if column.is_stats_set],
+        "compression": codecs,
+        "use_dictionary": [*replaced, *(column.path_in_schema for column in copied if column.has_dictionary_page)],
+        "write_statistics": [*replaced, *(column.path_in_schema for column in copied if column.is_stats_set)],
         "version": footer.format_version if footer.format_version in ("1.0", "2.4") else "2.6",
         "use_deprecated_int96_timestamps": _all_int96(footer.schema),
     }
@@ -76,7 +85,7 @@ def _chunks(footer: FileMetaData) -> Iterator[Any]:
 
 
 def _codec(chunk: Any) -> str:
-    return "NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression
+    return _NO_CODEC if chunk.compression == "UNCOMPRESSED" else chunk.compression
 
 
 def _all_int96(schema: pq.ParquetSchema) -> bool:
@@ -86,11 +95,12 @@ def _all_int96(schema: pq.ParquetSchema) -> bool:
     return "TIMESTAMP" not in logical and "INT96" in physical
 
 
-# Rows of a piece, and about its bytes, at most: they bound the memory of wide tables.
+# Rows of a piece, and about its bytes, at most: they bound the memory of wide tables. Powers of two.
 PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
 _BUFFER_BYTES, _REMOTE_BYTES = 1 << 20, 1 << 23  # read of a column at once; a request to a store takes 10 to 50 ms
 GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
+_REPORT_BYTES = 8  # of a value that is replaced
 
 
 @dataclass(frozen=True)
@@ -120,8 +130,8 @@ class ParquetFile(Source):
         self.names = self._schema.names
         self._group_numbers = range(*(groups or (0, self._footer.num_row_groups)))
         read = [self._footer.row_group(i) for i in self._group_numbers]
-        self.groups = [(group.num_rows, group.total_byte_size) for group in read]
-        self._rows = sum(rows for rows, _ in self.groups)
+        self.groups = [group.num_rows for group in read]
+        self._rows, self._bytes = sum(self.groups), sum(group.total_byte_size for group in read)
         self.schema = self._schema.remove_metadata()  # without what writers add to names and types
         self._replaced = set[str]()
         described = [field.name for field in self._schema if arrow.has_dictionary(field.type)]
@@ -131,13 +141,22 @@ class ParquetFile(Source):
     def count(self) -> int:
         return self._rows
 
+    def group_bytes(self, columns: Collection[str | None]) -> list[int]:
+        """Return the stored bytes of each row group, in which those of columns to be replaced are not counted."""
+        groups = [self._footer.row_group(number) for number in self._group_numbers]
+        chunks = [[group.column(i) for i in range(group.num_columns)] for group in groups]
+        return [
+            _REPORT_BYTES * len(columns) * rows
+            + sum(chunk.total_uncompressed_size for chunk in of_group if chunk.path_in_schema not in columns)
+            for rows, of_group in zip(self.groups, chunks, strict=True)
+        ]
+
     def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
         self.fraction = 0.0
         # An estimate from stored widths, which bounds the memory that a table of long texts takes.
-        width = max(1, sum(size for _, size in self.groups) // max(1, self._rows))
-        rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
+        rows = _power_of_two(self._bytes, self._rows)
         with self._opened() as file:
-            for number, (left, _) in zip(self._group_numbers, self.groups, strict=True):
+            for number, left in zip(self._group_numbers, self.groups, strict=True):
                 # Threads would each keep memory, and are no faster, since the piece before is worked on meanwhile.
                 for batch in file.iter_batches(rows, row_groups=[number], use_threads=False):
                     left -= len(batch)
@@ -207,7 +226,7 @@ class ParquetFile(Source):
     def output_bytes(self, columns: Sequence[str | None]) -> int:
         chunks = _chunks(self._footer) if self._rows else ()
         copied = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema not in columns)
-        return copied + 8 * len(columns) * self._rows  # Reports are hardly compressed.
+        return copied + _REPORT_BYTES * len(columns) * self._rows  # Reports are hardly compressed.
 
     def rows(self, piece: GroupPart, begin: int, end: int) -> GroupPart:
         return GroupPart(piece.table.slice(begin, end - begin), piece.last)
@@ -222,7 +241,10 @@ class ParquetFile(Source):
 
     @contextmanager
     def sink(self, path: Path) -> Iterator[Callable[[GroupPart], object]]:
-        with ParquetSink.opened(path, partial(writer_options, self._footer)) as write:
+        def block_rows() -> int:
+            return _power_of_two(sum(self.group_bytes(self._replaced)), self._rows)
+
+        with ParquetSink.opened(path, lambda: writer_options(self._footer, self._replaced), block_rows) as write:
             yield write
 
     @contextmanager
@@ -241,25 +263,34 @@ class ParquetFile(Source):
 class ParquetSink:
     """Gathers a row group, and writes it when it is complete, or too large to be held.
 
-    ``options`` returns those of ``pyarrow.parquet.ParquetWriter``, for a file that has rows.
+    A group that is too large ends after a multiple of ``block_rows`` rows. These, and the bytes of the rows that are
+    written, decide where it ends, and neither the pieces nor their number: they depend on the lengths of true values.
+
+    ``options`` returns those of ``pyarrow.parquet.ParquetWriter``, for a file that has rows. Both functions are called
+    with the first piece.
     """
 
-    def __init__(self, file: pa.NativeFile, options: Callable[[], dict[str, Any]]) -> None:
-        self._file, self._options = file, options
+    def __init__(
+        self, file: pa.NativeFile, options: Callable[[], dict[str, Any]], block_rows: Callable[[], int]
+    ) -> None:
+        self._file, self._options, self._block_rows = file, options, block_rows
         self._writer: Any = None
-        self._held: list[pa.Table] = []
+        self._blocks: list[pa.Table] = []  # whole ones
+        self._bytes = 0  # of these
+        self._rest: list[pa.Table] = []  # rows of the next one
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, options: Callable[[], dict[str, Any]]) -> Iterator[Callable[[GroupPart], object]]:
+    def opened(
+        cls, path: Path, options: Callable[[], dict[str, Any]], block_rows: Callable[[], int]
+    ) -> Iterator[Callable[[GroupPart], object]]:
         """Yield a function that appends rows to a new file, which is complete at the end."""
         with pa.OSFile(str(path), "wb") as file:
-            sink = cls(file, options)
+            sink = cls(file, options, block_rows)
             try:
                 yield sink.write
-                if sink._held:
-                    sink.write(GroupPart(sink._held[0].slice(0, 0), last=True))
                 if sink._writer is not None:
+                    sink._end_group()
                     sink._writer.close()
             finally:
                 if sink._writer is not None:
@@ -267,15 +298,42 @@ class ParquetSink:
 
     def write(self, piece: GroupPart) -> None:
         if self._writer is None:
+            self._rows = self._block_rows()
             self._schema = arrow.released_schema(piece.table.schema)
             self._writer = pq.ParquetWriter(self._file, self._schema, **self._options())
-        self._held.append(arrow.relabelled(piece.table, self._schema))
-        if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
-            group, self._held = pa.concat_tables(self._held), []
-            if len(group):
-                self._writer.write_table(group, row_group_size=len(group))
-            # Otherwise the allocator keeps the memory of the pages, 60 MiB.
-            pa.default_memory_pool().release_unused()
+        self._rest.append(arrow.relabelled(piece.table, self._schema))
+        if sum(map(len, self._rest)) >= self._rows:
+            rest = pa.concat_tables(self._rest)
+            while len(rest) >= self._rows:
+                block, rest = rest.slice(0, self._rows).combine_chunks(), rest.slice(self._rows)
+                self._blocks.append(block)
+                self._bytes += _bytes_of(block)
+                if self._bytes >= GROUP_BYTES:
+                    self._rest = []
+                    self._end_group()
+            self._rest = [rest]
+        if piece.last:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        group = pa.concat_tables([*self._blocks, *self._rest, self._schema.empty_table()])
+        self._blocks, self._rest, self._bytes = [], [], 0
+        if len(group):
+            self._writer.write_table(group, row_group_size=len(group))
+        # Otherwise the allocator keeps the memory of the pages, 60 MiB.
+        pa.default_memory_pool().release_unused()
+
+
+def _bytes_of(block: pa.Table) -> int:
+    """Return the bytes of a table. A dictionary is not counted: it may hold values of other rows, too."""
+    columns = [block.column(number) for number in range(block.num_columns)]
+    return sum(8 * len(one) if arrow.has_dictionary(one.type) else one.nbytes for one in columns)
+
+
+def _power_of_two(size: int, rows: int) -> int:
+    """Return how many of these rows, which have so many bytes, are about a piece."""
+    most = min(PIECE_ROWS, _PIECE_BYTES // max(1, size // max(1, rows)))
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def _nulls(column: pa.ChunkedArray) -> np.ndarray:

@@ -386,7 +386,7 @@ def test_codecs_and_row_groups_stay(run: Run) -> None:
         for column in range(3):
             pair = [one.row_group(at).column(column) for one in (old, new)]
             assert pair[0].compression == pair[1].compression
-            assert pair[0].has_dictionary_page == pair[1].has_dictionary_page
+            assert pair[1].has_dictionary_page == (pair[0].has_dictionary_page or column == 0)  # reports always
 
 
 def test_old_timestamps_stay_or_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
