@@ -35,6 +35,7 @@ from accountants.composition.cells import (
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import GREATEST_TILT, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly, stages_of
+from accountants.composition.table_sums import Table, lower_sum
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
@@ -55,6 +56,7 @@ _LEAST_SHARE = 0.02  # The least width of a power, as a share of that.
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 24
+_MOST_OF_TABLES, _FINER_OF_TABLES = 1 << 19, 4.0  # The most points of a table's losses, and by how much a step falls.
 _PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
 _MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
@@ -246,6 +248,8 @@ class Bracket:
         if estimate.noise > _NOISE and high - low > width * high and estimate.count <= _MOST_DIRECT:
             bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
             low, high = max(low, bottom), min(high, top)
+        if high - low > width * high and not isinstance(bound, _PowerAt):
+            low = max(low, estimate.lower_bound_of_tables(width, high, likely, bound))
         last = math.inf
         for _ in range(_REFINEMENTS):
             gap = high - low
@@ -561,6 +565,27 @@ class _Estimate:
             self.noise = bound.noise(total, answers[side])
         self.work += self.points
         return answers.get(-1, 0.0), answers[1]
+
+    def lower_bound_of_tables(self, width: float, high: float, likely: float, bound: _Bound) -> float:
+        """Return the lower bound of losses that all are atoms, by their spread; 0 for others."""
+        terms = self.direction.terms
+        tables = [Table.of(term.losses[0], term.count, self._reach(term, _LEFT_OUT * likely)) for term in terms]
+        known = [table for table in tables if table is not None]
+        if len(known) < len(tables):
+            return 0.0
+        # The bump has the integral rho^2 sqrt(2) asinh(2 r/rho), rho^2 is about k h^2/4, and r is k h.
+        bump = math.sqrt(2) / 4 * self.count * math.asinh(4 * math.sqrt(self.count))
+        finest = max(max(table.width for table in known) / _MOST_OF_TABLES, 1e-14)
+        step, low = max(math.sqrt(width * self.size / ((1 + self.tilt) * bump)), finest), 0.0
+        for _ in range(_REFINEMENTS):
+            try:
+                low = max(low, bound(lower_sum(known, step, self.tilt), -1, self.value))
+            except TooManyPointsError:
+                break
+            if high - low <= width * high or step <= finest:
+                break
+            step = max(step / _FINER_OF_TABLES, finest)
+        return low
 
     def _masses(
         self, term: _Term, step: float, stages: int, most: int, likely: float, sides: tuple[int, ...]

@@ -74,12 +74,12 @@ class ComposedBounds:
     rounding: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
     parts: float = 0.0  # The largest absolute value of the numbers whose sums the losses are.
 
-    def _loss_error(self, epsilon: float) -> float:
+    def loss_error(self, epsilon: float) -> float:
         return 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.parts)
 
     def nudged(self, epsilon: float, side: int) -> float:
         """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
-        return epsilon - side * self._loss_error(epsilon)
+        return epsilon - side * self.loss_error(epsilon)
 
     def delta(self, epsilon: float, side: int) -> float:
         """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
@@ -90,7 +90,7 @@ class ComposedBounds:
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:stop]).sum()
         rounding = self.rounding + 4 * UNIT * c * (abs(epsilon) + self.parts)
-        value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
+        value += side * (self.error * norm(weight) + self.outside * peak + rounding * value)
         if side > 0 and stop < len(self.loss):  # Weights that are negligible.
             beyond = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
             value += math.exp(-_FAR) * beyond
@@ -118,11 +118,11 @@ class ComposedBounds:
         if max(exponent, exponent - start) > _OVERFLOWS:  # The tilt is for a distant eps.
             return 1.0, self.infinite
         s, g = self.loss[index:] - start, self.g[index:]
-        rounding = self.rounding + 2 * (c + 1) * self._loss_error(start)
+        rounding = self.rounding + 2 * (c + 1) * self.loss_error(start)
         masses = []
         for side, weight in ((1, np.exp(-(c + 1) * s)), (-1, np.exp(-c * s))):
             value = (weight * g).sum()
-            masses.append(value + side * (self.error * _norm(weight) + self.outside + rounding * value))
+            masses.append(value + side * (self.error * norm(weight) + self.outside + rounding * value))
         q, p = math.exp(exponent - start) * masses[0] + _TINIEST, math.exp(exponent) * max(masses[1], 0.0)
         return min(q, 1.0), min(self.infinite + p, 1.0)
 
@@ -693,9 +693,9 @@ def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
         error += count * (eta + 8 * UNIT) * (_SECOND_ORDER * _whole_norm(apart) / root + least)
     error += 8 * UNIT * sum(counts) * _whole_norm(whole) / root
     g = fft.irfft(whole, size)
-    return g, error + eta * _norm(g)
+    return g, error + eta * norm(g)
 
 
-def _norm(values: np.ndarray) -> float:
+def norm(values: np.ndarray) -> float:
     """Return the 2-norm; not by BLAS, whose threads may wait for each other."""
     return float(np.sqrt((values * values).sum()))

@@ -1,0 +1,162 @@
+"""Lower bounds of sums of tables' losses, from masses that are spread over the ends of cells.
+
+A table's losses may be further apart than the points of a grid. Then no groups of neighbouring losses have their means
+on the grid, and a contraction lowers every loss to the point below it. A spread keeps all means, and what it adds to
+delta at eps is bounded: with S the sum of all losses, S' that of the spread ones and m = e^(eps - S), e^(eps - S') is
+m W with E W = 1 and a variance of W that is known. So no more is added than the mean of a bump around eps,
+
+    rho^2 / sqrt(2 (rho^2 + (1 - e^(eps - S'))^2))    for |S' - eps| <= 2 r,    else 0.
+
+Sums of losses that all are on the grid are not spread at all. Proof: docs/proofs/brackets.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.cells import MonotoneLoss, TooManyPointsError
+from accountants.composition.masses import Masses
+from accountants.composition.sums import ComposedBounds, compose, norm
+from accountants.loss_intervals import LOSS_UNITS, UNIT
+from dpkernels.proven import proven
+
+_BINS = 32  # The groups of losses in a step.
+_HEAVY = 0.1  # The mass of a group, over that of the heaviest one, from which on the grid goes through both.
+_MASS = 1e-12  # A bound on the relative error of the mass of an atom.
+_ON_GRID = 8  # The roundings of a loss that is on the grid.
+_LIKELY = 1e-3  # The least probability of a sum on the grid that matters.
+_WIDE = 2.0**-40  # More than the relative rounding errors of the bump and of its numbers.
+_OVERFLOWS = 300.0  # An exponent whose square does not overflow.
+_MOST_LOSSES = 1 << 20  # The most points of a grid of one loss.
+
+
+@dataclass(frozen=True)
+class SpreadSum(ComposedBounds):
+    """The sum of losses that are spread, with lower bounds of delta of the sum of the losses themselves."""
+
+    deviation: float = 0.0  # rho.
+    reach: float = 0.0  # r.
+    on_grid: ComposedBounds | None = None  # The sums of losses that all are on the grid.
+
+    @proven("brackets#proof-of-6-tables")
+    def delta(self, epsilon: float, side: int) -> float:
+        """Return a lower bound (side -1) of the profile at eps."""
+        if side != -1:
+            raise ValueError(f"side: {side}; only the lower bound (-1) of the sum of losses is known")
+        epsilon = self.nudged(epsilon, side)
+        added = _mean_of_bump(self, epsilon, self.deviation, self.reach, 1)
+        if self.on_grid is not None:
+            added -= _mean_of_bump(self.on_grid, epsilon, self.deviation, self.reach, -1)
+        return max(super().delta(epsilon, side) - max(added, 0.0) * (1 + _WIDE), 0.0)
+
+
+def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach: float, side: int) -> float:
+    """Return an upper (side 1) or lower (side -1) bound of the mean of the bump."""
+    if not deviation:
+        return 0.0
+    error = 2 * total.loss_error(epsilon)
+    widest = max(2 * reach + side * error, 0.0)
+    start, stop = np.searchsorted(total.loss, [epsilon - widest, epsilon + widest], side="right")
+    x = total.loss[start:stop] - epsilon
+    distance = np.expm1(-np.sign(x) * np.maximum(np.abs(x) - side * error, 0.0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight = deviation**2 / np.sqrt(2 * (deviation**2 + distance**2)) * np.exp(-total.tilt * x)
+        largest = deviation / math.sqrt(2) * np.exp(total.tilt * widest)
+        value = float((weight * total.g[start:stop]).sum())
+        rounding = total.rounding + 4 * UNIT * total.tilt * (abs(epsilon) + total.parts)
+        value += side * (total.error * norm(weight) + total.outside * float(largest) + rounding * value)
+        mean = float(np.exp(total.log_scale - total.tilt * epsilon) * max(value, 0.0))
+    return mean if math.isfinite(mean) else math.inf if side > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Losses of one mechanism, all of them atoms, that are composed ``count`` times."""
+
+    p: np.ndarray  # The masses of the finite losses.
+    loss: np.ndarray
+    infinite: float  # The mass of infinite loss.
+    count: int
+
+    @classmethod
+    def of(cls, losses: MonotoneLoss, count: int, reach: tuple[float, float]) -> Table | None:
+        """Return the losses that are within a reach, which all others are left out of; None if not all are atoms."""
+        if losses.pieces:
+            return None
+        some = np.isfinite(losses.loss) & (losses.p > 0) & (losses.loss >= reach[0]) & (losses.loss <= reach[1])
+        return cls(losses.p[some], losses.loss[some], float(losses.p[losses.loss == np.inf].sum()), count)
+
+    @property
+    def width(self) -> float:
+        return float(np.ptp(self.loss)) if len(self.loss) else 0.0
+
+    def gathered(self, start: float, step: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the masses and losses of groups of losses that are at most a small part of a step apart."""
+        bins = np.round((self.loss - start) * (_BINS / step))
+        _, first, number = np.unique(bins, return_index=True, return_inverse=True)
+        at = self.loss[first]
+        mass = np.bincount(number, self.p, len(first))
+        # The mean of q/p = e^-l, relative to that of one of the losses.
+        mean = np.bincount(number, self.p * np.expm1(at[number] - self.loss), len(first)) / mass
+        return mass, at - np.log1p(mean)
+
+    def heaviest(self, step: float) -> tuple[float, float]:
+        """Return the loss of the heaviest group, and the distance to another heavy one; 0 if there is none."""
+        if not len(self.p):
+            return 0.0, 0.0
+        p, loss = self.gathered(float(self.loss[self.p.argmax()]), step)
+        distance = np.abs(loss - loss[p.argmax()])
+        others = np.where(distance > 2 * step, p, 0.0)
+        is_heavy = others.max() > _HEAVY * p.max()
+        return float(loss[p.argmax()]), float(distance[others.argmax()]) if is_heavy else 0.0
+
+    def masses(self, offset: float, step: float) -> tuple[Masses, Masses]:
+        """Return the masses at grid points of all losses, spread, and of those that are on the grid."""
+        p, loss = self.gathered(offset, step)
+        size = 1 + float(np.abs(loss).max(initial=0.0)) + abs(offset)
+        place = (loss - offset) / step
+        is_on_grid = np.abs(loss - (offset + np.round(place) * step)) <= _ON_GRID * UNIT * size
+        index = np.where(is_on_grid, np.round(place), np.floor(place))
+        if self.width > _MOST_LOSSES * step:
+            raise TooManyPointsError(f"losses over {self.width:.6g} are too many for a grid of step {step:.6g}")
+        above = np.where(is_on_grid, 0.0, np.clip(loss - (offset + index * step), 0.0, step))
+        up = p * np.minimum(np.expm1(-above) / math.expm1(-step), 1.0)
+        first = int(index.min(initial=0.0))
+        index = index.astype(int) - first
+        points = int(index.max(initial=0)) + 2
+        every = np.bincount(index, p - up, points) + np.bincount(index + 1, up, points)
+        on_grid = np.bincount(index, np.where(is_on_grid, p, 0.0), points)
+        # Sums have one rounding for each of their terms.
+        narrower = 1 - max(_MASS, LOSS_UNITS * UNIT * size) - 2 * UNIT * (len(self.p) + 8)
+        lowered = offset - (LOSS_UNITS + _ON_GRID) * UNIT * size - UNIT * len(self.p) * step
+        infinite = self.infinite * narrower
+
+        def masses(mass: np.ndarray) -> Masses:
+            return Masses(mass * narrower, first, lowered, infinite, self.count)
+
+        return masses(every), masses(on_grid)
+
+
+@proven("brackets#proof-of-6-tables")
+def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
+    """Return the sum of the losses of tables, spread on a grid of at most this step."""
+    places = [table.heaviest(step) for table in tables]
+    gap = max(distance for _, distance in places)
+    if gap > step:
+        step = gap / (2 * math.ceil(gap / step / 2))  # The point in the middle is on the grid, too.
+    pairs = [table.masses(offset, step) for table, (offset, _) in zip(tables, places, strict=True)]
+    total = compose([every for every, _ in pairs], step, tilt, -1)
+    spread = sum(every.count for every, on_grid in pairs if not np.array_equal(every.mass, on_grid.mass))
+    # The variance of one factor of W is at most sinh^2(h/2) = cosh^2(h/2) - 1, and cosh x <= e^(x^2/2).
+    variance = math.expm1(min(spread * step**2 / 4, _OVERFLOWS))
+    reach = spread * step * (1 + _WIDE)
+    deviation = math.sqrt(variance) * math.exp(min(reach, _OVERFLOWS)) * (1 + _WIDE)
+    share = math.prod(float(on.mass.sum() / max(every.mass.sum(), 1e-300)) ** on.count for every, on in pairs)
+    on_grid = compose([on for _, on in pairs], step, tilt, -1) if spread and share > _LIKELY else None
+    fields: dict[str, Any] = vars(total)
+    return SpreadSum(**fields, deviation=deviation, reach=reach, on_grid=on_grid)
