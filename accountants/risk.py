@@ -304,17 +304,20 @@ class RiskReport:
         right = (1 + numbers["advantage"]) / 2
         budget = f"({_rounded_up(numbers['epsilon'], 4)}, {self.delta:g})"
         lines = [
-            f"Neighbouring: {numbers['neighbouring']}.",
+            f"Neighbours: {numbers['neighbouring']}.",
             f"The release is {budget}-DP. Every number is an upper bound, for attackers who know everything else.",
             "",
-            f"Who decides between two neighbouring inputs, each with probability 50 %, is right in {_percent(right)}.",
+            f"An attacker who decides between two neighbouring inputs, each true with probability 50 %, is right in "
+            f"{_percent(right)} of cases.",
             "",
-            f"The belief in one person's input before and after the release, but with probability {self.delta:g}:",
+            "The probability that an attacker gives to one of two neighbouring inputs, before and after the release (a",
+            f"larger one after it has probability {self.delta:g}):",
             "",
             "  before   after",
             *(f"  {f'{100 * prior:g} %':<9}{_percent(belief)}" for prior, belief in numbers["beliefs"].items()),
             "",
-            "The members of the data who are found, and the others who are taken for members by mistake:",
+            "An attacker who looks for the people in the data: the share of all others who are taken for one of them",
+            "by mistake, and the share of them who are found:",
             "",
             "  mistakes  found",
             *(

@@ -38,7 +38,7 @@ NEIGHBOURS = {
 }
 # Those of all pairs for batch schemes.
 ALL_NEIGHBOURS = NEIGHBOURS | {"zero_out": "datasets of which one has the value 0 in place of one record"}
-ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
+ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; any two inputs of a mechanism without one"
 _TILT_FOUND = 1e-3  # The last Newton step of log c; values next to the largest loss of few releases need it.
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
 _LEAST, GREATEST_TILT = 1e-4, 1e5  # The default range of tilts.

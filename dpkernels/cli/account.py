@@ -58,7 +58,7 @@ Rows = list[dict[str, float | None]]
 
 _MEANINGS = {
     "pure level": "the least epsilon at which delta is 0",
-    "worst variance": "of one report, for the input with the most",
+    "worst variance": "of one report, for the input at which it is largest",
     "central variance": "of one report, for the middle of the interval",
     "variance": "of the noise of one report",
     "mean of the noise": "how far a report is from the true value on average",
@@ -70,7 +70,7 @@ _MEANINGS = {
 }
 _OF_TABLES = "delta at an epsilon, epsilon at a delta: the least that holds for any two neighbours"
 _OF_BOUNDS = "at least: no accounting can give less; the least number that holds is between both"
-_OF_SHUFFLED = "some inputs: what is revealed where all other people have one input"
+_OF_SHUFFLED = "some inputs: the epsilon or delta if all other people have the same input, one case of many"
 
 
 @dataclass(frozen=True)

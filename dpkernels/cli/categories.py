@@ -96,7 +96,7 @@ def chosen(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, Any]]:
 def describe(mechanism: Categorical | PrefixPlan, most: int = 6) -> str:
     """Return the categories in words."""
     if isinstance(mechanism, PrefixPlan):
-        return f"texts of up to {mechanism.length} of {mechanism.base - 1} characters"
+        return f"texts of at most {mechanism.length} characters out of {mechanism.base - 1}"
     if mechanism.labels is None:
         return f"the codes 0 to {mechanism.categories - 1}"
     rest = mechanism.categories - most

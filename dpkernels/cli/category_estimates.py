@@ -75,11 +75,14 @@ class CategoryEstimates:
         first = next(iter(self.groups.values()))
         interval = f"{100 * self.confidence:.6g} % interval"
         lines = [
-            f"{title(self.column)}: {count:,} reports of {self.mechanism} at epsilon {self.epsilon:.6g}, "
+            f"{title(self.column)}: {count:,} reports of the mechanism {self.mechanism} at epsilon {self.epsilon:.6g}, "
             f"{first.mechanism.categories:,} categories"
         ]
         lines += [f"{self.missing:,} rows without a report"] if self.missing else []
-        lines += ["Intervals are exact, and assume nothing about the values; each holds by itself."]
+        lines += [
+            "Numbers and shares are of the people who sent the reports. Intervals assume nothing about the values.",
+            f"Each single interval contains its true value with probability {100 * self.confidence:.6g} % or more.",
+        ]
         for group, estimate in self.groups.items():
             rows = sorted(self._rows(estimate), key=lambda row: -row["unbiased"])
             largest = max(row["share"] for row in rows)
@@ -225,17 +228,19 @@ class FoundValues:
         }
 
     def __str__(self) -> str:
-        found, interval = self.found, f"{100 * self.found.confidence:.6g} % interval"
-        lines = [f"{title(self.column)}: {found.people:,} reports of {self.mechanism} at epsilon {self.epsilon:.6g}"]
+        found, confidence = self.found, f"{100 * self.found.confidence:.6g} %"
+        heading = f"{found.people:,} reports of the mechanism {self.mechanism} at epsilon {self.epsilon:.6g}"
+        whom = "population that the people are from" if found.about == "population" else "people who sent the reports"
+        lines = [f"{title(self.column)}: {heading}"]
         lines += [f"{self.missing:,} rows without a report"] if self.missing else []
         lines += [
-            f"The intervals hold together for the {self.compared:,} values that were compared last. They are about the",
-            "population from which the people were drawn. The standard error of a rare value's share is "
-            f"{self.standard_error:.2g};",
-            "values that are not much more frequent are not found.",
+            f"{self.compared:,} values were compared at the end. With probability {confidence} or more, all shares",
+            f"in the {whom} are in their intervals.",
+            f"The share of a rare value has a standard error of {self.standard_error:.2g}: values that are not much",
+            "more frequent than that are not found.",
         ]
         is_frequent = self._is_frequent
-        cells = [["value", "share", interval, ""]]
+        cells = [["value", "share", f"{confidence} interval", ""]]
         for at in np.flatnonzero(is_frequent)[:_MOST_LINES].tolist():
             bounds = f"{found.low[at]:.4f} to {found.high[at]:.4f}"
             bar = "#" * round(_BAR * found.shares[at] / found.shares[0])
@@ -243,7 +248,8 @@ class FoundValues:
         few = len(cells) - 1
         lines += ["", *aligned(cells)] if few else ["", "No value has an interval above 0."]
         rest = len(found.values) - few
-        return "\n".join([*lines, *([f"and {rest:,} values more; --json prints all"] if rest else [])])
+        more = f"and {rest:,} more value{'s' * (rest > 1)}; --json prints all"
+        return "\n".join([*lines, *([more] if rest else [])])
 
     @property
     def _is_frequent(self) -> np.ndarray:

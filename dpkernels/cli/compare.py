@@ -36,7 +36,8 @@ def _laplace_variance(epsilon: float, width: float) -> float:
 
 
 _MEANINGS = (
-    "worst variance: of one report, for the input with the most; central variance: for the middle of the interval",
+    "worst variance: of one report, for the input at which it is largest",
+    "central variance: of one report, for the middle of the interval",
     "worst / Laplace: the worst variance over that of Laplace noise at this budget; below 1 is better",
     "above optimum: how far the worst variance is above the least that any mechanism can have",
     "reports: the interval that reports lie in",
@@ -70,7 +71,7 @@ class Comparison:
             numbers = [format_number(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
             above = row["percent_above_optimum"]
             reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(format_number, row["reports"]))
-            percent = "none" if above is None else f"{format_number(above, 4)} %"
+            percent = "not known" if above is None else f"{format_number(above, 4)} %"
             cells.append([row["mechanism"], *numbers, percent, reports])
         return "\n".join([title, *aligned(cells), "", *_MEANINGS])
 

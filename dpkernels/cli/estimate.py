@@ -362,14 +362,15 @@ class Estimates:
         origin, ends = selection.date_origin, [selection.channel.lower, selection.channel.upper]
         values = f"[{', '.join(shortest(end) if origin is None else date_text(end, origin) for end in ends)}]"
         count = f"{sum(form['reports'] for form in forms):,}"
-        summary = f"{count} reports of {display_name(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
+        mechanism = f"the mechanism {display_name(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
         clipped = "; values outside were clipped" if selection.clip else ""
-        lines = [f"{title(selection.column)}: {summary}, values in {values}{clipped}"]
+        lines = [f"{title(selection.column)}: {count} reports of {mechanism}, values in {values}{clipped}"]
         lines += [] if origin is None else [f"Values are days since {origin}, printed as dates."]
         lines += [f"{self.counted.missing:,} rows without a report"] if self.counted.missing else []
         if selection.by is None and forms[0]["distribution"] is not None:
             lines.append(f"Distribution: {forms[0]['distribution']}.")
-        lines += [self.assumption] if self.assumption else []
+        chance = f"Each single interval contains its true value with probability {100 * self.options.confidence:.6g} %."
+        lines += [self.assumption, chance] if self.assumption else []
         group_heading = [] if selection.by is None else [display_name(selection.by)]
         interval = f"{100 * self.options.confidence:.6g} % interval"
         numbers, histograms = [[*group_heading, "reports", "", "estimate", interval]], list[str]()

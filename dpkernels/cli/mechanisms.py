@@ -262,6 +262,7 @@ def listing() -> list[str]:
         "               quantiles, a hybrid with at most 10 % more variance",
         "  auto         like closed-form, and also tries optimal",
         "With --objective distribution they choose the piecewise mechanism that estimates the distribution best.",
+        "hybrid perturbs each value by piecewise or by duchi, chosen at random.",
         "categorical, subset-selection, randomised-response and block-response are for a column of --categories (or",
         "--categories-from FILE); categorical chooses whichever of the other three has the least error.",
         "prefix-response finds the most frequent texts among too many to list.",

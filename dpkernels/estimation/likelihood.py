@@ -8,7 +8,8 @@ theta)_j of the observed shares p is concave. It is at most this gap below its m
 
 The constrained Newton method closes the gap in about ten steps. A step adds the components at which g has a local
 maximum above 1. It then maximises the quadratic model of the log-likelihood over the masses of these and of the present
-components. This is a nonnegative least squares problem, which sets the masses of superfluous components to 0.
+components. This is a nonnegative least squares problem, which sets the masses of superfluous components to 0. Where it
+has left the component of a rare report with hardly any mass, a step of expectation maximisation restores the mass.
 
 Smoothed maximum likelihood (EMS) iterates theta <- S (theta B' (p / B theta)), where S averages neighbouring bins with
 the weights (1, 2, 1)/4 and repeats the first and the last bin. With few noisy reports the maximum likelihood
@@ -106,7 +107,11 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
         peaks = (g >= padded[:-2]) & (g >= padded[2:]) & (g > 1)
         columns = np.flatnonzero((theta > 0) & (theta is not uniform) | peaks)
         target = np.zeros_like(theta)
-        target[columns] = _newton(A[:, columns] / q[:, None], p)
+        if g.max() > 2 * len(theta):
+            # A share is so small that the quadratic model would at most double it; with uniform shares, g is at most d.
+            target = (theta * g + uniform) / 2  # The first half is a step of expectation maximisation.
+        else:
+            target[columns] = _newton(A[:, columns] / q[:, None], p)
         theta, is_better = _ascended(A, p, theta, target - theta)
         steps += 1
     fit = evaluate_fit(B, counts, theta, steps)

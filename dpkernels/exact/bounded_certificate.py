@@ -235,13 +235,13 @@ class BoundedCertificate(Certificate):
 
     def lines(self) -> list[tuple[str, str]]:
         table = self.table
-        near = "any two rows" if self.cells == table.shifts else f"rows up to {self.cells} apart"
+        near = "any two of them" if self.cells == table.shifts else f"those up to {self.cells} places apart"
         ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.shifts))
         realised = shortest(self.realised_epsilon)
         return [
-            ("epsilon", f"{shortest(self.epsilon)}, attained {realised} (exact ratio below e^epsilon)"),
-            ("reports", f"{table.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
-            ("inputs", f"{table.rows} rows from {ends}; ratios of {near}"),
+            ("epsilon", f"{shortest(self.epsilon)}, attained {realised} (the logarithm of the largest ratio)"),
+            ("reports", f"{table.codes} values from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
+            ("inputs", f"{table.rows} values from {ends}, one row of weights each; neighbours are {near}"),
             ("total weight", f"2^{table.bits}, for every row"),
             ("row means", self.means),
             ("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),

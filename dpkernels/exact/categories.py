@@ -145,7 +145,7 @@ class CategoryCertificate(Certificate):
         p, q = float(self.probability), float(self.other_probability)
         realised = shortest(self.realised_epsilon)
         return [
-            ("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
+            ("epsilon", f"{shortest(self.epsilon)}, attained {realised} (the logarithm of the largest ratio)"),
             ("reports", self.reports),
             ("inputs", f"{self.categories} {self.inputs}"),
             ("supports", f"the true category with probability {p:.9g}, any other one with {q:.9g}"),

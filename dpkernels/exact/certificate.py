@@ -134,9 +134,16 @@ class Certificate(abc.ABC):
         return certificate
 
     def __str__(self) -> str:
-        inner = [f"-- {name}\n{item}" for name, item in self._parts().items() if isinstance(item, Certificate)]
-        lines = [f"{label:<20}{text}" for label, text in (*self.lines(), ("covers", self.covers))]
-        return "\n".join([*lines, *inner])
+        return "\n".join(self._printed())
+
+    def _printed(self, stated: str = "") -> list[str]:
+        """Return the lines of the certificate and its parts, without a coverage that is stated already."""
+        covers = [] if self.covers == stated else [("covers", self.covers)]
+        lines = [f"{label:<20}{text}" for label, text in (*self.lines(), *covers)]
+        for name, part in self._parts().items():
+            if isinstance(part, Certificate):
+                lines += [f"-- {name}", *part._printed(self.covers)]
+        return lines
 
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, attribute) for name, attribute in self.parts.items()}

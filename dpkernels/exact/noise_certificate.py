@@ -345,7 +345,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
         budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
         near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
         return [
-            ("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
+            ("epsilon, delta", f"{budget}; attained delta at most {shortest(float_at_least(self.realised_delta))}"),
             ("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {code_norm}"),
             *super().lines(),
         ]

@@ -78,7 +78,7 @@ class PrefixCertificate(Certificate, kind="prefixes"):
 
     def lines(self) -> list[tuple[str, str]]:
         return [
-            ("epsilon", f"{shortest(self.epsilon)}, realised {shortest(self.realised_epsilon)}, at every level"),
+            ("epsilon", f"{shortest(self.epsilon)}, attained {shortest(self.realised_epsilon)}, at every level"),
             ("reports", f"at one of {len(self.levels)} levels, which is drawn independently of the value"),
             ("inputs", f"{self.categories} {self.inputs}"),
         ]

@@ -82,7 +82,7 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
     def lines(self) -> list[tuple[str, str]]:
         table = self.table
         return [
-            ("epsilon", f"{shortest(self.rate)} for each cell between neighbours, realised delta 0"),
+            ("epsilon", f"{shortest(self.rate)} for each cell between neighbours, attained delta 0"),
             ("reports", "multiples of a cell, which follows from an entry's sensitivity and epsilon"),
             ("noise", f"{table.codes} values from {table.first} to {table.last} cells, and beyond without end"),
             ("total weight", f"2^{table.bits}"),

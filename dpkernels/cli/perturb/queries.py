@@ -196,15 +196,13 @@ class Queries:
 
     def advice(self, sampler: ExactBatch) -> list[str]:
         """Return sentences on the guarantee of all rows, and on their noise."""
-        certificate, lines = sampler.certificate, list[str]()
+        lines = ["every row has a mechanism with parameters of its own; the epsilon above is the largest of a row"]
         if self.together is not None:
             lines.append(f"all {self.rows} rows together, about the same people: {self.together}")
-        tables = len(certificate.tables)
-        lines.append(f"{self.rows} rows have mechanisms of their own, of {tables} table{'s' * (tables > 1)}")
-        deviations = standard_deviations(certificate)
+        deviations = standard_deviations(sampler.certificate)
         if deviations is not None:
             low, middle, high = (f"{number:.4g}" for number in np.quantile(deviations, [0, 0.5, 1]))
-            lines.append(f"standard deviations of the noise are {low} to {high}, the median {middle}")
+            lines.append(f"standard deviations of the noise of the rows: {low} to {high}, median {middle}")
         return lines
 
     def notice(self) -> str:
@@ -406,7 +404,7 @@ class StatedQueries:
 
     def __str__(self) -> str:
         names = ", ".join(f"{parameter} from {name!r}" for parameter, name in self.columns.items())
-        text = f" at most, of {len(self.certificate.table_of)} rows with mechanisms of their own ({names})"
+        text = f" at most, for each of {len(self.certificate.table_of)} rows ({names})"
         return text if self.together is None else f"{text}; all rows together: {self.together}"
 
     def check(self, source: Source, piece: Any, start: int) -> None:

@@ -61,6 +61,7 @@ class StatedGuarantee:
     neighbouring: str  # which values are neighbouring, in words
     stated: Mapping[str, float]  # the claim that the mechanism's own parameters must state
     limits: str = ""  # why a value may be refused, if not for an interval of the user's
+    is_local: bool = True  # whether any two valid inputs are neighbours
 
     def to_dict(self) -> dict[str, Any]:
         names = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
@@ -76,7 +77,7 @@ def guarantee(certificate: Any) -> StatedGuarantee:
         realised = certificate.realised_epsilon, delta, float_at_least(certificate.realised_delta)
         claims = {"epsilon": epsilon, "delta": delta, "sensitivity": D}
         limits = "; additive noise takes values up to 2^34 sensitivities from 0"
-        return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", claims, limits)
+        return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", claims, limits, is_local=False)
     if is_categorical(certificate):
         near = f"any two of the {certificate.categories} {certificate.inputs}"
         level = certificate.realised_epsilon
@@ -86,11 +87,12 @@ def guarantee(certificate: Any) -> StatedGuarantee:
     table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table
     claims = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
     ends = f"in [{shortest(table.lower)}, {shortest(table.upper)}]"
-    near = f"any two {ends}"
-    if isinstance(certificate, RowCertificate) and certificate.sensitivity is not None:
-        claims["sensitivity"] = certificate.sensitivity
-        near = f"at most {shortest(certificate.sensitivity)} apart, {ends}"
-    return StatedGuarantee(certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0, near, claims)
+    near, sensitivity = f"any two {ends}", certificate.sensitivity if isinstance(certificate, RowCertificate) else None
+    if sensitivity is not None:
+        claims["sensitivity"] = sensitivity
+        near = f"at most {shortest(sensitivity)} apart, {ends}"
+    amounts = certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0
+    return StatedGuarantee(*amounts, near, claims, is_local=sensitivity is None)
 
 
 def _of_rows(certificate: BatchCertificate) -> StatedGuarantee:
@@ -103,7 +105,7 @@ def _of_rows(certificate: BatchCertificate) -> StatedGuarantee:
     realised_delta = max(float_at_least(getattr(table, "realised_delta", Fraction(0))) for table in tables)
     near = "values at most the row's own sensitivity apart" if is_noise else "any two values in the row's own interval"
     limits = "; additive noise takes values up to 2^34 sensitivities from 0" if is_noise else ""
-    return StatedGuarantee(epsilon, realised, delta, realised_delta, near, {}, limits)
+    return StatedGuarantee(epsilon, realised, delta, realised_delta, near, {}, limits, is_local=not is_noise)
 
 
 def of_a_row(columns: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
@@ -116,7 +118,8 @@ def of_a_row(columns: Sequence[StatedGuarantee], values_per_row: int) -> StatedG
         near = columns[0].neighbouring
     if any("sensitivity" in column.stated for column in columns):
         near = "rows whose perturbed values are neighbouring in every column"
-    return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {})
+    is_local = all(column.is_local for column in columns)
+    return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {}, is_local=is_local)
 
 
 def _total(amounts: Sequence[float], values_per_row: int) -> float:
@@ -214,7 +217,8 @@ class RowOptions:
         if self.missing == "drop":
             lines.append("rows with missing values are dropped: it is NOT protected that a row is not there")
         if self.decimals is not None:
-            lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
+            places = f"{self.decimals} decimal{'s' * (self.decimals != 1)}"
+            lines.append(f"reports are rounded to {places}, which costs no privacy")
         if not self.shuffle:
             advice = "--shuffle-rows prevents" if self.shuffleable else "shuffle the rows beforehand to prevent"
             lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice} this")

@@ -35,12 +35,9 @@ from dpkernels.mechanisms.two_point import TwoPoint
 # The least delta at which composed values are accounted.
 _COMPOSED_DELTA = 1e-9
 
-_WORDS = (
-    "neighbours: inputs that the release hardly distinguishes; epsilon, delta: the budget that is charged; "
-    "attained: the guarantee of the integers that are sampled, which is at most the budget"
-)
+_WORDS = "neighbours: true values that are hard to tell apart by the released one; a smaller epsilon makes it harder"
 # Names of mechanisms that do not say what they do.
-_MEANINGS = {"hybrid": "piecewise or duchi, drawn at random for each value"}
+_MEANINGS = {"hybrid": "each value is perturbed by piecewise or by duchi, chosen at random"}
 
 Places = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
 
@@ -49,25 +46,24 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
     spec = release.spec
     total, columns = spec.guarantee, spec.columns
-    cells = [["column", "mechanism", "neighbours", "epsilon", "attained", "delta", "attained"]]
+    shown = ["epsilon", "delta"] if total.delta else ["epsilon"]
+    cells = [["column", "mechanism", *shown, "neighbours"]]
     for column in columns:
-        guarantee = column.guarantee
-        numbers = guarantee.epsilon, guarantee.realised_epsilon, guarantee.delta, guarantee.realised_delta
-        cells.append([title(column.name), column.mechanism, guarantee.neighbouring, *map(shortest, numbers)])
+        amounts = [shortest(getattr(column.guarantee, name)) for name in shown]
+        cells.append([title(column.name), column.mechanism, *amounts, column.guarantee.neighbouring])
     lines = aligned(cells)
     lines += [f"{title(column.name)}: {words}" for column in columns if (words := _dates(column))]
     # The parameters of noise are shown because they may have been calibrated.
     noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
-    lines += [f"{name}: noise of {parameters}" for name, parameters in noise.items() if parameters]
-    budget, attained = shortest(total.epsilon), shortest(total.realised_epsilon)
-    if total.delta:
-        budget += f", delta {shortest(total.delta)}"
-        attained += f", delta {shortest(total.realised_delta)}"
-    lines.append(f"total epsilon a row: {budget} (attained {attained}); neighbours: {total.neighbouring}")
-    lines.append(_WORDS)
+    lines += [f"{name}: noise with {parameters}" for name, parameters in noise.items() if parameters]
+    budget = shortest(total.epsilon) + (f", delta {shortest(total.delta)}" if total.delta else "")
+    lines += [f"total epsilon a row: {budget}{_neighbouring_rows(spec)}", _WORDS]
     lines += [f"{name}: {words}" for name, words in _MEANINGS.items() if name in {one.mechanism for one in columns}]
-    if total.delta < 1:
-        lines.append(_belief(float(total.epsilon), float(total.delta)))
+    together = None if spec.queries is None else spec.queries.together
+    if together is not None:
+        lines.append(_belief(float(together.epsilon), float(together.delta), False, "columns"))
+    elif total.delta < 1:
+        lines.append(_belief(float(total.epsilon), float(total.delta), total.is_local))
     if release.ledger_charge is not None:
         lines.append(str(release.ledger_charge))
     lines += advice(release)
@@ -76,9 +72,9 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     lines += notices(spec)
     if release.not_kept:
         lines.append(f"not kept of the file: {'; '.join(release.not_kept)}")
-    rows = f"{format_number(release.rows, 15)} rows"
+    rows = f"{format_number(release.rows, 15)} row{'s' * (release.rows != 1)}"
     if places is not None:
-        return [*lines, f"{rows}: {places[0]}, certificates: {places[1]}"]
+        return [*lines, f"{rows} in {places[0]}, certificates in {places[1]}"]
     return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
 
 
@@ -98,17 +94,26 @@ def warn_of(release: Release) -> None:
         warn("a total delta of 1 or more guarantees nothing")
 
 
-def _belief(epsilon: float, delta: float) -> str:
-    """Return what (epsilon, delta)-DP means for one person.
+def _neighbouring_rows(spec: ReleaseSpec) -> str:
+    """Return which rows are neighbours, where the columns' own neighbours do not say it already."""
+    if spec.guarantee.is_local:
+        return "; local DP: any two rows are neighbours"
+    several = len(spec.columns) > 1 or spec.values_per_row > 1
+    return "; two rows are neighbours if their values are in every column" if several else ""
 
-    Total variation is at most (e^eps - 1 + 2 delta)/(e^eps + 1). With a delta no belief is bounded with certainty.
+
+def _belief(epsilon: float, delta: float, is_local: bool, inputs: str = "rows") -> str:
+    """Return what a guarantee means for one person.
+
+    Total variation is at most (e^eps - 1 + 2 delta)/(e^eps + 1). Where only inputs near each other are neighbours, or
+    with a delta, no belief is bounded: all that is limited is a guess between two neighbours.
     """
-    right = (
-        f"{_rounded_up(min(100 * (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * (1 + 1e-15), 100))} %"
-    )
-    if delta:
-        return f"a guess which of two values a row has, each with 50 % before the release, is right in at most {right}"
-    return f"a belief of 50 % in a row's value becomes at most {right} after the release"
+    share = 100 * (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * (1 + 1e-15)
+    right = f"{_rounded_up(min(share, 100))} %"
+    if is_local and not delta:
+        return f"if somebody is 50 % sure of a row's values, the released ones make them at most {right} sure"
+    guess = f"a guess which of two neighbouring {inputs} is the true one, if both are equally likely,"
+    return f"{guess} is right in at most {right}"
 
 
 def summary_dict(release: Release, places: Places) -> dict[str, Any]:
@@ -185,7 +190,7 @@ def _questions(mechanism: Any) -> str:
     if isinstance(mechanism, PrefixPlan):
         return f"good for the most frequent values, which `dpkernels estimate` finds; values: {describe(mechanism)}"
     if isinstance(mechanism, Categorical):
-        return f"good for counts and shares; `dpkernels estimate` has them; categories: {describe(mechanism)}"
+        return f"good for counts and shares, which `dpkernels estimate` computes; categories: {describe(mechanism)}"
     if isinstance(mechanism, TwoPoint):
         return "good for means, not for quantiles and histograms; for these use --mechanism balanced"
     if hasattr(mechanism, "bias"):

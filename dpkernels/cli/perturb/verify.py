@@ -113,7 +113,7 @@ class VerifiedColumn:
             delta += f"{self.queries}"
         name = display_name(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
         claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbours: {self.guarantee.neighbouring}"
-        return f"ok: {title(self.form['column'])}, {name}, {claim}"
+        return f"ok: {title(self.form['column'])}, mechanism {name}, {claim}"
 
 
 def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -165,11 +165,11 @@ def _verified_output(
     if problems:
         more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
         raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
-    result = "its perturbed columns hold reports of these tables"
+    result = "every perturbed value is one that its mechanism can release"
     if coarse:
         result = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to distinguish from other numbers"
     place = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
-    return f"ok: {place}, {form['rows']} rows, SHA-256; {result}"
+    return f"ok: {place}, {form['rows']} rows; SHA-256 is right; {result}"
 
 
 def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]) -> set[str]:
@@ -295,7 +295,9 @@ def verify(path: Path) -> tuple[list[str], str]:
         if all(file.is_file() for file, _ in files):
             total_line = f"ok: {total_line}"
         else:
-            total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
+            count = form["values_per_row"]
+            values = f"{count} value{'s' * (count != 1)} a row in each column"
+            total_line = f"declared, not verified: {values}; {total_line}"
         output_line = _verified_output(form, columns, files, path)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise CertificateError(f"{path}: is not the sidecar of a release") from error
@@ -305,10 +307,31 @@ def verify(path: Path) -> tuple[list[str], str]:
         raise CertificateError(f"{path}: {text_of(error)}") from error
     origins = {title(one["column"]): one["date_origin"] for one in form["columns"] if "date_origin" in one}
     dates = [f"declared, not verified: {name} counts days since {origin}" for name, origin in origins.items()]
-    others = [f"{display_name(name)} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
+    others = [_declared(name, value) for name, value in form.items() if name not in _VERIFIED]
     declared = [f"declared, not verified: {line}" for line in others]
     lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *dates, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
+
+
+# The meaning of fields that a sidecar declares, by the JSON of their values.
+_MEANINGS = {
+    "clip": {"false": "values outside their interval were refused", "true": "they were moved to its nearest end"},
+    "missing": {
+        '"error"': "missing values were refused",
+        '"keep"': "missing values stayed missing",
+        '"drop"': "rows with a missing value were left out",
+    },
+    "decimals": {"null": "reports are not rounded"},
+    "row_order": {'"kept"': "rows stand as in the input", '"shuffled"': "rows were put into a random order"},
+    "not_kept": {"[]": "nothing else of the input was lost"},
+}
+
+
+def _declared(name: str, value: Any) -> str:
+    """Return a field that is declared, with its meaning where that is known."""
+    text = json.dumps(value)
+    meaning = _MEANINGS.get(name, {}).get(text)
+    return f"{display_name(name)} {text}" + (f": {meaning}" if meaning else "")
 
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:

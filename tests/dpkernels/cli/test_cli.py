@@ -175,9 +175,9 @@ def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None
     names = ["--mechanism", "duchi", "--mechanism", "hybrid", "--mechanism", "sine-constant"]
     result = several(run, *names)
     assert result.code == 0
-    assert "total epsilon a row: 0.3 " in result.out
-    assert "a belief of 50 % in a row's value becomes at most 57.45 % after the release\n" in result.out
-    assert "neighbours: any two values of a row" in result.out
+    assert "total epsilon a row: 0.3; local DP: any two rows are neighbours\n" in result.out
+    words = "if somebody is 50 % sure of a row's values, the released ones make them at most 57.45 % sure\n"
+    assert words in result.out
     assert "NOT protected: copied\n" in result.out
     table, raw = pq.read_table("out.parquet"), pq.read_table("in.parquet")
     assert table["copied"].equals(raw["copied"])
@@ -189,10 +189,18 @@ def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None
 
 
 def test_a_guess_is_right_more_often_by_delta() -> None:
-    """Of releases with a delta no belief is certain, so that the best guess is stated, by its total variation."""
-    assert "right in at most 73.61 %" in _belief(1.0, 0.01 * (1 + np.e) / 2)
-    assert "belief" not in _belief(1.0, 1e-6)
-    assert "becomes at most 73.11 %" in _belief(1.0, 0.0)
+    """Of releases with a delta no belief is bounded, so that the best guess is stated, by its total variation."""
+    assert "right in at most 73.61 %" in _belief(1.0, 0.01 * (1 + np.e) / 2, is_local=True)
+    assert "sure" not in _belief(1.0, 1e-6, is_local=True)
+    assert _belief(1.0, 0.0, is_local=True).endswith("make them at most 73.11 % sure")
+
+
+def test_no_belief_is_bounded_where_only_near_values_are_neighbours(run: Run) -> None:
+    """Noise of sensitivity 1 tells 0 from 1000 for certain; what it limits is a guess between two neighbours."""
+    np.save("in.npy", np.arange(3.0))
+    done = run("perturb", "in.npy", "out.npy", "--mechanism", "laplace", "--sensitivity", "1", "--epsilon", "1")
+    assert "sure" not in done.out
+    assert "a guess which of two neighbouring rows is the true one, if both are equally likely, is right" in done.out
 
 
 def test_columns_do_not_share_noise(run: Run) -> None:

@@ -73,7 +73,7 @@ def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run
     assert form["columns"][0]["neighbouring"] == "at most 2 apart"
     checked = run("certify", "--verify", "out.npy.json")
     name, claim = case.partition(",")[0], f"epsilon 1, delta {made.delta:g}" if made.delta else "epsilon 1"
-    assert checked.out.splitlines()[0] == f"ok: (array), {name}, {claim}; neighbours: at most 2 apart"
+    assert checked.out.splitlines()[0] == f"ok: (array), mechanism {name}, {claim}; neighbours: at most 2 apart"
 
 
 UNEVEN = ["--mechanism", "truncated-laplace", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "1"]
@@ -134,7 +134,7 @@ def test_reports_of_discrete_noise_are_on_its_lattice(run: Run) -> None:
 def test_what_is_calibrated_is_printed(run: Run) -> None:
     np.save("in.npy", ages(5))
     done = run("perturb", "in.npy", "out.npy", *arguments("gaussian"))
-    assert f"(array): noise of sigma {calibrate.gaussian(**TARGET).noise.sigma:.9g}\n" in done.out
+    assert f"(array): noise with sigma {calibrate.gaussian(**TARGET).noise.sigma:.9g}\n" in done.out
     certificate = run("certify", *arguments("gaussian")).out
     assert f"sigma {calibrate.gaussian(**TARGET).noise.sigma:.9g}\n" in certificate
 
@@ -183,12 +183,13 @@ def test_the_total_of_mixed_columns_and_their_neighbours(run: Run) -> None:
         "at most 100 apart",
         "at most 1 apart",
     ]
-    assert "total epsilon a row: 1, delta 1e-06 (attained " in done.out
-    assert "a guess which of two values a row has, each with 50 % before the release, is right in at most " in done.out
-    assert "neighbours: rows whose perturbed values are neighbouring in every column\n" in done.out
+    total = "total epsilon a row: 1, delta 1e-06; two rows are neighbours if their values are in every column\n"
+    assert total in done.out
+    guess = "a guess which of two neighbouring rows is the true one, if both are equally likely, is right in "
+    assert guess in done.out
     assert "NOT protected: id\n" in done.out
     lines = run("certify", "--verify", "out.parquet.json").out.splitlines()
-    assert lines[0] == "ok: age, piecewise, epsilon 0.5; neighbours: any two in [0, 120]"
+    assert lines[0] == "ok: age, mechanism piecewise, epsilon 0.5; neighbours: any two in [0, 120]"
     assert lines[3].startswith("ok: total epsilon a row 1, delta 1e-06; neighbours: rows whose ")
 
 

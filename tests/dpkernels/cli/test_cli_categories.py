@@ -88,7 +88,7 @@ def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_
     assert np.array_equal(reports(f"out.{suffix}", m), m.supports(expected))
     verified = run("certify", "--verify", f"out.{suffix}.json")
     assert verified.code == 0, verified.err
-    assert f"ok: ward, {name}, epsilon 1; neighbours: any two of the 4 categories" in verified.out
+    assert f"ok: ward, mechanism {name}, epsilon 1; neighbours: any two of the 4 categories" in verified.out
     estimated = run("estimate", f"out.{suffix}", "--column", "ward", "--json")
     assert estimated.code == 0, estimated.err
     (one,) = json.loads(estimated.out)["estimates"]
@@ -125,7 +125,7 @@ def test_codes(run: Run, suffix):
     assert done.code == 0, done.err
     assert "subset-selection" in done.out
     estimated = run("estimate", f"out.{suffix}", "--column", "ward")
-    assert "200 reports of subset-selection at epsilon 1, 30 categories" in estimated.out
+    assert "200 reports of the mechanism subset-selection at epsilon 1, 30 categories" in estimated.out
     wrong = run("perturb", f"in.{suffix}", f"w.{suffix}", "--column", "ward", "--categories", "29", "--epsilon", "1")
     assert wrong.code == 1
     assert "row 29" in wrong.err

@@ -110,11 +110,12 @@ def test_groups_are_those_of_a_copied_column(run: Run, path: str, small_pieces: 
         assert one["quantile_0.5"]["value"] == in_python(own).quantile(0.5).value
     lines = run("estimate", path, "--by", "plan", "--quantiles", "0.5").out.splitlines()
     assert lines[:2] == [
-        f"age: {N:,} reports of piecewise at epsilon 4, values in [0, 100]",
+        f"age: {N:,} reports of the mechanism piecewise at epsilon 4, values in [0, 100]",
         "Intervals assume nothing about the values.",
     ]
-    assert lines[3].split() == ["plan", "reports", "estimate", "95", "%", "interval"]
-    assert len(lines) == 4 + 3 * 3
+    assert lines[2] == "Each single interval contains its true value with probability 95 %."
+    assert lines[4].split() == ["plan", "reports", "estimate", "95", "%", "interval"]
+    assert len(lines) == 5 + 3 * 3
 
 
 @pytest.mark.lengthy
@@ -128,7 +129,7 @@ def test_one_row_a_number_for_a_person(run: Run, known_secret: None) -> None:
     assert lines[1] == f"Distribution: {in_python(reports_of('out.csv')).model}."
     assert lines[1].endswith(", chosen by the likelihood of held-out reports.")
     assert lines[2] == "Intervals assume nothing about the values."
-    lines = lines[1:]
+    lines = lines[2:]
     assert lines[4].split() == [f"{N:,}", "mean", f"{told['mean']['value']:.5g}", f"{low:.5g}", "to", f"{high:.5g}"]
     assert [line.split()[0] for line in lines[5:9]] == ["standard", "quantile", "quantile", "quantile"]
     assert lines[10].split()[:4] == ["from", "to", "share", "95"]

@@ -81,7 +81,7 @@ def test_the_reports_are_those_of_the_same_format(
 
     verified = run("certify", "--verify", f"{target}.json")
     assert verified.code == 0, verified.err
-    assert f"ok: {target}, 500 rows, SHA-256; its perturbed columns hold reports of these tables" in verified.out
+    assert f"ok: {target}, 500 rows; SHA-256 is right; every perturbed value is one" in verified.out
     answers = [json.loads(run("estimate", name, "--json", "--by", "ward").out) for name in (same, target)]
     assert answers[0] == answers[1]
     # A number that is no report is found.

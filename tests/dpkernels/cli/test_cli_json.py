@@ -430,5 +430,5 @@ def test_a_trial_on_some_rows_is_refused(run: Run) -> None:
 def test_words_of_the_summary_are_explained(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     summary = run(*RELEASE).out
-    for word in ("neighbours: inputs", "attained: the guarantee of", "hybrid: piecewise or duchi"):
+    for word in ("neighbours: true values that", "local DP: any two rows", "hybrid: each value is"):
         assert word in summary

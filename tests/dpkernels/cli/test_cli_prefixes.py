@@ -46,12 +46,12 @@ def test_a_release_has_the_reports_of_the_library(run: Run, suffix, known_secret
     write(f"in.{suffix}", VALUES)
     done = run("perturb", f"in.{suffix}", f"out.{suffix}", *WORDS)
     assert done.code == 0, done.err
-    assert "values: texts of up to 4 of 26 characters" in done.out
+    assert "values: texts of at most 4 characters out of 26" in done.out
     cells = reports(f"out.{suffix}")
     assert cells.to_pylist() == dpk.perturb(np.array(VALUES), PLAN, key=column_key(SECRET, "word")).tolist()
     verified = run("certify", "--verify", f"out.{suffix}.json")
     assert verified.code == 0, verified.err
-    assert "ok: word, prefix-response, epsilon 6; neighbours: any two of the 531441 values" in verified.out
+    assert "ok: word, mechanism prefix-response, epsilon 6; neighbours: any two of the 531441 values" in verified.out
     found = PLAN.find(cells, most=8)
     form = json.loads(run("estimate", f"out.{suffix}", "--most", "8", "--json").out)
     assert [row["value"] for row in form["found"]] == found.values
@@ -62,7 +62,7 @@ def test_a_release_has_the_reports_of_the_library(run: Run, suffix, known_secret
     assert form["standard_error"] == PLAN.standard_error(3000)
     shown = run("estimate", f"out.{suffix}", "--most", "8", "--plot", "p.png")
     assert "fig " in shown.out
-    assert "4 values more" in shown.out
+    assert "4 more values; " in shown.out
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -108,8 +108,8 @@ def test_every_row_is_released_by_its_own_mechanism(run: Run, case: str, suffix:
     assert not any(repr(float(value)) in sidecar for value in t["answer"])
     checked = run("certify", "--verify", f"out{suffix}.json")
     assert checked.code == 0, checked.err
-    assert f"of {N} rows with mechanisms of their own" in checked.out
-    assert "reports of these tables" in checked.out
+    assert f"at most, for each of {N} rows (" in checked.out
+    assert "every perturbed value is one that its mechanism can release" in checked.out
     assert "declared, not verified)" not in checked.out
 
 

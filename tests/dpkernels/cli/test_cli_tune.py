@@ -204,7 +204,8 @@ def test_a_choice_is_named_with_the_questions_that_it_answers_well(
     assert done.code == 0, done.err
     assert f"(array)  {name} " in done.out
     assert says in done.out
-    assert run("certify", "--verify", "out.npy.json").out.startswith(f"ok: (array), {name}, epsilon {epsilon};")
+    verified = run("certify", "--verify", "out.npy.json").out
+    assert verified.startswith(f"ok: (array), mechanism {name}, epsilon {epsilon};")
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.25, 0.5, 0.61, 0.62, 1.0, 3.0, 20.0])

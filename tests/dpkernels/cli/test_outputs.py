@@ -564,7 +564,7 @@ def test_check_writes_and_charges_nothing(run: Run) -> None:
     ledger = ["--ledger", "people.ledger", "--budget", "3"]
     done = run(*GIVEN, *ledger, "--check")
     assert (done.code, done.err) == (0, "")
-    assert "total epsilon a row: 1 " in done.out
+    assert "total epsilon a row: 1; " in done.out
     assert "ledger people.ledger: would be made, and epsilon 2, delta 0 be left\n" in done.out
     assert done.out.endswith("2 rows can be released; nothing was charged or written\n")
     assert_nothing_but("in.csv")

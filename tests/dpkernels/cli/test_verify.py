@@ -44,10 +44,12 @@ def test_what_is_verified_and_what_is_declared(run: Run) -> None:
     done = run("certify", "--verify", "out.csv.json")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0] == "ok: age, piecewise, epsilon 1; neighbours: any two in [0, 120]"
-    assert lines[1] == "ok: pay, truncated-discrete-laplace, epsilon 5, delta 0.01; neighbours: at most 1 apart"
+    assert lines[0] == "ok: age, mechanism piecewise, epsilon 1; neighbours: any two in [0, 120]"
+    noise = "mechanism truncated-discrete-laplace, epsilon 5, delta 0.01; neighbours: at most 1 apart"
+    assert lines[1] == f"ok: pay, {noise}"
     assert lines[2].startswith("ok: total epsilon a row 6, delta 0.01; neighbours: ")
-    assert lines[3] == "ok: out.csv, 50 rows, SHA-256; its perturbed columns hold reports of these tables"
+    result = "SHA-256 is right; every perturbed value is one that its mechanism can release"
+    assert lines[3] == f"ok: out.csv, 50 rows; {result}"
     assert [line.split()[3] for line in lines[4:]] == [
         "clip",
         "missing",
@@ -57,6 +59,8 @@ def test_what_is_verified_and_what_is_declared(run: Run) -> None:
         "versions",
         "ledger",
     ]
+    assert lines[4].endswith("clip false: values outside their interval were refused")
+    assert lines[6].endswith("decimals null: reports are not rounded")
     assert all(line.startswith("declared, not verified: ") for line in lines[4:])
 
 
@@ -116,7 +120,7 @@ def test_without_the_output_it_says_what_is_not_verified_and_fails(run: Run) -> 
     Path("out.csv").unlink()
     done = run("certify", "--verify", "out.csv.json")
     assert_refused(done, 4, "out.csv: is not there, so it could not be verified")
-    assert done.out.startswith("ok: age, piecewise, epsilon 1;")
+    assert done.out.startswith("ok: age, mechanism piecewise, epsilon 1;")
     assert "not verified: rows, values a row, the columns' names, the output's hash; out.csv is not there\n" in done.out
 
 
@@ -125,7 +129,7 @@ def test_a_mechanism_of_another_version_is_declared(run: Run) -> None:
     form["versions"]["dpkernels"] = "0.0.1"
     form["columns"][0]["mechanism"] = "duchi"
     done = checked(run, form)
-    assert done.out.splitlines()[0].startswith("ok: age, duchi (declared, not verified), epsilon 1; ")
+    assert done.out.splitlines()[0].startswith("ok: age, mechanism duchi (declared, not verified), epsilon 1; ")
 
 
 def test_unknown_claims_are_printed_as_declared(run: Run) -> None:
@@ -187,7 +191,7 @@ def test_every_format_is_verified(run: Run, suffix: str) -> None:
     source = write(Path(f"in{suffix}"), ages(5000).astype(np.float32))
     given = [] if suffix == ".npy" else ["--column", "age"]
     assert run("perturb", source, f"out{suffix}", *given, *AGE).code == 0
-    assert f"ok: out{suffix}, 5000 rows, SHA-256" in run("certify", "--verify", f"out{suffix}.json").out
+    assert f"ok: out{suffix}, 5000 rows; SHA-256 is right" in run("certify", "--verify", f"out{suffix}.json").out
 
 
 @pytest.mark.lengthy
