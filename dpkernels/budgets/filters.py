@@ -10,6 +10,7 @@ persistent.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import Counter
@@ -175,10 +176,12 @@ def check(budget: Amounts, spent: Amounts, charge: Amounts, where: str = "") -> 
 class _Charged(Generic[Amounts]):
     """An object that is charged, with a lock that makes checking and charging atomic.
 
-    A lock cannot be pickled or deeply copied, so this object cannot either: two copies would spend the budget twice.
+    Two copies would spend the budget twice. So it cannot be copied or pickled, and a process that was forked afterwards
+    cannot charge it.
     """
 
     def __init__(self, zero: Amounts, budget: Amounts | None = None) -> None:
+        self._process = os.getpid()
         self._spent: Amounts = zero
         self._charges: list[Charge[Amounts]] = []
         self._budget: Amounts | None = budget
@@ -194,7 +197,21 @@ class _Charged(Generic[Amounts]):
         """Return every charge, the first first."""
         return tuple(self._charges)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            f"{type(self).__name__}: cannot be copied, because a copy would not count the charges of the other"
+        )
+
+    def check_process(self) -> None:
+        """Raise a RuntimeError in a process that was forked after this object was made: it is a copy there."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{type(self).__name__}: was made before this process was forked, and does not count the charges of "
+                "the other process; use a Ledger, which processes share"
+            )
+
     def _charge(self, amounts: Amounts, label: str) -> Charge[Amounts]:
+        self.check_process()
         with self._lock:
             if self._budget is not None:
                 check(self._budget, self._spent, amounts)

@@ -229,6 +229,10 @@ class Ledger:
         self._made = set[int]()  # the charges that may still be voided
         self.statement()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which cannot void what this object has charged."""
+        return self.__dict__ | {"_made": set()}
+
     @classmethod
     def create(
         cls,

@@ -134,6 +134,9 @@ class Session:
         if self._ledger is None:
             _warn_of_another(data)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError("Session: cannot be copied, because a copy would not count the releases of the other")
+
     def _derived(self, name: str) -> bytes:
         return hashlib.blake2b(name.encode(), key=self._secret, digest_size=32).digest()
 
@@ -306,6 +309,8 @@ class Session:
 
     def _charge(self, cost: EpsilonDelta, label: str) -> str:
         """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
+        if self._filter is not None:
+            self._filter.check_process()
         self._check_budgets(cost, label)
         charge = ""
         if self._ledger is not None:

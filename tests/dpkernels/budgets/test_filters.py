@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import math
+import os
 import pickle
 import random
 import threading
@@ -233,10 +234,25 @@ def test_what_interrupts_a_charge_does_not_undo_it(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("made", [Filter(1), ConcentratedFilter(1), Odometer()])
-@pytest.mark.parametrize("twice", [copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("twice", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_budget_has_no_copies(made: Any, twice: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match="lock"):
+    with pytest.raises(TypeError, match="cannot be copied"):
         twice(made)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*multi-threaded")
+@pytest.mark.parametrize("made", [Filter(1), ConcentratedFilter(1), Odometer()])
+def test_a_forked_process_has_no_second_budget(made: Any) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            made.charge(0.5)
+        except RuntimeError as error:
+            os._exit(7 if "use a Ledger" in str(error) and made.spent[0] == 0 else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    made.charge(0.5)
 
 
 def test_a_concentrated_filter_adds_rho() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import pickle
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -76,6 +78,17 @@ def test_only_the_object_that_charged_can_void_and_only_once(tmp_path: Path) -> 
         with pytest.raises(ValueError, match="or is voided already"):
             ledger.void(number)
     assert standing(tmp_path / "a") == [1]
+
+
+@pytest.mark.parametrize("twice", [copy.copy, copy.deepcopy, lambda ledger: pickle.loads(pickle.dumps(ledger))])
+def test_a_copy_of_the_object_that_charged_cannot_void(tmp_path: Path, twice: Callable[[Ledger], Ledger]) -> None:
+    ledger = Ledger.create(tmp_path / "a", 1)
+    ledger.charge(0.5)
+    other = twice(ledger)
+    with pytest.raises(ValueError, match="was not made by this object"):
+        other.void(1)
+    other.charge(0.5)
+    assert (ledger.voidable, other.voidable) == ({1}, {2})
 
 
 def test_racing_processes_that_void_never_exceed_the_budget(tmp_path: Path) -> None:

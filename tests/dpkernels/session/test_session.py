@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import pickle
 import threading
 import warnings
 from fractions import Fraction
@@ -351,6 +354,29 @@ def test_sessions_with_one_ledger_do_not_overspend(tmp_path):
     assert (len(released), len(refused)) == (10, 6)
     assert str(accountants.Ledger(ledger).statement().left) == "epsilon 0, delta 0"
     assert str(sessions[1].left) == "epsilon 0, delta 0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*multi-threaded")
+def test_a_forked_process_has_no_second_session(tmp_path):
+    ledger = tmp_path / "people.ledger"
+    accountants.Ledger.create(ledger, epsilon=1.0)
+    for s in (of(epsilon=1.0), of(epsilon=1.0, ledger=ledger)):
+        child = os.fork()
+        if child == 0:
+            try:
+                s.count(epsilon=1.0)
+            except RuntimeError as error:
+                os._exit(7 if "use a Ledger" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not accountants.Ledger(ledger).statement().entries
+
+
+@pytest.mark.parametrize("twice", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_has_no_copies(twice):
+    with pytest.raises(TypeError, match="Session: cannot be copied"):
+        twice(of(epsilon=1.0))
 
 
 def test_a_ledger_that_refuses_leaves_the_session_as_it_was(tmp_path):
