@@ -35,7 +35,7 @@ from accountants.composition.cells import (
 from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
 from accountants.composition.self_composed import GREATEST_TILT, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly, stages_of
-from accountants.composition.table_sums import Table, lower_sum
+from accountants.composition.table_sums import Table, lower_sum, upper_sum
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
@@ -249,7 +249,7 @@ class Bracket:
             bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
             low, high = max(low, bottom), min(high, top)
         if high - low > width * high and not isinstance(bound, _PowerAt):
-            low = max(low, estimate.lower_bound_of_tables(width, high, likely, bound))
+            low, high = estimate.bounds_of_tables(low, high, width, likely, bound)
         last = math.inf
         for _ in range(_REFINEMENTS):
             gap = high - low
@@ -566,26 +566,30 @@ class _Estimate:
         self.work += self.points
         return answers.get(-1, 0.0), answers[1]
 
-    def lower_bound_of_tables(self, width: float, high: float, likely: float, bound: _Bound) -> float:
-        """Return the lower bound of losses that all are atoms, by their spread; 0 for others."""
+    def bounds_of_tables(
+        self, low: float, high: float, width: float, likely: float, bound: _Bound
+    ) -> tuple[float, float]:
+        """Return narrower bounds of losses that all are atoms, by their spread; the same ones for others."""
         terms = self.direction.terms
         tables = [Table.of(term.losses[0], term.count, self._reach(term, _LEFT_OUT * likely)) for term in terms]
         known = [table for table in tables if table is not None]
         if len(known) < len(tables):
-            return 0.0
+            return low, high
         # The bump has the integral rho^2 sqrt(2) asinh(2 r/rho), rho^2 is about k h^2/4, and r is k h.
         bump = math.sqrt(2) / 4 * self.count * math.asinh(4 * math.sqrt(self.count))
         finest = max(max(table.width for table in known) / _MOST_OF_TABLES, 1e-14)
-        step, low = max(math.sqrt(width * self.size / ((1 + self.tilt) * bump)), finest), 0.0
+        step = max(math.sqrt(width * self.size / ((1 + self.tilt) * bump)), finest)
+        is_alone = len(terms) == 1 and len(terms[0].losses) == 1
         for _ in range(_REFINEMENTS):
-            try:
+            with suppress(TooManyPointsError):
                 low = max(low, bound(lower_sum(known, step, self.tilt), -1, self.value))
-            except TooManyPointsError:
-                break
+                if is_alone and high - low > width * high:
+                    total = upper_sum(known[0], step, self.tilt, bound.place(self.value))
+                    high = min(high, bound(total, 1, self.value))
             if high - low <= width * high or step <= finest:
                 break
             step = max(step / _FINER_OF_TABLES, finest)
-        return low
+        return low, high
 
     def _masses(
         self, term: _Term, step: float, stages: int, most: int, likely: float, sides: tuple[int, ...]
@@ -671,6 +675,9 @@ class _Bound(Protocol):
     def noise(self, total: ComposedBounds, answer: float) -> float:
         """Return about the relative error of an answer by errors of transforms and by what wraps around."""
 
+    def place(self, guess: float) -> float:
+        """Return the eps in question, or about that."""
+
 
 @dataclass(frozen=True)
 class _DeltaAt:
@@ -681,6 +688,9 @@ class _DeltaAt:
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         return total.noise(self.epsilon)
+
+    def place(self, guess: float) -> float:
+        return self.epsilon
 
 
 @dataclass(frozen=True)
@@ -699,6 +709,9 @@ class _EpsilonAt:
         # The log of delta falls about as fast as the tilt says.
         return total.noise(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
 
+    def place(self, guess: float) -> float:
+        return guess
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -712,6 +725,9 @@ class _Kept:
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         return 0.0
+
+    def place(self, guess: float) -> float:
+        return guess
 
 
 @dataclass(frozen=True)
@@ -739,6 +755,9 @@ class _PowerAt:
         delta = total.delta(self.epsilon, 1)
         whole = 1 - self.alpha - delta if self.is_flat else answer
         return total.noise(self.epsilon) * delta / whole if whole > 0 else 0.0
+
+    def place(self, guess: float) -> float:
+        return self.epsilon
 
 
 def _least_of(delta_at: Callable[[float], float], side: int, target: float, guess: float) -> float:

@@ -78,18 +78,24 @@ def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach
 class Table:
     """Losses of one mechanism, all of them atoms, that are composed ``count`` times."""
 
-    p: np.ndarray  # The masses of the finite losses.
+    p: np.ndarray  # The masses of the finite losses within a reach.
     loss: np.ndarray
-    infinite: float  # The mass of infinite loss.
+    below: float  # The mass of the losses below the reach.
+    above: float  # That of the finite losses above it.
+    infinite: float
     count: int
 
     @classmethod
     def of(cls, losses: MonotoneLoss, count: int, reach: tuple[float, float]) -> Table | None:
-        """Return the losses that are within a reach, which all others are left out of; None if not all are atoms."""
+        """Return the table of losses, or None if not all are atoms."""
         if losses.pieces:
             return None
-        some = np.isfinite(losses.loss) & (losses.p > 0) & (losses.loss >= reach[0]) & (losses.loss <= reach[1])
-        return cls(losses.p[some], losses.loss[some], float(losses.p[losses.loss == np.inf].sum()), count)
+        some = np.isfinite(losses.loss) & (losses.p > 0)
+        p, loss = losses.p[some], losses.loss[some]
+        below, above = loss < reach[0], loss > reach[1]
+        near = ~(below | above)
+        infinite = float(losses.p[losses.loss == np.inf].sum())
+        return cls(p[near], loss[near], float(p[below].sum()), float(p[above].sum()), infinite, count)
 
     @property
     def width(self) -> float:
@@ -115,9 +121,12 @@ class Table:
         is_heavy = others.max() > _HEAVY * p.max()
         return float(loss[p.argmax()]), float(distance[others.argmax()]) if is_heavy else 0.0
 
-    def masses(self, offset: float, step: float) -> tuple[Masses, Masses]:
-        """Return the masses at grid points of all losses, spread, and of those that are on the grid."""
-        p, loss = self.gathered(offset, step)
+    def masses(self, offset: float, step: float, side: int) -> tuple[Masses, Masses]:
+        """Return the masses at grid points of all losses, spread, and of those that are on the grid.
+
+        All errors are on the upper (side 1) or the lower (side -1) side. Groups of losses are a lower bound.
+        """
+        p, loss = (self.p, self.loss) if side > 0 else self.gathered(offset, step)
         size = 1 + float(np.abs(loss).max(initial=0.0)) + abs(offset)
         place = (loss - offset) / step
         is_on_grid = np.abs(loss - (offset + np.round(place) * step)) <= _ON_GRID * UNIT * size
@@ -126,30 +135,32 @@ class Table:
             raise TooManyPointsError(f"losses over {self.width:.6g} are too many for a grid of step {step:.6g}")
         above = np.where(is_on_grid, 0.0, np.clip(loss - (offset + index * step), 0.0, step))
         up = p * np.minimum(np.expm1(-above) / math.expm1(-step), 1.0)
-        first = int(index.min(initial=0.0))
+        first = int(index.min(initial=math.inf)) if len(index) else 0
         index = index.astype(int) - first
         points = int(index.max(initial=0)) + 2
         every = np.bincount(index, p - up, points) + np.bincount(index + 1, up, points)
         on_grid = np.bincount(index, np.where(is_on_grid, p, 0.0), points)
+        infinite = self.infinite
+        if side > 0:
+            every[0] += self.below
+            infinite += self.above
         # Sums have one rounding for each of their terms.
-        narrower = 1 - max(_MASS, LOSS_UNITS * UNIT * size) - 2 * UNIT * (len(self.p) + 8)
-        lowered = offset - (LOSS_UNITS + _ON_GRID) * UNIT * size - UNIT * len(self.p) * step
-        infinite = self.infinite * narrower
+        of_masses = max(_MASS, LOSS_UNITS * UNIT * size) + 2 * UNIT * (len(self.p) + 8)
+        of_losses = (LOSS_UNITS + _ON_GRID) * UNIT * size + UNIT * len(self.p) * step
 
         def masses(mass: np.ndarray) -> Masses:
-            return Masses(mass * narrower, first, lowered, infinite, self.count)
+            factor = 1 + side * of_masses
+            return Masses(mass * factor, first, offset + side * of_losses, infinite * factor, self.count)
 
         return masses(every), masses(on_grid)
 
 
 @proven("brackets#proof-of-6-tables")
 def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
-    """Return the sum of the losses of tables, spread on a grid of at most this step."""
+    """Return the sum of the losses of tables, spread on a grid of at most this step, for lower bounds."""
     places = [table.heaviest(step) for table in tables]
-    gap = max(distance for _, distance in places)
-    if gap > step:
-        step = gap / (2 * math.ceil(gap / step / 2))  # The point in the middle is on the grid, too.
-    pairs = [table.masses(offset, step) for table, (offset, _) in zip(tables, places, strict=True)]
+    step = _step_through(max(distance for _, distance in places), step)
+    pairs = [table.masses(offset, step, -1) for table, (offset, _) in zip(tables, places, strict=True)]
     total = compose([every for every, _ in pairs], step, tilt, -1)
     spread = sum(every.count for every, on_grid in pairs if not np.array_equal(every.mass, on_grid.mass))
     # The variance of one factor of W is at most sinh^2(h/2) = cosh^2(h/2) - 1, and cosh x <= e^(x^2/2).
@@ -160,3 +171,19 @@ def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
     on_grid = compose([on for _, on in pairs], step, tilt, -1) if spread and share > _LIKELY else None
     fields: dict[str, Any] = vars(total)
     return SpreadSum(**fields, deviation=deviation, reach=reach, on_grid=on_grid)
+
+
+@proven("brackets#proof-of-2-above")
+def upper_sum(table: Table, step: float, tilt: float, epsilon: float) -> ComposedBounds:
+    """Return the sum of the losses of a table, spread on a grid with eps/n on it, for upper bounds.
+
+    Losses next to eps/n, as those of nearly pure noise, then add nothing to delta if their sum is not above eps.
+    """
+    offset = epsilon / table.count
+    step = _step_through(2 * offset, step)
+    return compose([table.masses(offset, step, 1)[0]], step, tilt, 1)
+
+
+def _step_through(gap: float, step: float) -> float:
+    """Return a step, at most this one, with two points of this distance, and that in their middle, on the grid."""
+    return gap / (2 * math.ceil(gap / step / 2)) if gap > step else step

@@ -14,7 +14,7 @@ import pytest
 from accountants import discrete_pair, guarantee
 from accountants.composition import table_sums
 from accountants.composition.cells import split_monotone
-from accountants.composition.table_sums import Table, lower_sum
+from accountants.composition.table_sums import Table, lower_sum, upper_sum
 
 BITS = 40
 EVERYWHERE = (-math.inf, math.inf)
@@ -67,21 +67,25 @@ def cases(number, seed, kinds=("any", "two ratios")):
         yield rows, count, epsilon, step, tilt
 
 
-def violations(number, seed=0, margin=Fraction(0), **others):
-    """Return in how many cases the lower bound is above the exact delta."""
+def violations(number, seed=0, sides=(-1, 1), **others):
+    """Return in how many cases the lower bound is above the exact delta, or the upper one below it."""
     wrong = 0
     for (p, q), count, epsilon, step, tilt in cases(number, seed, **others):
-        low = lower_sum([table_of(p, q, count)], step, tilt).delta(epsilon, -1)
-        wrong += Fraction(low) > exact_delta([(p, q)] * count, epsilon) * (1 + margin)
+        exact, table = exact_delta([(p, q)] * count, epsilon), table_of(p, q, count)
+        if -1 in sides:
+            wrong += Fraction(lower_sum([table], step, tilt).delta(epsilon, -1)) > exact
+        if 1 in sides:  # The grid goes through an eps next to it, or far from it.
+            place = epsilon * (1 + (0.0, 1e-9, 0.3)[int(1e6 * step) % 3])
+            wrong += Fraction(upper_sum(table, step, tilt, place).delta(epsilon, 1)) < exact
     return wrong
 
 
-def test_lower_bounds_are_never_above_the_enumeration():
+def test_bounds_hold_the_enumeration():
     assert violations(120) == 0
 
 
 @pytest.mark.thorough
-def test_lower_bounds_are_never_above_many_enumerations():
+def test_bounds_hold_many_enumerations():
     assert violations(4000, seed=1) == 0
 
 
@@ -104,10 +108,11 @@ def test_lower_bounds_are_close():
 
 
 @pytest.mark.parametrize(
-    "fault", ["no bump", "a narrow bump", "a short reach", "all on the grid", "raised losses", "lost mean"]
+    "fault",
+    ["no bump", "a narrow bump", "a short reach", "all on the grid", "raised losses", "lost mean", "groups above"],
 )
 def test_planted_faults_are_seen(monkeypatch, fault):
-    kinds, number = ("any", "two ratios"), 80
+    sides = (-1,)
     if fault in ("no bump", "a narrow bump", "a short reach"):
         mean_of_bump = table_sums._mean_of_bump
         narrower = {"no bump": (0.0, 1.0), "a narrow bump": (0.05, 1.0), "a short reach": (1.0, 0.0)}[fault]
@@ -127,10 +132,21 @@ def test_planted_faults_are_seen(monkeypatch, fault):
     elif fault == "raised losses":
         monkeypatch.setattr(table_sums, "LOSS_UNITS", -table_sums.LOSS_UNITS)
         monkeypatch.setattr(table_sums, "_MASS", 0.0)
+        sides = (-1, 1)
+        assert violations(80, sides=(1,)) > 0
+    elif fault == "groups above":  # They lower delta.
+        table = Table.masses
+
+        def grouped(self, offset, step, side):
+            p, loss = self.gathered(offset, 32 * step)
+            return table(replace(self, p=p, loss=loss), offset, step, side)
+
+        monkeypatch.setattr(Table, "masses", grouped)
+        sides = (1,)
     else:  # Groups get the loss of one of their members.
         monkeypatch.setattr(np, "log1p", lambda x: 0 * x)
         monkeypatch.setattr(table_sums, "_BINS", 1)
-    assert violations(number, kinds=kinds) > 0
+    assert violations(80, sides=sides) > 0
 
 
 @pytest.mark.parametrize("kind", ["any", "two ratios"])
@@ -154,13 +170,17 @@ def test_a_spread_has_no_upper_bound():
         lower_sum([table_of(p, q, 2)], 1e-3, 1.0).delta(0.1, 1)
 
 
-def test_losses_beyond_the_reach_are_left_out():
+def test_losses_beyond_the_reach_are_left_out_below_and_infinite_above():
     p, q = weights_of(np.random.default_rng(2), 12, "any")
     losses = split_monotone(discrete_pair(np.array(p) / 2.0**BITS, np.array(q) / 2.0**BITS).privacy_loss())
-    some = lower_sum([Table.of(losses, 2, (-0.5, 0.5))], 1e-3, 3.0)
-    every = lower_sum([Table.of(losses, 2, EVERYWHERE)], 1e-3, 3.0)
-    none = lower_sum([Table.of(losses, 2, (50.0, 60.0))], 1e-3, 3.0)
-    assert 0 == none.delta(0.3, -1) < some.delta(0.3, -1) < every.delta(0.3, -1)
+    exact = float(exact_delta([(p, q)] * 2, 0.3))
+    some, every, none = (Table.of(losses, 2, reach) for reach in ((-0.5, 0.5), EVERYWHERE, (50.0, 60.0)))
+    assert some.below > 0 < some.above
+    low = [lower_sum([table], 1e-3, 3.0).delta(0.3, -1) for table in (none, some, every)]
+    assert 0 == low[0] < low[1] < low[2] <= exact
+    high = [upper_sum(table, 1e-3, 3.0, 0.3).delta(0.3, 1) for table in (some, every)]
+    assert exact <= high[1] < high[0]
+    assert high[0] > 1 - (1 - some.above) ** 2
 
 
 def test_infinite_losses_count():
@@ -168,5 +188,16 @@ def test_infinite_losses_count():
     q = np.array([0, 4, 3, 1]) / 8
     table = Table.of(split_monotone(discrete_pair(p, q).privacy_loss()), 2, EVERYWHERE)
     exact = sum(max(p[i] * p[j] - math.exp(0.2) * q[i] * q[j], 0) for i, j in itertools.product(range(4), repeat=2))
-    low = lower_sum([table], 1e-4, 3.0).delta(0.2, -1)
-    assert exact * (1 - 1e-6) < low <= exact
+    low, high = lower_sum([table], 1e-4, 3.0).delta(0.2, -1), upper_sum(table, 1e-4, 3.0, 0.2).delta(0.2, 1)
+    assert exact * (1 - 1e-6) < low <= exact <= high < exact * (1 + 1e-6)
+
+
+def test_pure_noise_that_meets_its_eps_has_almost_no_delta():
+    """Losses in a narrow range below eps/n: a grid through one of them would raise others above eps/n."""
+    rng = np.random.default_rng(4)
+    loss, mass = 0.2 - 4e-8 * rng.random(60), rng.dirichlet(np.ones(60))
+    high, low = mass / (1 + np.exp(-loss)), mass / (1 + np.exp(loss))
+    pair = discrete_pair(np.append(high, low), np.append(low, high))
+    epsilon = 5 * float(loss.max()) * (1 + 1e-12)
+    low, high = guarantee(pair).repeat(5).bracket(epsilon=epsilon)
+    assert low <= high < 1e-13
