@@ -215,7 +215,7 @@ def _every_other(count: int) -> pa.Array:
 
 
 def _texts(cells: pa.Array, reports: Any, delimiter: str) -> pa.Array:
-    """Return reports as the shortest decimals that read back as the same numbers, and missing cells as they are.
+    """Return reports as the shortest decimals that read back as the same numbers, and missing cells' contents.
 
     Reports about categories have texts of their own.
     """
@@ -223,12 +223,18 @@ def _texts(cells: pa.Array, reports: Any, delimiter: str) -> pa.Array:
         texts = reports.texts(delimiter)
         if reports.missing is None:
             return texts
-        return pc.if_else(buffers.array(reports.missing), cells, texts)
-    texts = pc.cast(buffers.array(reports.values), pa.string())
+        return pc.if_else(buffers.array(reports.missing), _requoted(cells, delimiter), texts)
+    texts = pc.cast(buffers.array(reports.values), pa.string()).cast(pa.binary())
     if reports.missing is not None:
-        missing_texts = pc.ascii_trim_whitespace(buffers.as_text(cells))
-        texts = pc.if_else(buffers.array(reports.missing), missing_texts, texts)
-    return texts.cast(pa.binary())
+        markers = pc.ascii_trim_whitespace(buffers.as_text(cells)).cast(pa.binary())
+        texts = pc.if_else(buffers.array(reports.missing), _requoted(markers, delimiter), texts)
+    return texts
+
+
+def _requoted(cells: pa.Array, delimiter: str) -> pa.Array:
+    """Return the contents of cells in quotes if they need these: a marker of missing values may."""
+    needs = pc.match_substring_regex(cells, rf'["\n\r]|\x{{{ord(delimiter):x}}}')
+    return pc.if_else(needs, pc.binary_join_element_wise(b'"', cells, b'"', b""), cells)
 
 
 def _floats(texts: pa.Array) -> np.ndarray | None:

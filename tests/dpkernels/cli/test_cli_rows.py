@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 from itertools import permutations
 from pathlib import Path
@@ -505,3 +506,16 @@ def test_a_block_of_blank_lines_is_no_error(run: Run, monkeypatch: pytest.Monkey
     Path("in.csv").write_text("id,age\n1,23\n" + "\n" * 100 + "2,35\n")
     assert run("perturb", "in.csv", "out.csv", *COLUMN, *AGE, "--check-first").code == 0
     assert Path("out.csv").read_text().count("\n") == 103
+
+
+def test_markers_of_missing_values_keep_the_quotes_that_they_need(run: Run) -> None:
+    """Without them a row would have more cells than the header, or another parser other rows."""
+    Path("in.csv").write_bytes(b'ward;age;id\n"n;a";" n;a ";1\n"x""y";30;2\nb;"NA";3\n\xff;4;4\n"l\nm";5;5\n')
+    markers = ["--missing", "keep", "--missing-markers", 'n;a,x"y,l\nm', "--delimiter", ";", "--multiline"]
+    columns = ["--column", "ward", "--column", "age", "--mechanism", "categorical", "--mechanism", "balanced", *AGE]
+    done = run("perturb", "in.csv", "out.csv", *columns, "--categories", "a,b", "--other", "a", *markers)
+    assert done.code == 0, done.err
+    text = Path("out.csv").read_text()
+    for expected in (r'"n;a";"n;a";1', r'"x""y";[-.e\d]+;2', r"[ab];NA;3", r"[ab];[-.e\d]+;4", r'"l\nm";[-.e\d]+;5'):
+        assert re.search(f"^{expected}$", text, re.MULTILINE), (expected, text)
+    assert run("certify", "--verify", "out.csv.json").code == 0
