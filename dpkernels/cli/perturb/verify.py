@@ -24,6 +24,7 @@ import numpy as np
 from dpkernels.bounded_json import brief, integer
 from dpkernels.budgets.filters import composed_claims, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
+from dpkernels.cli.categories import describe
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.categories import is_categorical, reports_of
 from dpkernels.cli.files.formats import Source
@@ -106,6 +107,20 @@ class VerifiedColumn:
     guarantee: StatedGuarantee
     rebuilt: bool  # whether the mechanism, made again from its name and options, has this table
     queries: StatedQueries | None = None  # what the sidecar states about rows with parameters of their own
+
+    def declared(self) -> list[str]:
+        """Return what is stated about the meaning of reports: with another meaning they would be the same."""
+        form, options, lines = self.form, self.form["options"], []
+        if is_categorical(self.certificate) and isinstance(options.get("categories"), list | tuple):
+            if (mechanism := _rebuilt(form).mechanism).kind != "category":
+                lines.append(f"is about {describe(mechanism)}, in this order")
+        elif is_categorical(self.certificate) and "alphabet" in options:
+            lines.append(f"is about texts of the characters {options['alphabet']!r}, in this order")
+        if "date_origin" in form:
+            lines.append(f"counts days since {form['date_origin']}")
+        if "drawing" in form:
+            lines.append(f"has reports of drawing {form['drawing']}")
+        return [f"declared, not verified: {title(form['column'])} {line}" for line in lines]
 
     def __str__(self) -> str:
         delta = f", delta {shortest(self.guarantee.delta)}" if self.guarantee.delta else ""
@@ -305,11 +320,10 @@ def verify(path: Path) -> tuple[list[str], str]:
         raise
     except ValueError as error:
         raise CertificateError(f"{path}: {text_of(error)}") from error
-    origins = {title(one["column"]): one["date_origin"] for one in form["columns"] if "date_origin" in one}
-    dates = [f"declared, not verified: {name} counts days since {origin}" for name, origin in origins.items()]
     others = [_declared(name, value) for name, value in form.items() if name not in _VERIFIED]
     declared = [f"declared, not verified: {line}" for line in others]
-    lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *dates, *declared]
+    declared = [line for column in columns for line in column.declared()] + declared
+    lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
 
 

@@ -300,6 +300,22 @@ def test_sets_that_an_earlier_version_drew_are_verified(run: Run):
     assert "drawing: '2' must be a whole number" in refused.err
 
 
+@pytest.mark.parametrize("name", ["subset-selection", "block-response"])
+def test_the_meaning_of_reports_is_declared_and_not_verified(run: Run, name):
+    """Sets and numbers are the same whatever their categories are called."""
+    write("in.csv")
+    assert run("perturb", "in.csv", "out.csv", *FROM, *named(name)).code == 0
+    form = json.loads(Path("out.csv.json").read_text())
+    options = form["columns"][0]["options"]
+    for labels in (options["categories"], options["categories"][::-1]):
+        options["categories"] = labels
+        Path("out.csv.json").write_text(json.dumps(form))
+        done = run("certify", "--verify", "out.csv.json")
+        assert done.code == 0
+        assert f"declared, not verified: ward is about {', '.join(labels)}, in this order" in done.out
+        assert ("ward has reports of drawing 2" in done.out) == (name == "subset-selection")
+
+
 @pytest.mark.lengthy
 def test_a_report_of_another_mechanism_is_found(run: Run):
     write("in.csv")
