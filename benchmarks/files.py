@@ -2,13 +2,18 @@
 
     python -m benchmarks.files            # 10^7 rows of CSV and 5 * 10^7 of Parquet, about three minutes
     python -m benchmarks.files --quick    # a smoke run
+    python -m benchmarks.files --stages 100000000   # the parts of a release of 10^8 rows of Parquet, ten minutes
 
 Seconds are medians of rounds in which Arrow and we take turns, in one process that has perturbed before. Peak memory is
 that of the command in a process of its own, its imports included.
+
+``--stages`` runs each part of a release of one column of floats alone, in a process of its own: seconds of processor
+time and of the clock, which other work lengthens, without imports but for the whole command.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -121,10 +126,107 @@ def rows(quick: bool) -> Iterator[list[str]]:
         yield row("Parquet", more, source, stream_parquet)
 
 
+def read(source: Path, target: Path) -> None:
+    """Decode the column, piece by piece, as the command does."""
+    for _ in pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20).iter_batches(1 << 16, use_threads=False):
+        pass
+
+
+def draw(source: Path, target: Path) -> None:
+    """Draw as many reports as the file has rows, of one piece of values again and again."""
+    import dpkernels as dpk
+    from dpkernels.cli.mechanisms import select_mechanism
+    from dpkernels.release.engines import exact_engine, in_chunks
+    from dpkernels.release.inputs import Bounds
+
+    name, options = select_mechanism("balanced", {"epsilon": 1.0, "lower": 0.0, "upper": 120.0})
+    sampler = dpk.exact_sampler(getattr(dpk, name)(**options))
+    engine, bounds = exact_engine(sampler, bytes(32)), Bounds.of(sampler, False)
+    values = np.random.default_rng(1).uniform(0, 120, 1 << 16)
+    for start in range(0, pq.read_metadata(source).num_rows, len(values)):
+        in_chunks(engine, bounds, values, start=start, row=start)
+
+
+def stream_reports(source: Path, target: Path) -> None:
+    """Read the reports, and write them with the options of a release."""
+    from dpkernels.cli.files.parquet import writer_options
+
+    file = pq.ParquetFile(source)
+    with pq.ParquetWriter(target, file.schema_arrow, **writer_options(file.metadata, ["age"])) as writer:
+        for batch in file.iter_batches(1 << 20, use_threads=False):
+            writer.write_table(pa.Table.from_batches([batch]))
+
+
+def digest(source: Path, target: Path) -> None:
+    """Compute the SHA-256 of a file, as the sidecar states it."""
+    from dpkernels.staging import sha256_and_size
+
+    with source.open("rb") as file:
+        sha256_and_size(file)
+
+
+# What is run for each stage, and whether on the released file instead of the input.
+STAGES: dict[str, tuple[Callable[[Path, Path], None], bool]] = {
+    "Arrow, input read and written": (stream_parquet, False),
+    "decode": (read, False),
+    "draw": (draw, False),
+    "reports decoded and encoded": (stream_reports, True),
+    "reports decoded": (read, True),
+    "SHA-256 of the output": (digest, True),
+}
+_MEASURED = """
+import json, os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:])
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss]))
+sys.exit(status != 0)
+"""
+_OF_STAGE = """
+import json, sys, time
+from pathlib import Path
+from benchmarks.files import STAGES
+name, source, target = sys.argv[1:]
+start, processor = time.perf_counter(), time.process_time()
+STAGES[name][0](Path(source), Path(target))
+print(json.dumps([time.process_time() - processor, time.perf_counter() - start]))
+"""
+
+
+def stages(rows: int) -> Iterator[list[str]]:
+    """Yield a line for each part of a release: processor and clock time, and the peak of memory."""
+    with TemporaryDirectory() as folder:
+        source, target, other = (Path(folder) / f"{name}.parquet" for name in ("in", "out", "other"))
+        with pq.ParquetWriter(source, pa.schema([("age", pa.float64())])) as writer:
+            for table in tables(rows):
+                writer.write_table(table.select(["age"]), row_group_size=1 << 20)
+        copy = ["sh", "-c", 'cp "$1" "$2" && sync "$2"', "sh", str(source), str(other)]
+        commands = {"cp and sync": copy, "perturb": [*COMMAND, "perturb", str(source), str(target), *OPTIONS]}
+        for name, (_, of_release) in STAGES.items():
+            commands[name] = [sys.executable, "-c", _OF_STAGE, name, str(target if of_release else source), str(other)]
+        for name, arguments in commands.items():
+            measured = [sys.executable, "-c", _MEASURED, *arguments]
+            lines = subprocess.run(measured, capture_output=True, text=True, check=True).stdout.splitlines()
+            *of_stage, (processor, clock, peak) = map(json.loads, lines)
+            processor, clock = of_stage[0] if of_stage else (processor, clock)
+            cells = [f"{processor:.1f}", f"{clock:.1f}", f"{1e9 * processor / rows:.0f}", f"{peak / 1024:.0f}"]
+            yield [name, *cells]
+        sizes = [f"{path.stat().st_size / 1e6:.0f} MB" for path in (source, target)]
+        yield [f"size: in {sizes[0]}, out {sizes[1]}", *["-"] * 4]
+
+
 def main() -> None:
     """Print the table."""
-    arguments = parser_of(__doc__).parse_args()
+    parser = parser_of(__doc__)
+    parser.add_argument("--stages", type=int, metavar="ROWS", help="the parts of a release of so many rows")
+    arguments = parser.parse_args()
     print(machine())
+    if arguments.stages:
+        heading = ["part", "processor, s", "clock, s", "processor, ns a row", "peak, MiB"]
+        print(markdown(heading, []))
+        for line in stages(arguments.stages):
+            print(f"| {' | '.join(line)} |", flush=True)
+        return
     heading = ["file", "rows", "MB", "Arrow, s", "ours, s", "ours / Arrow", "peak, MiB"]
     print(markdown(heading, rows(arguments.quick)))
 

@@ -65,21 +65,16 @@ class CategoryEstimates:
         }
 
     def _rows(self, estimate: CategoryEstimate) -> list[dict[str, Any]]:
-        table = estimate.table(self.confidence)
-        each = zip(*(np.asarray(column).tolist() for column in table.values()), strict=True)
-        unbiased = estimate.counts.unbiased.tolist()
-        return [dict(zip(table, row, strict=True)) | {"unbiased": at} for row, at in zip(each, unbiased, strict=True)]
+        return _records({**estimate.table(self.confidence), "unbiased": estimate.counts.unbiased})
 
     def __str__(self) -> str:
         count = sum(one.count for one in self.groups.values())
         first = next(iter(self.groups.values()))
         interval = f"{100 * self.confidence:.6g} % interval"
+        first_line, *lines = _heading(self, count)
         lines = [
-            f"{title(self.column)}: {count:,} reports of the mechanism {self.mechanism} at epsilon {self.epsilon:.6g}, "
-            f"{first.mechanism.categories:,} categories"
-        ]
-        lines += [f"{self.missing:,} rows without a report"] if self.missing else []
-        lines += [
+            f"{first_line}, {first.mechanism.categories:,} categories",
+            *lines,
             "Numbers and shares are of the people who sent the reports. Intervals assume nothing about the values.",
             f"Each single interval contains its true value with probability {100 * self.confidence:.6g} % or more.",
         ]
@@ -90,8 +85,7 @@ class CategoryEstimates:
             for row in rows[:_MOST_LINES]:
                 numbers = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
                 shares = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
-                bar = "#" * round(_BAR * row["share"] / largest)
-                cells.append([display_name(str(row["category"])), *numbers, *shares, bar])
+                cells.append([display_name(str(row["category"])), *numbers, *shares, _bar(row["share"], largest)])
             heading = [] if self.by is None else [f"{display_name(self.by)} {_name(group)}: {estimate.count:,} reports"]
             more = len(rows) - _MOST_LINES
             rest = [f"and {more:,} more categories; --json prints all"] if more > 0 else []
@@ -107,23 +101,48 @@ class CategoryEstimates:
         # All groups have the same categories in the same order: the largest ones of all groups together.
         total = sum(estimate.count * estimate.shares.unbiased for estimate in self.groups.values())
         order = np.argsort(-total, kind="stable")[:_MOST_BARS]
-        places = np.arange(len(order))
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
             low, high = (end[order] for end in estimate.shares.interval(self.confidence))
-            about = f"{100 * self.confidence:g} % intervals"
-            draw_intervals(ax, places - 0.4, places + 0.4, estimate.shares.value[order], low, high, about)
             names = [display_name(str(estimate.mechanism.label_of(int(code)))) for code in order]
-            ax.set_xticks(places, names, rotation=90 if len(order) > 8 else 0, parse_math=False)
             caption = "" if self.by is None else f"{display_name(self.by)} {_name(group)}: "
-            ax.set_ylabel("share of values")
-            ax.set_title(f"{caption}{estimate.count:,} reports at epsilon {self.epsilon:g}", parse_math=False)
-            ax.legend(frameon=False)
+            caption += f"{estimate.count:,} reports at epsilon {self.epsilon:g}"
+            about = f"{100 * self.confidence:g} % intervals"
+            _draw_shares(ax, names, estimate.shares.value[order], low, high, about, caption)
         grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
         write_png(figure, target)
 
 
 def _name(group: str | None) -> str:
     return "(null)" if group is None else display_name(group)
+
+
+def _records(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a table of columns."""
+    rows = zip(*(np.asarray(column).tolist() for column in table.values()), strict=True)
+    return [dict(zip(table, row, strict=True)) for row in rows]
+
+
+def _heading(result: CategoryEstimates | FoundValues, reports: int) -> list[str]:
+    """Return the lines that say what was counted."""
+    what = f"{reports:,} reports of the mechanism {result.mechanism} at epsilon {result.epsilon:.6g}"
+    missing = [f"{result.missing:,} rows without a report"] if result.missing else []
+    return [f"{title(result.column)}: {what}", *missing]
+
+
+def _bar(share: float, largest: float) -> str:
+    return "#" * round(_BAR * share / largest)
+
+
+def _draw_shares(
+    ax: Any, names: Sequence[str], shares: np.ndarray, low: np.ndarray, high: np.ndarray, about: str, caption: str
+) -> None:
+    """Draw shares by name with their intervals, which the legend says to be ``about``."""
+    places = np.arange(len(names))
+    draw_intervals(ax, places - 0.4, places + 0.4, shares, low, high, about)
+    ax.set_xticks(places, names, rotation=90 if len(names) > 8 else 0, parse_math=False)
+    ax.set_ylabel("share of values")
+    ax.set_title(caption, parse_math=False)
+    ax.legend(frameon=False)
 
 
 class CategoryTally(NamedTuple):
@@ -212,8 +231,6 @@ class FoundValues:
     found: HeavyHitters
 
     def to_dict(self) -> dict[str, Any]:
-        table = self.found.table()
-        each = zip(*(np.asarray(column).tolist() for column in table.values()), strict=True)
         return {
             "column": self.column,
             "by": None,
@@ -224,55 +241,47 @@ class FoundValues:
             "reports": self.found.people,
             "compared": self.compared,
             "standard_error": self.standard_error,
-            "found": [dict(zip(table, row, strict=True)) for row in each],
+            "found": _records(self.found.table()),
         }
 
     def __str__(self) -> str:
         found, confidence = self.found, f"{100 * self.found.confidence:.6g} %"
-        heading = f"{found.people:,} reports of the mechanism {self.mechanism} at epsilon {self.epsilon:.6g}"
         whom = "population that the people are from" if found.about == "population" else "people who sent the reports"
-        lines = [f"{title(self.column)}: {heading}"]
-        lines += [f"{self.missing:,} rows without a report"] if self.missing else []
-        lines += [
+        lines = [
+            *_heading(self, found.people),
             f"{self.compared:,} values were compared at the end. With probability {confidence} or more, all shares",
             f"in the {whom} are in their intervals.",
             f"The share of a rare value has a standard error of {self.standard_error:.2g}: values that are not much",
             "more frequent than that are not found.",
         ]
-        is_frequent = self._is_frequent
         cells = [["value", "share", f"{confidence} interval", ""]]
-        for at in np.flatnonzero(is_frequent)[:_MOST_LINES].tolist():
-            bounds = f"{found.low[at]:.4f} to {found.high[at]:.4f}"
-            bar = "#" * round(_BAR * found.shares[at] / found.shares[0])
-            cells.append([display_name(str(found.values[at])) or "(empty)", f"{found.shares[at]:.4f}", bounds, bar])
-        few = len(cells) - 1
-        lines += ["", *aligned(cells)] if few else ["", "No value has an interval above 0."]
-        rest = len(found.values) - few
-        more = f"and {rest:,} more value{'s' * (rest > 1)}; --json prints all"
-        return "\n".join([*lines, *([more] if rest else [])])
+        for at in self._frequent[:_MOST_LINES].tolist():
+            share, bounds = float(found.shares[at]), f"{found.low[at]:.4f} to {found.high[at]:.4f}"
+            bar = _bar(share, float(found.shares[0]))
+            cells.append([display_name(str(found.values[at])), f"{share:.4f}", bounds, bar])
+        shown = len(cells) - 1
+        rest = len(found.values) - shown
+        lines += ["", *aligned(cells)] if shown else ["", "No value has an interval above 0."]
+        return "\n".join([*lines, *([f"and {rest:,} more value{'s' * (rest > 1)}; --json prints all"] if rest else [])])
 
     @property
-    def _is_frequent(self) -> np.ndarray:
-        return np.asarray(self.found.low > 0)
+    def _frequent(self) -> np.ndarray:
+        """Return the places of the values whose intervals are above 0."""
+        return np.flatnonzero(self.found.low > 0)
 
     def plot(self, target: Path) -> None:
         """Draw the shares whose intervals are above 0, and write a PNG."""
         from matplotlib.figure import Figure
 
-        order = np.flatnonzero(self._is_frequent)[:_MOST_BARS]
+        order, found = self._frequent[:_MOST_BARS], self.found
         if not len(order):
             raise ValueError("--plot: no value has an interval above 0")
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-        ax, places, found = figure.subplots(), np.arange(len(order)), self.found
+        ax, names = figure.subplots(), [display_name(str(found.values[at])) for at in order.tolist()]
         about = f"{100 * found.confidence:g} % intervals, together"
-        low, high, shares = found.low[order], found.high[order], found.shares[order]
-        draw_intervals(ax, places - 0.4, places + 0.4, shares, low, high, about)
-        names = [display_name(str(found.values[at])) or "(empty)" for at in order.tolist()]
-        ax.set_xticks(places, names, rotation=90 if len(order) > 8 else 0, parse_math=False)
-        ax.set_ylabel("share of values")
-        ax.set_title(f"{found.people:,} reports at epsilon {self.epsilon:g}", parse_math=False)
-        ax.set_ylim(0, 1.05 * float(high.max()))
-        ax.legend(frameon=False)
+        caption = f"{found.people:,} reports at epsilon {self.epsilon:g}"
+        _draw_shares(ax, names, found.shares[order], found.low[order], found.high[order], about, caption)
+        ax.set_ylim(0, 1.05 * float(found.high[order].max()))
         write_png(figure, target)
 
 

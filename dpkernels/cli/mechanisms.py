@@ -21,6 +21,7 @@ import click
 
 import dpkernels
 from dpkernels import checks, mechanisms
+from dpkernels.bounded_json import brief
 from dpkernels.cli import categories
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
@@ -292,7 +293,7 @@ def named(name: str, where: str = "") -> NamedConstructor:
     if name not in CONSTRUCTORS:
         near = get_close_matches(name, CONSTRUCTORS, 1)
         choices = f"the mechanisms; did you mean {near[0]}?" if near else ", ".join(CONSTRUCTORS)
-        raise click.UsageError(f"{where}mechanism: {name!r} is not one of {choices}")
+        raise click.UsageError(f"{where}mechanism: {brief(name)} is not one of {choices}")
     return CONSTRUCTORS[name]
 
 

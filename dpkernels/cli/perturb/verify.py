@@ -145,6 +145,15 @@ def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any
     return [(path.with_name(entry["name"]), {**entry, "columns": written["columns"]}) for entry in written["parts"]]
 
 
+def _stated(claims: set[Any]) -> str:
+    """Return the claims of parameters in words."""
+    return ", ".join(map(brief, claims)) or "no claim"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def _check_same(word: str, stated: Any, actual: Any, where: str = "its columns") -> None:
     if type(stated) is not type(actual) or stated != actual:
         texts = [
@@ -302,7 +311,7 @@ def verify(path: Path) -> tuple[list[str], str]:
         columns = [_column(column, form) for column in form["columns"]]
         for word in ("rows", "values_per_row"):
             if not (type(form[word]) is int and form[word] >= 1):
-                raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
+                raise CertificateError(f"{word}: {brief(form[word])} is not a positive whole number")
         _check_totals(form, columns)
         delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
         total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbours: {form['neighbouring']}"
@@ -357,7 +366,7 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
             own_names = (word, f"first.{word}", f"second.{word}")
             claimed = {value for name, value in form["parameters"].items() if name in own_names}
             if claimed != {claim} or not all(type(value) is float for value in claimed):
-                raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {claim}")
+                raise CertificateError(f"{word}: the parameters say {_stated(claimed)}, the tables {claim}")
         _check_same("neighbouring", form["neighbouring"], claims.neighbouring)
         if "interval" in form:
             _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
@@ -366,7 +375,7 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         differs = "" if is_divided else _difference(form, certificate, queries)
         # Another version may make another table of numbers.
         if differs and (release["versions"] == versions() or is_categorical(certificate)):
-            raise CertificateError(f"mechanism: {form['mechanism']!r}{differs}")
+            raise CertificateError(f"mechanism: {brief(form['mechanism'])}{differs}")
         return VerifiedColumn(form, certificate, claims, not (differs or is_divided), queries)
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
@@ -386,7 +395,7 @@ def _difference(form: dict[str, Any], certificate: Any, queries: StatedQueries |
         return f" cannot be made: {text_of(error)}"
     recorded, remade = form["parameters"], parameters(sampler.mechanism)
     if recorded.keys() != remade.keys() or not all(_is_same(recorded[name], remade[name]) for name in remade):
-        return f" has the parameters {remade}, not {recorded}"
+        return f" has the parameters {remade}, not {_shortened(str(recorded))}"
     if not isinstance(sampler.certificate, type(certificate)):
         return " has another table"
     if is_categorical(certificate):
@@ -408,7 +417,7 @@ def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
     for word in ("realised_epsilon", "realised_delta"):
         realised = getattr(total, word)
         if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
-            raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
+            raise CertificateError(f"{word}: the file says {brief(form[word])}, its columns {realised}")
     if "ledger" in form:
         _check_charge(form, columns)
 

@@ -101,6 +101,17 @@ def test_forged_sidecars_are_refused(run: Run, forgery: str) -> None:
     assert_refused(checked(run, form), 4, words)
 
 
+@pytest.mark.parametrize("word", ["rows", "epsilon", "realised_epsilon", "neighbouring", "mechanism", "parameters"])
+def test_a_forged_field_is_not_printed_whole(run: Run, word: str) -> None:
+    """An error is one line that can be read, whatever a sidecar holds."""
+    form = released(run)
+    long = "x" * 5000 if word == "mechanism" else {"epsilon": 1.0, "lower": 0.0, "upper": 120.0, "long": "x" * 5000}
+    (form["columns"][0] if word in ("mechanism", "parameters") else form)[word] = long
+    refused = checked(run, form)
+    assert refused.code == 4
+    assert len(refused.err) < 1500
+
+
 def test_a_changed_output_is_refused(run: Run) -> None:
     form = released(run)
     content = Path("out.csv").read_bytes()
