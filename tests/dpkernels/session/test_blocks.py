@@ -21,6 +21,8 @@ from dpkernels.session import DataWarning, Session, blocks
 from dpkernels.session.blocks import MOST_ROWS, opened
 from dpkernels.session.delimited import DelimitedLines
 from dpkernels.session.distinct import DistinctWords, Places
+from dpkernels.session.run import Run
+from dpkernels.session.tables import Table
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 RNG = np.random.default_rng(5)
@@ -323,6 +325,7 @@ def check_datasets(ray, monkeypatch, dataset):
     data = dataset(parts())
     s = of(data, person="id", rows_per_person=1)
     for hashes in s._table.source._hashes:
+        assert set(hashes) == set(PEOPLE), "those of columns that were read are known"
         hashes["age"] = bytes(32)  # As if a block had been computed again, with other values.
     with pytest.raises(RuntimeError, match="changed"):
         s.mean("age", 0, 95, epsilon=1.0)
@@ -378,3 +381,14 @@ def test_places_are_those_of_sorted_rows():
     assert np.array_equal(places.up_to(np.arange(-1, 31)), np.searchsorted(rows, np.arange(-1, 31), side="right"))
     below, above = places.split(12)
     assert (len(below), len(above)) == ((rows <= 12).sum(), (rows > 12).sum())
+
+
+def test_places_of_groups_are_those_of_their_rows():
+    """Also the first place and the last one, and of a group without rows."""
+    groups, places = np.random.default_rng(2).integers(0, [[3], [4]], (2, 500))
+    run = Run(Table.of({"group": groups, "place": places}), 1, 1, bytes(32))
+    members = run.places(("group", "place"), 4, lambda block: (block["group"], block["place"]))
+    for group, each in enumerate(members):
+        values, counts = np.unique(places[groups == group], return_counts=True)
+        assert np.array_equal(each.values, values)
+        assert np.array_equal(each.counts, counts)

@@ -304,6 +304,25 @@ def test_persons_are_the_same_if_their_numbers_or_texts_are():
     assert words.index((0, 0)) == len(same) - 1
 
 
+def test_persons_that_share_one_of_their_words_are_apart():
+    """-1 and 2^64 - 1 have the same bits and other types; small integers have one type."""
+    for ids in ([-1, 2**64 - 1], [1, 2]):
+        table = Table.of({"id": np.array(ids, object)})
+        table.bound_rows("id", 1, SECRET)
+        assert table.counted.all()
+        assert table.persons[0] != table.persons[1]
+
+
+def test_every_bit_of_a_hash_differs():
+    """Between 200 texts; that one does not has a probability below 2^-190."""
+    texts = np.array([f"text {number}" for number in range(200)], object)
+    high, low = cells.person_words(texts, SECRET)
+    assert (high >> np.uint64(63) == 1).all(), "which texts have, and numbers have not"
+    for words in (high ^ low << np.uint64(63), low, cells.hashes(texts, SECRET), cells.joined_hashes([texts], SECRET)):
+        assert np.bitwise_or.reduce(words) == 2**64 - 1
+        assert np.bitwise_and.reduce(words) == 0
+
+
 def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatch):
     """As by a plain loop over persons."""
     rng = np.random.default_rng(3)

@@ -226,6 +226,24 @@ def test_choices_at_one_level_have_one_levels_budget():
     assert bounds == [Fraction(1, 2)] * 3
 
 
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_a_person_counts_for_so_many_keys_that_are_found(groups):
+    """Of a person with 9 rows, which have 6 keys; and of one without any."""
+    rows = [(1, 30.0, 1.0, plan, 1) for plan in "ABCDEFABC"] + [(2, 30.0, 1.0, None, 1)]
+    keys, counts = Run(table_of(rows, True, 9), 9, groups, SECRET).persons_by_key("plan")
+    assert sorted(keys) == list("ABCDEF")
+    assert sorted(counts) == [0] * (6 - groups) + [1] * groups
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_counts_of_top_candidates_have_noise_for_all_of_a_persons(k):
+    """Also where they are chosen first, since persons have more than 2 k rows."""
+    rows, statistic = [(1, 30.0, 1.0, plan, 1) for plan in "ABCDE"], Top("plan", k, ["A", "B", "C"])
+    for most in (2, 5):
+        kept = [recorded(statistic, each, True, most, 1, 1.0) for each in ([], rows)]
+        assert list(check_neighbours(*kept, most, 1)) == [0]
+
+
 # Planted faults, each of which the comparison must find.
 
 
