@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from dpkernels.jax_on_use import Array, Tracer, jax, jnp
+from dpkernels.jax_on_use import Array, Decorator, Tracer, jax, jit, jnp
 from dpkernels.pytrees import PyTree
 
 P = ParamSpec("P")
@@ -60,7 +61,30 @@ QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emi
 
 def is_compiling() -> bool:
     """Return whether JAX traces a program, as in ``jit``; under ``grad`` or ``vmap`` alone numbers have values."""
-    return isinstance(jax.lax.neg(np.float32(0)), Tracer)
+    return isinstance(jax.device_put(np.float32(0)), Tracer)  # Unlike arithmetic this compiles nothing outside of one.
+
+
+def in_one_program(*, quickly: bool = False, **options: Any) -> Decorator:
+    """Return a decorator: outside ``jit`` the function is one program, instead of one for each operation.
+
+    ``quickly`` compiles it as one that runs a few times, but where the arguments are differentiated: JAX takes compiler
+    options for no derivative.
+    """
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        program = jit(**options)(function)
+        quick = jit(compiler_options=QUICKLY_COMPILED, **options)(function) if quickly else program
+
+        @wraps(function)
+        def call(*arguments: P.args, **named: P.kwargs) -> T:
+            if is_compiling():
+                return function(*arguments, **named)
+            are_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((arguments, named)))
+            return (program if are_traced else quick)(*arguments, **named)
+
+        return call
+
+    return decorated
 
 
 def call_on_host(

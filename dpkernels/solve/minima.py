@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from dpkernels.jax_on_use import Array, custom_jvp, jax, jit, jnp
+from dpkernels.jax_on_use import Array, custom_jvp, jax, jnp
 from dpkernels.numerics import Boolean, Real, RealArray, map_over, namespace
-from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
+from dpkernels.programs import call_on_host, in_one_program, is_compiling
 from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.implicit import DifferentiatingMethod, Method, divide_by_slope, implicit_root, root
@@ -27,6 +27,7 @@ _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
 _ZOOM_POINTS = 9
 _ZOOMS = 10
 _MANY_PIECES = 32  # From this number of pieces on, each is evaluated at its ends and its middle, and zoomed once.
+_NEXT = 1e-6  # The share of a range within which a minimum that a host found is at the range's end.
 _SIDE = 1e-12  # The share of a piece by which a zoom starts off a knot.
 _SHORT = 1e-4  # The longest step from the place that a zoom found to the maximum, as a share of the piece.
 
@@ -109,9 +110,16 @@ def smooth_minimum(
     parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
     if on_host is None or is_compiling():
         return implicit_root(_DampedNewton(), function, parameters, tuple(where))
+    ends = np.asarray(low), np.asarray(high)
     place = jax.ShapeDtypeStruct(where[1].shape, where[1].dtype)
-    (x,) = call_on_host(lambda parameters: [on_host(parameters)], [place], parameters)
-    return implicit_root(_FoundMinimum(), function, parameters, (x, *where[1:]))
+    (x,) = call_on_host(lambda parameters: [_near_ends(on_host(parameters), *ends)], [place], parameters)
+    return _known_minimum(function, parameters, (x, *where[1:]))
+
+
+def _near_ends(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return x at an end of its range where it is next to it: Brent's method does not evaluate the ends."""
+    near = _NEXT * (high - low)
+    return np.where(x <= low + near, low, np.where(x >= high - near, high, x))
 
 
 @dataclass(frozen=True)
@@ -157,31 +165,30 @@ class _DampedNewton(Method):
         return _restricted(hessian, free), jnp.where(free, moved, 0.0)
 
 
-@dataclass(frozen=True)
-class _FoundMinimum(_DampedNewton):
-    """The minimum of a function in a box, which is known."""
-
-    def root(self, function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
-        return where[0]
-
-    def derivatives(
-        self, function: Function, x: Array, parameters: PyTree, where: tuple[Array, Array, Array], tangents: PyTree
-    ) -> tuple[Array, Array]:
-        # The program has no tangents: it runs at once, whatever becomes of these.
-        slope, by_parameters = _minimum_derivatives(function, x, parameters, where)
-        along = jax.tree.map(lambda by, moved: (by * moved).reshape(x.size, -1).sum(1), by_parameters, tangents)
-        return slope, sum(jax.tree.leaves(along), jnp.zeros_like(x))
+def _moving_minimum(function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
+    """Apply the implicit rule to a minimum that is known, by one program without tangents."""
+    parameters, where = primals
+    x = _known_minimum(function, parameters, where)
+    jacobian = _minimum_jacobian(function, x, parameters, where)
+    moves = jax.tree.map(lambda by, moved: jnp.tensordot(by, moved, moved.ndim), jacobian, tangents[0])
+    return x, reduce(jnp.add, jax.tree.leaves(moves))
 
 
-@jit(static_argnums=0, compiler_options=QUICKLY_COMPILED)
-def _minimum_derivatives(function: Function, x: Array, parameters: PyTree, where: PyTree) -> tuple[Array, PyTree]:
-    """Return the derivatives of the gradient in x, and in every parameter, along a first axis of the gradient."""
+@custom_jvp(whole=_moving_minimum, nondiff_argnums=(0,))
+def _known_minimum(function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
+    """Return the minimum of a function in a box, which is known: the first one of ``where``."""
+    return where[0]
 
-    def derivatives(tangents: PyTree) -> tuple[Array, Array]:
-        return _DampedNewton().derivatives(function, x, parameters, where, tangents)
 
-    slope, _ = derivatives(jax.tree.map(jnp.zeros_like, parameters))
-    return slope, jax.jacfwd(lambda tangents: derivatives(tangents)[1])(jax.tree.map(jnp.zeros_like, parameters))
+@in_one_program(static_argnums=0, quickly=True)
+def _minimum_jacobian(function: Function, x: Array, parameters: PyTree, where: PyTree) -> PyTree:
+    """Return the derivatives of the minimum x by every parameter, along a first axis of x."""
+
+    def step(tangents: PyTree) -> Array:  # linear
+        slope, moved = _DampedNewton().derivatives(function, x, parameters, where, tangents)
+        return -divide_by_slope(moved, slope)
+
+    return jax.jacfwd(step)(jax.tree.map(jnp.zeros_like, parameters))
 
 
 def _with_derivatives(function: Function, x: Array, parameters: PyTree) -> tuple[Array, Array, Array]:
@@ -238,12 +245,10 @@ def maximum_between(function: Function, parameters: PyTree, knots: Array) -> Arr
     share is held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second
     derivatives need. If there are many pieces, as in tables, only their ends and middles are evaluated.
     """
-    # Outside jit it is one program, instead of one for each operation.
-    return (_maximum_between if is_compiling() else _maximum_between_in_a_program)(
-        function, *promote(parameters, knots)
-    )
+    return _maximum_between(function, *promote(parameters, knots))
 
 
+@in_one_program(static_argnums=0)
 def _maximum_between(function: Function, parameters: PyTree, knots: Array) -> Array:
     pieces = knots.size - 1
     are_many = pieces >= _MANY_PIECES
@@ -267,9 +272,6 @@ def _maximum_between(function: Function, parameters: PyTree, knots: Array) -> Ar
     place = knots[best], knots[best + 1], parameters
     share = implicit_root(_Interior(), partial(_slope, partial(_on_piece, function)), place, share[best, 0])
     return _at_extreme(partial(_on_piece, function), share, place)
-
-
-_maximum_between_in_a_program = jit(static_argnums=0)(_maximum_between)
 
 
 def _on_piece(function: Function, share: Array, place: tuple[Array, Array, PyTree]) -> Array:

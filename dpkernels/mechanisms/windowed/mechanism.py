@@ -18,6 +18,7 @@ from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
 from dpkernels.numerics import Real, RealArray, elementary, floating, like, namespace, plain, root_or_zero, squared
+from dpkernels.programs import in_one_program
 from dpkernels.pytrees import pytree, tree_leaves, tree_map
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
@@ -230,14 +231,10 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
     """
     checks.one_of("condition", condition, CONDITIONS)
-    xp = namespace(width, epsilon, *tree_leaves((window, base)))
-    if condition == "sup_inf":
-        height = xp.exp(epsilon) * base.lowest - 1
-    else:
-        flat = window.is_flat and base.is_flat
-        height = xp.expm1(epsilon) / (1.0 if flat else _steepest(window, base, width, epsilon))
-    if xp is not np:
-        return xp.where(height > 0, height, xp.nan)
+    parameters = window, base, width, epsilon
+    if namespace(*tree_leaves(parameters)) is not np:
+        return _possible_height(*parameters, condition)
+    height = _largest_height(*parameters, condition)
     if not np.all(is_private := height > 0):
         at, lowest = (np.broadcast_to(value, np.shape(height))[~is_private] for value in (epsilon, base.lowest))
         raise ValueError(
@@ -245,6 +242,19 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
             f"{shortest(lowest.flat[0])} of its peak, {condition} needs more than {shortest(np.exp(-at.flat[0]))}"
         )
     return plain(height)
+
+
+def _largest_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
+    xp = namespace(width, epsilon, *tree_leaves((window, base)))
+    if condition == "sup_inf":
+        return xp.exp(epsilon) * base.lowest - 1
+    return xp.expm1(epsilon) / (1.0 if window.is_flat and base.is_flat else _steepest(window, base, width, epsilon))
+
+
+@in_one_program(static_argnums=4)
+def _possible_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Array:
+    height = _largest_height(window, base, width, epsilon, condition)
+    return jnp.where(height > 0, height, jnp.nan)
 
 
 def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Real:
@@ -365,6 +375,7 @@ def _best_shapes(
     return base, widths.reshape(shape)
 
 
+@in_one_program(static_argnums=3)
 def _shape(x: Array, base: Base | None, epsilon: Real, condition: str) -> tuple[Base, Real]:
     if base is None:  # At a share of the way from the log of the lowest edge to 0.
         base = Quartic(jnp.exp((1 - x[1]) * jnp.log(lowest_edge(epsilon, condition))))

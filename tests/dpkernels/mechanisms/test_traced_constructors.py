@@ -146,6 +146,22 @@ def test_a_thousand_values_in_one_call(name, x64):
         check(name, places[at], values[at], slopes[at])
 
 
+@pytest.mark.lengthy
+@pytest.mark.parametrize("name", ["piecewise-best", "composite-edge-at-its-end"])
+def test_derivatives_of_best_parameters_that_a_host_searched(name, x64):
+    at = real_arguments(name)
+    check(name, at, *derived(name)(at))
+
+
+@pytest.mark.lengthy
+def test_second_derivatives_of_best_parameters_that_a_host_searched(x64):
+    def variance(epsilon):
+        return dpk.piecewise(epsilon=epsilon, lower=0.0, upper=1.0).worst_variance
+
+    second = jax.grad(jax.grad(variance))
+    assert float(second(1.3)) == pytest.approx(float(jax.jit(second)(1.3)), rel=1e-12)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["piecewise-best", "composite-quartic", "hybrid", "staircase-gamma"])
 def test_forward_and_reverse_mode_agree(name, x64):
