@@ -117,8 +117,8 @@ def verify(form: Any) -> list[str]:
 
     Every certificate is computed again from its integers. The parts of a release must have the claims of their
     certificates, and cost at most what it states: their sum, or of a plan the composition of its releases. Costs must
-    add up to at most what was spent, which includes releases that failed. Neighbours, values, and the epsilons of
-    choices are as declared.
+    add up to at most what was spent, which includes releases that failed. Everything else is as declared: neighbours,
+    values with their intervals and keys, and the epsilons of choices.
 
     Raises:
         CertificateError: what is stated does not follow.
@@ -140,7 +140,10 @@ def _verified(form: Any) -> list[str]:
         if digest_of(own) != digest:
             raise CertificateError(f"certificate {digest[:16]} was altered")
         certificates[digest] = Certificate.from_dict(own)
-    lines = [f"neighbours, as declared: {form['neighbouring']}"]
+    lines = [
+        f"neighbours, as declared: {form['neighbouring']}",
+        "values, intervals, keys, settings, steps of noise, and entries of a ledger are as declared",
+    ]
     charged: dict[Any, tuple[EpsilonDelta, list[EpsilonDelta]]] = {}  # releases and plans, each with its claims
     for number, release in enumerate(form["releases"]):
         cost = EpsilonDelta(*(parse_amount(text) for text in release["cost"]))
@@ -188,6 +191,8 @@ def _costs_at_most(claims: Sequence[EpsilonDelta], cost: EpsilonDelta) -> bool:
 
 def _claims(parts: Sequence[Mapping[str, Any]], certificates: Mapping[str, Any]) -> EpsilonDelta:
     """Return the sum of the claims of parts, of which there is at least one."""
+    if not parts:
+        raise ValueError("a release has no parts")
     claims = [_claim(part, certificates) for part in parts]
     epsilon, delta = (sum(each, Fraction(0)) for each in zip(*claims, strict=True))
     return EpsilonDelta(epsilon, delta)

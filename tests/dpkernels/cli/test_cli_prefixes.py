@@ -13,6 +13,8 @@ from command_helpers import SECRET, Run, command, known_secret, small_pieces
 from key_helpers import column_key
 
 import dpkernels as dpk
+from dpkernels.cli.files.categories import codes_of
+from dpkernels.release.categories import MISSING, UNKNOWN
 
 __all__ = ["known_secret", "small_pieces"]
 
@@ -64,6 +66,19 @@ def test_a_release_has_the_reports_of_the_library(run: Run, suffix, known_secret
     assert "fig " in shown.out
     assert "4 more values; " in shown.out
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_a_cell_is_read_by_itself(kind):
+    """Its code, or that it is none of the plan's values or has none, does not depend on other cells."""
+    known = ["fig", "a", "zzzz"]
+    strange = ["figss", "Fig", "fig ", "fïg", "f\0g", "nan", "NULL", "", "-", None]
+    cells = pa.array([*known, *strange]).cast(pa.string())
+    cells = cells.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else cells.cast(kind)
+    codes = codes_of(cells, PLAN, ["-"])
+    assert [PLAN.value_of(int(code)) for code in codes[: len(known)]] == known
+    assert codes[len(known) :].tolist() == [UNKNOWN] * 5 + [MISSING] * 5
+    assert [codes_of(cells[at : at + 1], PLAN, ["-"])[0] for at in range(len(cells))] == codes.tolist()
 
 
 @pytest.mark.lengthy

@@ -524,6 +524,23 @@ def test_types_without_parameters_are_kept(kind):
     assert arrow.released_schema(pa.schema([("x", kind)])).field("x").type == kind
 
 
+@pytest.mark.parametrize(
+    ("extension", "parameters"),
+    [
+        (b"arrow.uuid", b"raw"),
+        (b"arrow.json", b"{} raw"),
+        (b"pandas.period", b'{"freq": "D"} raw'),
+        (b"pandas.interval", b'{"subtype": "int64", "closed": "left"} raw'),
+        (b"arrow.uuid raw", b""),
+    ],
+)
+def test_parameters_of_known_extensions_with_more_text_are_dropped(extension, parameters):
+    metadata = {"ARROW:extension:name": extension, "ARROW:extension:metadata": parameters}
+    schema = pa.schema([pa.field("x", pa.binary(16), metadata=metadata)])
+    assert b"raw" not in arrow.released_schema(schema).serialize().to_pybytes()
+    assert arrow.dropped_metadata(schema) == ["column 'x': its metadata"]
+
+
 PAIRS = [[1, 2], None] * 2
 TEXTS = pa.array(["a", None, "b", "a"]).dictionary_encode()
 # Every kind of Arrow column, of four rows.
