@@ -264,21 +264,24 @@ def log1p_over(rate: Real, q: Real) -> Real:
     return xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
 
 
+_NOTHING_LEFT = 750.0  # exp of minus this, and of anything larger, is 0 as a float.
+
+
 def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real:
     """Return the integral of (start + s)^power exp(-rate s) over [0, width]; the rate may be 0, the width infinite."""
     xp = namespace(rate, width)
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = rate * width
+    endless = xp.isinf(width) | (product > _NOTHING_LEFT)
     if power == 0:
-        endless = xp.isinf(width)
         finite = xp.where(endless, 1.0, width)
         y = rate * finite
         flat = (y < 1e-8) & ~endless
         decay = xp.where(endless, 1.0, -xp.expm1(-y))
         return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
     # Where rate * width is small the closed forms cancel; there Gauss-Legendre is exact to the last digits.
-    small = rate * width < 1.0
-    r, w = xp.where(small, 1.0, rate), xp.where(small, 1.0, width)
-    endless = xp.isinf(w)
-    w = xp.where(endless, 1.0, w)
+    small = product < 1.0
+    r, w = xp.where(small, 1.0, rate), xp.where(small | endless, 1.0, width)
     decay = xp.where(endless, 0.0, xp.exp(-r * w))
     closed = ((1 - decay) / r, (1 - (1 + r * w) * decay) / r**2, (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3)
     short = xp.where(small, width, 1.0)

@@ -293,7 +293,9 @@ def _masses(noise: Any, edges: np.ndarray, bin_width: float, power: float = 1.0)
     With a power they are integrals of the density to this power.
     """
     # In cells whole edges are exactly alike: a step of e^eps leaves no room for other differences.
-    cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
+    with np.errstate(over="ignore"):  # An end too far away to be counted in cells is cut off.
+        places = np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width
+    cuts = np.clip(places, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
     widths = np.diff(points)
     # In blocks that stay in the processor's cache.

@@ -130,6 +130,19 @@ def furthest(eps, delta, D):
     return -D / eps * math.log(2 - odds) if odds < 2 else math.inf
 
 
+@pytest.mark.parametrize("upper", [1e100, 1e200, 1e300, 1e308])
+def test_an_end_that_no_noise_reaches_changes_no_moment(upper: float) -> None:
+    """The square of the end overflowed: the variance was not a number, and the cost of the table neither."""
+    with np.errstate(over="raise", invalid="raise"):
+        far = dpk.truncated_laplace(epsilon=1.0, delta=1e-6, sensitivity=1.0, upper=upper)
+        near = dpk.truncated_laplace(epsilon=1.0, delta=1e-6, sensitivity=1.0, upper=1000.0)
+        assert (float(far.noise.mean), float(far.noise.variance)) == (
+            float(near.noise.mean),
+            float(near.noise.variance),
+        )
+    assert 0 <= dpk.exact_sampler(far).variance_cost < 1e-6
+
+
 @pytest.mark.parametrize(("eps", "delta", "D"), BUDGETS)
 @pytest.mark.parametrize("share", [1e-4, 0.1, 0.5, 0.9, 0.999])
 def test_truncated_laplace_with_the_further_end_above(eps, delta, D, share):
