@@ -1,4 +1,14 @@
-"""Poisson samples of a data set with a static shape, for use inside ``jit``."""
+r"""Poisson samples of a data set with a static shape, for use inside ``jit``.
+
+**Places.** In floating point the gradient of an example may depend on its place in the batch, because vectors of the
+processor round in another order than what is left over at the end. If rows stood in the order of the data, an example
+more would move those after it, and so change the sum by more than its own gradient. So rows stand at random places,
+and the sum keeps its sensitivity: Let f_p be the gradient of what stands at place p, a function of this example alone.
+The places of the m rows of a batch are m different ones, uniformly at random. Among m + 1 rows, those of the first m
+are so, too. Draw both batches with the same places of these, then the sums differ by f_p of one example, which is
+clipped. The places do not depend on the data and are not disclosed, so that the mixture over them costs no more than
+each (joint convexity).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,7 @@ from dpkernels.release.traced import device_axes
 
 
 class PoissonBatch(NamedTuple):
-    """A Poisson sample with a static shape: its rows, then row 0 up to the capacity; ``mask`` says which count."""
+    """A sample with a static shape: its rows at random places, and row 0 at the others; ``mask`` says which count."""
 
     indices: Array
     mask: Array
@@ -24,9 +34,10 @@ class PoissonBatch(NamedTuple):
 def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> PoissonBatch:
     """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
 
-    Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
-    the capacity, the batch is empty. ``poisson_overflow`` bounds the probability of that; account for it. The key is a
-    ChaCha20 key of this step alone, different from the key of the noise. ``poisson_capacity`` proposes a capacity.
+    Every row is in the sample with probability floor(2^32 rate)/2^32, independently, and stands at a random place. If
+    the sample has more rows than the capacity, the batch is empty. ``poisson_overflow`` bounds the probability of that;
+    account for it. The key is a ChaCha20 key of this step alone, different from the key of the noise.
+    ``poisson_capacity`` proposes a capacity.
 
     Raises:
         TypeError: key is not a ChaCha20 key.
@@ -42,9 +53,21 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
         )
     below = int(rate * 2.0**32)
     hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
+    return at_random_places(key, hits, capacity)
+
+
+def at_random_places(key: Array, hits: Array, capacity: int) -> PoissonBatch:
+    """Return the rows that hit at random places of a batch, which is empty if they are more than its capacity."""
     count = hits.sum()
     (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
-    return PoissonBatch(indices, (jnp.arange(capacity) < count) & (count <= capacity))
+    words = jax.random.bits(jax.random.fold_in(key, 0), (2, capacity), jnp.uint32)
+    order = jnp.lexsort((words[0], words[1]))
+    ordered = words[:, order]
+    # Equal words, which the order of a sort would decide, make the batch empty. They do not depend on the data, and
+    # otherwise all orders are equally probable: so this costs nothing.
+    is_tied = (ordered[:, 1:] == ordered[:, :-1]).all(0).any()
+    is_row = (jnp.arange(capacity) < count) & (count <= capacity) & ~is_tied
+    return PoissonBatch(indices[order], is_row[order])
 
 
 def poisson_overflow(examples: int, rate: float, capacity: int) -> float:

@@ -7,9 +7,9 @@ rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floatin
 most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
 float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
 that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
-B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of
-sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
-are at most K apart.
+B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less, which leaves the
+gradients of the others as they are (``batches.py``), changes the vector of sums by at most K units in the l2 norm. The
+certificate of the noise is for exactly this: vectors of integers that are at most K apart.
 
 **Devices.** Examples that are split over devices are added up on their own device, and the sums of the devices are then
 added. Their gradients do not leave the device.
@@ -38,6 +38,8 @@ from dpkernels.training.noise import PrivateNoise
 _MARGIN = 1 - 2.0**-20
 # The number of examples that are added up together.
 _TOGETHER = 4
+# Leaves with more values stay by themselves: in every step, copies of them would take time.
+_SMALL = 1 << 16
 # An example with a larger norm contributes 0.
 _LARGEST_NORM = 1e30
 
@@ -83,7 +85,11 @@ def clipped_sums(
 
 
 def check_overflow(
-    rows: int, noise: PrivateNoise, strategy: ToeplitzStrategy | None = None, steps: int | None = None
+    rows: int,
+    noise: PrivateNoise,
+    strategy: ToeplitzStrategy | None = None,
+    steps: int | None = None,
+    name: str = "updates",
 ) -> None:
     """Refuse so many examples that their sum, or what a strategy makes of it, may not be a 32-bit integer."""
     largest = rows * noise.sensitivity
@@ -92,7 +98,7 @@ def check_overflow(
         errors = strategy.errors_bound(max(-first, last), steps or 1)
         largest = strategy.bands[0] * largest + sum(strategy.bands) * errors
     if largest >= 1 << 31:
-        raise ValueError(f"updates: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
+        raise ValueError(f"{name}: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
 
 
 def _check_own(leaves: list[Array], counted: Array) -> None:
@@ -176,40 +182,84 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         split(counted),
         None if norms is None else split(norms),
     )
+    groups = _groups(leaves)
     most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
-    number = count // parts
+    number = is_counted.shape[1]
     with jax.enable_x64(True):
         # A few examples at a time stay in the cache: XLA's sums over all of them take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
-            # Always as many, so that a norm has the same bits however many examples a device has: the last one repeats.
-            numbers = [i * _TOGETHER + j for j in range(_TOGETHER)]
-            places = [jnp.minimum(n, number - 1) for n in numbers]
-            rows = [[_row(piece, at) for piece in pieces] for at in places]
+            # Always as many, so that a norm has the same bits however many examples a device has. The last ones begin
+            # with some that have been added, if their number is no multiple, and do not add these again.
+            first = jnp.minimum(i * _TOGETHER, number - _TOGETHER)
+            together = range(_TOGETHER)
+            by_group = [_rows([pieces[at] for at in group], first) for group in groups]
+            rows = [[group[j] for group in by_group] for j in together]
             if given is None:
                 norms = _norms(rows)
             else:
-                norms = [_row(given, at).astype(jnp.float64) for at in places]
+                norms = [row.astype(jnp.float64) for row in _rows([given], first)]
                 rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
             scales, are_used = [], []
-            for n, at, norm in zip(numbers, places, norms, strict=True):
+            for j, norm, is_row in zip(together, norms, _rows([is_counted], first), strict=True):
                 scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2))
                 scales.append(scale.astype(jnp.float32))
-                are_used.append(_row(is_counted, at) & (norm < _LARGEST_NORM) & (n < number))
+                are_used.append(is_row & (norm < _LARGEST_NORM) & (first + j >= i * _TOGETHER))
             leaves = zip(sums, zip(*rows, strict=True), strict=True)
             return [_with_rows(total, leaf, tuple(scales), tuple(are_used)) for total, leaf in leaves]
 
-        zeros = [varying_like(jnp.zeros_like(piece[:, 0], jnp.int32), counted, *leaves) for piece in pieces]
+        shapes = [_joined_shape([leaves[at].shape[1:] for at in group]) for group in groups]
+        zeros = [varying_like(jnp.zeros((parts, *shape), jnp.int32), counted, *leaves) for shape in shapes]
         sums = jax.lax.fori_loop(0, -(-number // _TOGETHER), add, zeros)
-        return [total.sum(0, dtype=jnp.int32) for total in sums]
+        totals = [total.sum(0, dtype=jnp.int32) for total in sums]
+        return _separated(totals, groups, [leaf.shape[1:] for leaf in leaves])
 
 
 def _split(array: Array, parts: int) -> Array:
-    return array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
+    """Return the examples in parts, each of which has at least as many as are added up together; zeros fill it."""
+    array = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
+    if (missing := _TOGETHER - array.shape[1]) <= 0:
+        return array
+    return jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
 
 
-def _row(piece: Array, at: Array) -> Array:
-    """Return one example of every part."""
-    return jax.lax.dynamic_index_in_dim(piece, at, 1, keepdims=False)
+def _groups(leaves: list[Array]) -> list[list[int]]:
+    """Return which leaves are one vector in the program: small ones of a type, because XLA compiles each vector alone.
+
+    Leaves that may be split over devices stay by themselves; else their values would be sent to other devices.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    is_local = jax.device_count() == 1 or (mesh.manual_axes and set(mesh.manual_axes) == set(mesh.axis_names))
+    groups: dict[Any, list[int]] = {}
+    for at, leaf in enumerate(leaves):
+        is_small = is_local and math.prod(leaf.shape[1:]) <= _SMALL
+        groups.setdefault(leaf.dtype if is_small else at, []).append(at)
+    return list(groups.values())
+
+
+def _rows(pieces: list[Array], first: Array) -> list[Array]:
+    """Return the examples of every part that are added up together, from a first one on, of a group of leaves."""
+    if len(pieces) == 1:
+        return [jax.lax.dynamic_index_in_dim(pieces[0], first + j, 1, keepdims=False) for j in range(_TOGETHER)]
+    blocks = [jax.lax.dynamic_slice_in_dim(piece, first, _TOGETHER, 1) for piece in pieces]
+    vectors = jnp.concatenate([block.reshape(*block.shape[:2], -1) for block in blocks], axis=2)
+    # In memory: else every use would look for its leaf at every value.
+    vectors = jax.lax.optimization_barrier(vectors)
+    return [vectors[:, j] for j in range(_TOGETHER)]
+
+
+def _joined_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of an example of a group, whose leaves have these shapes."""
+    return shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
+
+
+def _separated(totals: list[Array], groups: list[list[int]], shapes: list[tuple[int, ...]]) -> list[Array]:
+    """Return the sums of the leaves, given those of the groups."""
+    leaves: dict[int, Array] = {}
+    for total, group in zip(totals, groups, strict=True):
+        ends = np.cumsum([math.prod(shapes[at]) for at in group])[:-1]
+        pieces = [total] if len(group) == 1 else jnp.split(total, ends)
+        leaves |= {at: piece.reshape(shapes[at]) for at, piece in zip(group, pieces, strict=True)}
+    return [leaves[at] for at in range(len(shapes))]
 
 
 def _norms(rows: list[list[Array]]) -> list[Array]:

@@ -37,7 +37,7 @@ from dpkernels.random.chacha import varying_like
 from dpkernels.random.keys import check_release_key, column_key
 from dpkernels.training.aggregate import private_aggregate
 from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
-from dpkernels.training.clipping import ClippedSums, clipped_sums
+from dpkernels.training.clipping import ClippedSums, check_overflow, clipped_sums
 from dpkernels.training.correlated import CorrelatedRun, ToeplitzStrategy, correlated_run
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.run import TrainingRun, noise_multiplier_for
@@ -99,7 +99,12 @@ class _AllocatedBatches:
     def drawn(self, key: Array) -> Callable[[Array], PoissonBatch]:
         """Return the function from the number of a step to its batch."""
         assignment = random_assignment(key, self.examples, self.per_epoch)
-        return lambda step: allocated_batch(assignment, (step % self.per_epoch).astype(jnp.int32), self.capacity)
+
+        def batch(step: Array) -> PoissonBatch:
+            in_epoch = (step % self.per_epoch).astype(jnp.int32)
+            return allocated_batch(jax.random.fold_in(key, step), assignment, in_epoch, self.capacity)
+
+        return batch
 
 
 @dataclass(frozen=True)
@@ -400,6 +405,8 @@ def private_training(
     for first, second, names in ((epochs, steps, "epochs, steps"), (params, parameters, "params, parameters")):
         if (first is None) == (second is None):
             raise ValueError(f"{names}: give one of the two")
+    if epochs is not None:
+        checks.positive("epochs", epochs)
     size = _size(params) if parameters is None else parameters
     checks.integer_in("parameters", size, 1, 1 << 31)
     per_epoch = max(1, round(examples / batch_size))
@@ -430,7 +437,9 @@ def private_training(
             neighbours=neighbours,
             slack=_AllocatedBatches(examples, per_epoch, steps, capacity).overflow,
         )
-    return TrainingPlan((float(epsilon), float(delta)), examples, capacity, size, float(clip), run)
+    plan = TrainingPlan((float(epsilon), float(delta)), examples, capacity, size, float(clip), run)
+    check_overflow(capacity, plan.noise, strategy, steps, name="batch_size")
+    return plan
 
 
 def _capacity(examples: int, rate: float, delta: float) -> int:

@@ -13,7 +13,7 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.traced import device_axes
-from dpkernels.training.batches import PoissonBatch
+from dpkernels.training.batches import PoissonBatch, at_random_places
 
 
 def random_assignment(key: Array, examples: int, steps: int) -> Array:
@@ -35,17 +35,20 @@ def random_assignment(key: Array, examples: int, steps: int) -> Array:
     return ((high * count + ((low * count) >> 16)) >> 16).astype(jnp.int32)
 
 
-def allocated_batch(assignment: Array, step: Array | int, capacity: int) -> PoissonBatch:
-    """Return the rows that are assigned to a step, with a static shape.
+def allocated_batch(key: Array, assignment: Array, step: Array | int, capacity: int) -> PoissonBatch:
+    """Return the rows that are assigned to a step, at random places of a batch with a static shape (``batches.py``).
 
     If there are more rows than the capacity, the batch is empty. ``poisson_overflow(examples, allocation_rate(steps),
-    capacity)`` bounds the probability of that; it is a distance s of every batch.
+    capacity)`` bounds the probability of that; it is a distance s of every batch. The key is a ChaCha20 key of this
+    step alone, different from that of the assignment.
+
+    Raises:
+        TypeError: key is not a ChaCha20 key.
+        ValueError: the capacity is out of range, or several devices run the program, in ``shard_map`` or ``pmap``.
     """
+    _check_key(key)
     checks.integer_in("capacity", capacity, 1, 1 << 31)
-    hits = assignment == step
-    count = hits.sum()
-    (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
-    return PoissonBatch(indices, (jnp.arange(capacity) < count) & (count <= capacity))
+    return at_random_places(key, assignment == step, capacity)
 
 
 def allocation_rate(steps: int) -> float:

@@ -332,6 +332,9 @@ def test_bad_budgets_are_errors():
     for name, value in (("epsilon", 0.0), ("delta", 1.0), ("batch_size", 41), ("clip", 0.0), ("parameters", 0)):
         with pytest.raises(ValueError, match=f"{name}: "):
             private_training(**good | {name: value})
+    for epochs in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="epochs: "):
+            private_training(**good | {"steps": None, "epochs": epochs})
     for more in ({"epochs": 1.0}, {"params": PARAMS}, {"steps": None}, {"parameters": None}):
         with pytest.raises(ValueError, match="give one of the two"):
             private_training(**good | more)
@@ -364,6 +367,8 @@ def test_a_budget_that_cannot_carry_the_parameters_is_refused():
     with pytest.raises(ValueError, match=r"params: have 100000000 values; with noise multiplier .* they may have"):
         private_training(epsilon=0.5, parameters=10**8, **budget)
     assert 7.9 < private_training(epsilon=8.0, parameters=10**7, **budget).epsilon <= 8.0
+    with pytest.raises(ValueError, match=r"batch_size: 1000001 examples of .* may overflow 32-bit integers"):
+        private_training(epsilon=8.0, parameters=8, **budget | {"examples": 10**6, "batch_size": 10**6})
 
 
 @pytest.mark.lengthy

@@ -18,11 +18,13 @@ from dpkernels.training import (
     TrainingRun,
     allocated_batch,
     fixed_batch,
+    poisson_batch,
     poisson_capacity,
     poisson_overflow,
     private_training,
     random_assignment,
 )
+from dpkernels.training.batches import at_random_places
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 
@@ -30,7 +32,9 @@ KEY = dpk.key_from_bytes(bytes(range(32)))
 def test_every_row_is_in_one_batch_of_an_epoch():
     examples, steps, capacity = 103, 7, 40
     assignment = random_assignment(KEY, examples, steps)
-    batches = jax.jit(jax.vmap(lambda step: allocated_batch(assignment, step, capacity)))(jnp.arange(steps))
+    batches = jax.jit(
+        jax.vmap(lambda step: allocated_batch(jax.random.fold_in(KEY, step), assignment, step, capacity))
+    )(jnp.arange(steps))
     assert batches.indices.shape == batches.mask.shape == (steps, capacity)
     rows = np.asarray(batches.indices)[np.asarray(batches.mask)]
     assert sorted(rows) == list(range(examples))
@@ -39,9 +43,48 @@ def test_every_row_is_in_one_batch_of_an_epoch():
 @pytest.mark.lengthy
 def test_a_batch_above_its_capacity_is_empty():
     assignment = jnp.zeros(5, jnp.int32)
-    assert not allocated_batch(assignment, 0, 4).mask.any()
-    assert allocated_batch(assignment, 0, 5).mask.all()
-    assert not allocated_batch(assignment, 1, 4).mask.any()
+    assert not allocated_batch(KEY, assignment, 0, 4).mask.any()
+    assert allocated_batch(KEY, assignment, 0, 5).mask.all()
+    assert not allocated_batch(KEY, assignment, 1, 4).mask.any()
+
+
+def test_rows_stand_at_random_places():
+    """Else an example more would move others, whose gradients may depend on their place by rounding errors.
+
+    Two rows of three have each pair of four places with the same probability: a false alarm has one of 1e-7.
+    """
+    keys = jax.random.split(KEY, 6000)
+    hits = jnp.array([False, True, True])
+    drawn = {
+        "Poisson": jax.vmap(lambda key: at_random_places(key, hits, 4)),
+        "allocated": jax.vmap(lambda key: allocated_batch(key, hits.astype(jnp.int32), 1, 4)),
+    }
+    for batches in drawn.values():
+        indices, mask = map(np.asarray, jax.jit(batches)(keys))
+        assert (mask.sum(1) == 2).all()
+        places = np.stack([np.argmax(mask & (indices == row), axis=1) for row in (1, 2)])
+        assert (indices[np.arange(6000), places] == np.array([[1], [2]])).all()
+        found = np.bincount(4 * places[0] + places[1], minlength=16)
+        pairs = np.array([4 * one + other for one in range(4) for other in range(4) if one != other])
+        assert found[pairs].sum() == 6000
+        assert ((found[pairs] - 500) ** 2 / 500).sum() < chi2.isf(1e-7, 11)
+
+
+def test_rows_of_a_poisson_batch_are_not_in_the_order_of_the_data():
+    """Two orders of 60 rows are alike with a probability of 1e-82. The order is that of the key, and no other."""
+    first, again, other = (poisson_batch(key, 60, 1.0, 60) for key in (KEY, KEY, jax.random.fold_in(KEY, 1)))
+    assert first.mask.all()
+    assert sorted(first.indices.tolist()) == list(range(60))
+    assert first.indices.tolist() == again.indices.tolist() != list(range(60))
+    assert first.indices.tolist() != other.indices.tolist()
+
+
+def test_places_that_a_sort_would_decide_are_not_used(monkeypatch):
+    """Equal words would keep the order of the data."""
+    words = jnp.array([[1, 2, 3, 3], [7, 7, 7, 7]], jnp.uint32)
+    for upper, is_drawn in ((words, False), (words.at[1, 3].set(8), True)):
+        monkeypatch.setattr(jax.random, "bits", lambda *_, upper=upper: upper)
+        assert at_random_places(KEY, jnp.array([True, False]), 4).mask.any() == is_drawn
 
 
 @pytest.mark.parametrize("steps", [3, 1000, (1 << 16) - 1])
@@ -87,6 +130,8 @@ def test_fixed_batches_are_uniform_subsets():
 def test_bad_input():
     with pytest.raises(TypeError, match="key"):
         random_assignment(jax.random.key(0), 10, 3)
+    with pytest.raises(TypeError, match="key"):
+        allocated_batch(jax.random.key(0), jnp.zeros(5, jnp.int32), 0, 4)
     with pytest.raises(TypeError, match="key"):
         fixed_batch(jax.random.key(0), 10, 3)
     with pytest.raises(ValueError, match=r"batch: 11 is not in 1\.\.10"):
