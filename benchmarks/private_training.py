@@ -1,11 +1,13 @@
 """Processor time of private aggregation with certified noise and in other libraries, and what the noise costs.
 
-Run ``python -m benchmarks.private_training [--batch 64] [--sizes 2000 100000 1000000] [--times 9]``. All aggregations
-clip gradients of examples, add them up, add noise and divide. They take turns in one process, and the least time of
-each counts. jax-privacy and Opacus have columns where they are installed. The gradients of examples are given, except
-to jax-privacy, which takes a loss: that of a row is its product with the parameters, so that its gradient is the row.
-Opacus draws its noise with torch's own generator, and not in its secure mode. The second table has the noise by itself.
-The third one has the distance of the noise from a Gaussian.
+Run ``python -m benchmarks.private_training [--batch 64] [--sizes 2000 100000 1000000] [--times 9] [--leaves 100]``. All
+aggregations clip gradients of examples, add them up, add noise and divide. They take turns in one process, and the
+least time of each counts. jax-privacy and Opacus have columns where they are installed. The gradients of examples are
+given, except to jax-privacy, which takes a loss: that of a row is its product with the parameters, so that its gradient
+is the row.
+Opacus draws its noise with torch's own generator, and not in its secure mode. The second table has clipping, rounding
+and summing by themselves, and the third one the noise. The fourth one has the seconds until a step of 100 leaves of
+different shapes is traced and compiled. The last one has the distance of the noise from a Gaussian.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import optax
 import dpkernels as dpk
 from benchmarks.shown import machine, markdown
 from dpkernels.release.integers import release_integers
-from dpkernels.training import PrivateNoise, private_aggregate
+from dpkernels.training import PrivateNoise, clipped_sums, private_aggregate
 from dpkernels.training.noise import exact_noise
 
 
@@ -107,6 +109,35 @@ def _opacus(gradients: np.ndarray) -> Callable[[], Any]:
     return run
 
 
+def sums(size: int, batch: int) -> dict[str, Callable[[], Any]]:
+    """Return compiled functions that clip and add up gradients of so many parameters; ours also rounds."""
+    gradients, noise = (
+        {"w": jax.random.normal(jax.random.key(1), (batch, size))},
+        PrivateNoise.certified(1.0, 1.0, size),
+    )
+    ours = jax.jit(lambda gradients: clipped_sums(gradients, True, noise).sums)
+    theirs = jax.jit(lambda gradients: optax.per_example_global_norm_clip(jax.tree.leaves(gradients), 1.0)[0])
+    return {"clipped_sums": partial(ours, gradients), "optax.contrib": partial(theirs, gradients)}
+
+
+def compile_seconds(leaves: int, batch: int) -> str:
+    """Return a table of the processor time until a step of leaves of different shapes is traced and compiled."""
+    params = {str(i): jnp.zeros((16 + i, 16)) for i in range(leaves)}
+    gradients = jax.tree.map(lambda leaf: jnp.ones((batch, *leaf.shape)), params)
+    ours = private_aggregate(1.0, 1.0, dpk.os_key())
+    theirs = optax.contrib.differentially_private_aggregate(1.0, 1.0, jax.random.key(2))
+    updates = {
+        "private_aggregate": (ours.init(params), jax.jit(lambda g, s: ours.update(g, s, mask=True))),
+        "optax.contrib": (theirs.init(params), jax.jit(theirs.update)),
+    }
+    seconds = []
+    for state, update in updates.values():
+        start = time.process_time()
+        update.lower(gradients, state).compile()
+        seconds.append(f"{time.process_time() - start:.1f}")
+    return markdown(["leaves", *(f"{name}, s" for name in updates)], [[str(leaves), *seconds]])
+
+
 def noises(size: int) -> dict[str, Callable[[], Any]]:
     """Return compiled functions that draw noise alone."""
     sampler, _ = exact_noise(1.0, size)
@@ -150,10 +181,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 100_000, 1_000_000])
     parser.add_argument("--times", type=int, default=9)
+    parser.add_argument("--leaves", type=int, default=100)
     given = parser.parse_args(arguments)
     print(f"{given.batch} examples. {machine('optax', 'jax-privacy', 'opacus', 'torch')}\n")
     print(timed(lambda size: aggregations(size, given.batch), given.sizes, given.times), end="\n\n")
+    print(timed(lambda size: sums(size, given.batch), given.sizes, given.times), end="\n\n")
     print(timed(noises, given.sizes, given.times), end="\n\n")
+    print(compile_seconds(given.leaves, given.batch), end="\n\n")
     print(distances([*given.sizes, 10**8]))
 
 

@@ -229,10 +229,10 @@ def _groups(leaves: list[Array]) -> list[list[int]]:
     """
     mesh = jax.sharding.get_abstract_mesh()
     is_local = jax.device_count() == 1 or (mesh.manual_axes and set(mesh.manual_axes) == set(mesh.axis_names))
-    groups: dict[Any, list[int]] = {}
+    groups: dict[str | int, list[int]] = {}
     for at, leaf in enumerate(leaves):
         is_small = is_local and math.prod(leaf.shape[1:]) <= _SMALL
-        groups.setdefault(leaf.dtype if is_small else at, []).append(at)
+        groups.setdefault(leaf.dtype.name if is_small else at, []).append(at)
     return list(groups.values())
 
 

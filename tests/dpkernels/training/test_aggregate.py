@@ -32,6 +32,7 @@ from dpkernels.training import (
     TrainingRun,
     best_training_run,
     clipped_sums,
+    clipping,
     noise_multiplier_for,
     poisson_batch,
     poisson_capacity,
@@ -162,6 +163,27 @@ def test_norms_that_the_caller_knows_are_used(noise):
     for bad in (norms[:1], norms.astype(int), norms[:, None]):
         with pytest.raises(ValueError, match="norms: are"):
             clipped_sums(updates, True, noise, bad)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_small_leaves_are_summed_together_as_they_are_one_by_one(count, noise, monkeypatch):
+    """Of two types, also by vmap, and with known norms, for any number of rows: each counts once."""
+    updates, mask = gradients(count, scale=3.0), jnp.arange(count) != 2
+    updates["b"] = (updates["b"][0].astype(jnp.float16), updates["b"][1])
+    norms = jnp.linspace(0.5, 4.0, count)
+
+    def sums():
+        one, known = (clipped_sums(updates, mask, noise, given).sums for given in (None, norms))
+        pair = jax.tree.map(lambda leaf: jnp.stack([0 * leaf, leaf]), updates)
+        return one, known, jax.vmap(lambda rows: clipped_sums(rows, mask, noise).sums)(pair)
+
+    together = jax.jit(sums)()
+    monkeypatch.setattr(clipping, "_SMALL", 0)
+    alone = jax.jit(lambda: sums())()
+    assert jax.tree.map(lambda a, b: bool((a == b).all()), together, alone) == jax.tree.map(lambda _: True, alone)
+    single = jax.jit(lambda row: clipped_sums(row, True, noise).sums)
+    each = [flat(single(jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], updates))) for i in range(count) if i != 2]
+    assert (flat(alone[0]) == sum(each)).all()
 
 
 def test_a_mask_leaves_rows_out(noise):

@@ -226,6 +226,9 @@ def test_the_noise_of_a_release_is_that_of_the_plan(monkeypatch):
     for _ in range(2):
         sums = plan.gradients(loss, PARAMS, PrivateBatch(jnp.asarray(X[:4]), jnp.ones(4, bool)))
         units, state = optimiser.update(sums, state, PARAMS)
+        assert (
+            tuple(state.key.tolist()) != drawn[-1][1]
+        )  # The noise of a step cannot be computed from the state after it.
     (first, key), (second, other) = drawn
     (factor,) = set(flat(units).tolist())
     assert first == second == plan.noise
