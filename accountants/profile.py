@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from dpkernels.batches import of_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, RealArray, floating, namespace, plain
-from dpkernels.solve import bisect, first_feasible
+from dpkernels.solve import bisect, first_feasible, root
 
 _ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
 
@@ -131,6 +132,10 @@ def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
     return namespace(*levels).stack(levels).max()
 
 
+_NEAR, _LEAST = (
+    2.0**-33,
+    1e-300,
+)  # The relative distance from a root within which a profile is evaluated; the least delta.
 # How many floats a root is moved up by, in turn, until its profile is at most delta.
 _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 
@@ -152,10 +157,35 @@ def _bisected(pairs: tuple[DominatingPair, ...], delta: RealArray) -> RealArray:
     xp = namespace(delta, *jax.tree.leaves(pairs))
     at, top = curve(pairs), cap(delta.dtype)
     ends = xp.zeros_like(delta), xp.full_like(delta, top)
+
     # Write "not at most" instead of "above": a profile of NaN must not count as small enough.
-    eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, xp.finfo(delta.dtype).nmant + 34)[1]
+    def before(eps: Real) -> Any:
+        return ~(at(eps) <= delta)
+
+    turns = before if xp is jnp or np.ndim(delta) else _known_outside(before, at, delta, float(top))
+    eps = bisect(turns, *ends, xp.finfo(delta.dtype).nmant + 34)[1]
     eps = xp.where(at(ends[0]) <= delta, 0.0, eps)
     return xp.where(at(ends[1]) <= delta, eps, np.inf)
+
+
+def _known_outside(
+    before: Callable[[Real], Any], at: Callable[[Real], Any], delta: RealArray, top: float
+) -> Callable[[Real], Any]:
+    """Return a function that evaluates ``before`` next to the root alone, where a bisection takes half of its steps."""
+
+    def excess(eps: float) -> float:
+        return float(np.log(np.maximum(at(np.float64(eps)), _LEAST) / delta))
+
+    low, high = 0.0, 1.0
+    while high < top and not excess(high) <= 0:
+        low, high = high, min(4 * high, top)
+    if not excess(low) > 0 or not excess(high) <= 0:
+        return before
+    near = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_NEAR / 16)
+    low, high = near * (1 - _NEAR), near * (1 + _NEAR)
+    if not before(np.float64(low)) or before(np.float64(high)):
+        return before
+    return lambda eps: np.asarray(eps < low) if not low < eps < high else before(eps)
 
 
 @jax.custom_jvp

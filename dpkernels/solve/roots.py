@@ -155,6 +155,11 @@ def narrow_bracket(
     return bracket[0], bracket[1]
 
 
+def _remembering(function: Callable[[float], float], known: dict[float, float]) -> Callable[[float], float]:
+    """Return the function with some values that are known."""
+    return lambda x: known[x] if x in known else function(x)
+
+
 def root_near(
     falling: Callable[[float], float], x: float, low: float, high: float, tolerance: float, longest: float, clip: bool
 ) -> float:
@@ -169,8 +174,11 @@ def root_near(
         other = min(max(x + math.copysign(away, value), low), high)
         there = float(falling(other))
         if (there > 0) != (value > 0):
+            if math.isnan(there):
+                return math.nan
+            at = _remembering(falling, {x: value, other: there})  # ``brentq`` asks for the ends once more.
             xtol = max(tolerance**2, _LEAST_RTOL * max(abs(x), abs(other)))
-            return float(brentq(falling, x, other, xtol=xtol, rtol=_LEAST_RTOL)) if there == there else math.nan
+            return float(brentq(at, x, other, xtol=xtol, rtol=_LEAST_RTOL))
         # A secant; where the function is all but flat, twice as far each time.
         fall = abs(there - value)
         step = there * (other - x) / fall if fall > 1e-3 * abs(value) else 2 * step

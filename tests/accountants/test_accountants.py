@@ -11,6 +11,9 @@ from helpers import ALL, ATOMIC, MULTIVARIATE, POINTWISE, SUP_INF, WINDOWED, inp
 
 import accountants
 import dpkernels as dpk
+from accountants import profile
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.profile import epsilon_of
 
 SLACK = 1e-9
 
@@ -140,3 +143,21 @@ def test_inputs_at_both_ends_have_the_same_support(m):
     y = np.linspace(*m.output_interval, 101)[1:-1, None]
     density = m.pdf(y, inputs(m))
     assert np.all((density > 0).all(1) | (density == 0).all(1))
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        dpk.Laplace(1.3),
+        dpk.Gaussian(2.1),
+        dpk.Gaussian(1e-3),
+        dpk.Staircase(0.7, 1.0, 0.4),
+        dpk.GeneralisedNormal(2.0, 1.4),
+    ],
+    ids=str,
+)
+def test_a_bisection_that_knows_about_its_root_has_the_same_bits(monkeypatch, noise):
+    pairs, deltas = dominating_pairs(dpk.Additive(noise, 1.0)), (1e-300, 1e-11, 1e-6, 0.03, 0.9)
+    quick = [epsilon_of(pairs, np.float64(delta)) for delta in deltas]
+    monkeypatch.setattr(profile, "_known_outside", lambda before, *_: before)
+    assert quick == [epsilon_of(pairs, np.float64(delta)) for delta in deltas]

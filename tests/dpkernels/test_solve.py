@@ -339,3 +339,14 @@ def test_maxima_of_both_kinds_agree(place, x64):
     assert jax.grad(lambda e: solve.maximum_between(lambda v, _: v, (), jnp.stack([0.0 * e, e])))(2.0) == pytest.approx(
         1.0
     )
+
+
+def test_newton_evaluates_no_plain_number_twice():
+    places = []
+
+    def falling(x, level):
+        places.append(float(x))
+        return level - math.expm1(x)
+
+    assert newton(falling, 1.0, 0.1, (-4.0, 4.0), tolerance=1e-6) == pytest.approx(math.log(2.0), rel=1e-9)
+    assert len(places) == len(set(places)) > 2
