@@ -132,10 +132,8 @@ def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
     return namespace(*levels).stack(levels).max()
 
 
-_NEAR, _LEAST = (
-    2.0**-33,
-    1e-300,
-)  # The relative distance from a root within which a profile is evaluated; the least delta.
+_NEAR = 2.0**-33  # The relative distance from a root within which a profile is evaluated.
+_LEAST = 1e-300  # The least delta whose logarithm is taken.
 # How many floats a root is moved up by, in turn, until its profile is at most delta.
 _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 

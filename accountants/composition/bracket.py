@@ -56,7 +56,8 @@ _LEAST_SHARE = 0.02  # The least width of a power, as a share of that.
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
 # The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
 _MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 24
-_MOST_OF_TABLES, _FINER_OF_TABLES = 1 << 19, 4.0  # The most points of a table's losses, and by how much a step falls.
+_MOST_OF_TABLES = 1 << 19  # The most points of a table's losses.
+_FINER_OF_TABLES = 4.0  # By how much the step of tables falls from try to try.
 _PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
 _MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
