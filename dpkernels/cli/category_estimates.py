@@ -26,7 +26,7 @@ from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.categorical.heavy_hitters import HeavyHitters, PrefixSearch
-from dpkernels.estimation.pictures import draw_intervals
+from dpkernels.estimation.pictures import draw_intervals, share_scale
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.prefixes import PrefixSampler
@@ -108,7 +108,7 @@ class CategoryEstimates:
             caption += f"{estimate.count:,} reports at epsilon {self.epsilon:g}"
             about = f"{100 * self.confidence:g} % intervals"
             _draw_shares(ax, names, estimate.shares.value[order], low, high, about, caption)
-        grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
+        share_scale(list(grid[:, 0]))
         write_png(figure, target)
 
 
@@ -142,7 +142,6 @@ def _draw_shares(
     ax.set_xticks(places, names, rotation=90 if len(names) > 8 else 0, parse_math=False)
     ax.set_ylabel("share of values")
     ax.set_title(caption, parse_math=False)
-    ax.legend(frameon=False)
 
 
 class CategoryTally(NamedTuple):
@@ -281,7 +280,6 @@ class FoundValues:
         about = f"{100 * found.confidence:g} % intervals, together"
         caption = f"{found.people:,} reports at epsilon {self.epsilon:g}"
         _draw_shares(ax, names, found.shares[order], found.low[order], found.high[order], about, caption)
-        ax.set_ylim(0, 1.05 * float(found.high[order].max()))
         write_png(figure, target)
 
 

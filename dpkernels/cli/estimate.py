@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels import checks
-from dpkernels.cli.calendar import date_of, date_text, days_since
+from dpkernels.cli.calendar import date_of, date_text, date_ticks, days_since
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
@@ -400,9 +400,11 @@ class Estimates:
         prefix = "" if selection.by is None else f"{display_name(selection.by)} "
         titles = [prefix and prefix + _group_title(row.form["group"]) for row in self.rows]
         drawn = {name: row.estimate for name, row in zip(titles, self.rows, strict=True) if row.estimate is not None}
-        unit = "" if selection.date_origin is None else f", days since {selection.date_origin}"
-        name = title(selection.column) + unit
-        save_plots(drawn, target, self.options.confidence, bins=self.options.histogram, label=name)
+        origin, channel = selection.date_origin, selection.channel
+        ticks = [] if origin is None else date_ticks(channel.lower, channel.upper, origin)
+        unit = f", days since {origin}" if origin is not None and not ticks else ""
+        name, options = title(selection.column) + unit, self.options
+        save_plots(drawn, target, options.confidence, bins=options.histogram, label=name, ticks=ticks)
 
 
 def _edge_text(edge: float, origin: date | None) -> str:

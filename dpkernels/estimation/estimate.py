@@ -32,7 +32,7 @@ from dpkernels.estimation.intervals import (
 )
 from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
-from dpkernels.estimation.pictures import draw_intervals
+from dpkernels.estimation.pictures import draw_intervals, share_scale
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -414,7 +414,6 @@ class Estimate:
             shares, (low, high) = histogram.shares.value, histogram.shares.interval(confidence)
             draw_intervals(ax, histogram.edges[:-1], histogram.edges[1:], shares, low, high, f"{percent} intervals")
             ax.set_ylabel("share of values")
-            ax.legend(frameon=False)
         else:
             x = np.linspace(self.lower, self.upper, _DRAWN_POINTS)
             cdf = self.cdf(x)
@@ -555,9 +554,18 @@ def _check_enough(n: int, name: str, needed: float) -> None:
 
 
 def save_plots(
-    estimates: Mapping[str, Estimate], target: Path, confidence: float, *, bins: int | None = None, label: str = "value"
+    estimates: Mapping[str, Estimate],
+    target: Path,
+    confidence: float,
+    *,
+    bins: int | None = None,
+    label: str = "value",
+    ticks: Sequence[tuple[float, str]] = (),
 ) -> None:
-    """Write histogram and cdf of at most 12 estimates, by title, as a PNG with common scales in an existing folder."""
+    """Write histogram and cdf of at most 12 estimates, by title, as a PNG with common scales in an existing folder.
+
+    ``ticks`` are places of the x-axis and their texts, by default round numbers.
+    """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")
     if len(estimates) > MOST_PANELS:
@@ -572,6 +580,7 @@ def save_plots(
         for kind, ax in zip(("histogram", "cdf"), row, strict=True):
             caption = f"{title}: {estimate._caption}" if title else None
             estimate.plot(ax, kind=kind, bins=bins, confidence=confidence, label=label, title=caption)
-    # All histograms share the scale of the first one.
-    grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
+            if ticks:
+                ax.set_xticks(*zip(*ticks, strict=True))
+    share_scale(list(grid[:, 0]))
     write_png(figure, target)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 _COLOUR, _BAND = "C0", 0.3  # The colour of all numbers, and the opacity of their intervals.
+_ROOM = 1.15  # the height of axes over that of their highest band
 
 
 def draw_intervals(
@@ -23,7 +25,13 @@ def draw_intervals(
         ends, dots = (left[~shown], right[~shown]), (0, (1, 2))
         label = "estimate; may be 0"
         ax.hlines(value[~shown], *ends, color=_COLOUR, linewidth=1.2, linestyles=dots, label=label)
-    ax.set_ylim(0, 1.05 * high.max() or 1.0)
+    share_scale([ax])
+    ax.legend(frameon=False, loc="upper center", ncols=3, fontsize="small", columnspacing=1.2, handlelength=1.6)
+
+
+def share_scale(axes: Sequence[Any]) -> None:
+    """Give axes that share their scale the same end, with room for a legend above the bands."""
+    axes[0].set_ylim(0, _ROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
 
 
 def set_labels(ax: Any, x: Any, y: Any) -> None:
@@ -45,5 +53,7 @@ def draw_open_intervals(ax: Any, places: np.ndarray, value: np.ndarray, low: np.
                 start = number if np.isfinite(number) else (first + last) / 2
                 arrow = {"arrowstyle": "->", "color": _COLOUR, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
                 ax.annotate("", (edge, place), (start, place), arrowprops=arrow)
-    ax.plot(value, places, "o", color=_COLOUR)
+    # A stroke across the line, which does not hide a narrow interval as a dot does.
+    ax.plot(value, places, "|", color=_COLOUR, markersize=11, markeredgewidth=1.6)
+    ax.xaxis.set_major_formatter(lambda number, _: f"{number:,.10g}")
     ax.set_xlim(first - 1.1 * margin, last + 1.1 * margin)

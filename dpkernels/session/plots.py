@@ -37,7 +37,6 @@ def bars(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, 
     draw_intervals(ax, left, right, value, least, most, "interval")
     set_labels(ax, name.rpartition(" of ")[2], "rows")
     ax.set_xlim(left.min(), right.max())
-    ax.legend(frameon=False, fontsize=8)
 
 
 def cell_map(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
@@ -58,13 +57,19 @@ def cell_map(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarr
 
 def forest(ax: Any, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Draw each value with its interval on a line, which has an arrow where the interval does not end."""
-    labels = [", ".join(map(str, row)) for row in zip(*index.values(), strict=True)]
+    labels = [_label(dict(zip(index, row, strict=True))) for row in zip(*index.values(), strict=True)]
     places = np.arange(len(values))[::-1]
     draw_open_intervals(ax, places, values, low, high)
     ax.set_yticks(places if labels else [], labels, parse_math=False)
     ax.set_ylim(-0.6, len(values) - 0.4)
-    set_labels(ax, name, ", ".join(map(str, index)))
+    set_labels(ax, name, ", ".join(index).replace("from, to", "from and to"))
     ax.grid(axis="x", alpha=0.3)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """Return the keys of a value in words; the two edges of a bin are one of them."""
+    edges = f"{format_number(row['from'], 6)} to {format_number(row['to'], 6)}" if "from" in row else ""
+    return ", ".join(edges if key == "from" else str(cell) for key, cell in row.items() if key != "to")
 
 
 def _kind(index: Index) -> Any:

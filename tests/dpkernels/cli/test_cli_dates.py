@@ -17,7 +17,7 @@ from key_helpers import column_key
 
 import dpkernels as dpk
 from dpkernels.cli import main
-from dpkernels.cli.calendar import date_of, parse_date
+from dpkernels.cli.calendar import date_of, date_ticks, days_since, parse_date
 from dpkernels.cli.files.dates import dates_of
 
 __all__ = ["known_secret", "small_pieces"]
@@ -285,3 +285,20 @@ def test_dates_agree_with_python() -> None:
         else:
             assert (is_wrong, day) == (False, expected)
     assert date_of(-1e9, ORIGIN) is date_of(1e9, ORIGIN) is None
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "texts"),
+    [
+        ("1930-01-01", "1998-12-31", ["1940", "1950", "1960", "1970", "1980", "1990"]),
+        ("1900-01-01", "2021-01-01", ["1920", "1940", "1960", "1980", "2000", "2020"]),
+        ("2020-01-01", "2020-01-05", ["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-04", "2020-01-05"]),
+        ("0001-01-01", "9999-12-31", ["2000", "4000", "6000", "8000"]),
+    ],
+)
+def test_axes_of_days_have_dates(lower: str, upper: str, texts: list[str]) -> None:
+    origin = date(1970, 1, 1)
+    ticks = date_ticks(*(days_since(date.fromisoformat(end), origin) for end in (lower, upper)), origin)
+    assert [text for _, text in ticks] == texts
+    assert [date_of(day, origin)[: len(text)] for day, text in ticks] == texts
+    assert date_ticks(-1e9, 1e9, origin) == []

@@ -891,7 +891,9 @@ def test_a_number_that_may_be_0_is_drawn_as_such():
     assert [segment[0][1] for segment in shown.get_segments()] == [0.5, 0.3]
     assert [segment[0][1] for segment in hidden.get_segments()] == [0.2]
     assert hidden.get_linestyle() != shown.get_linestyle()
-    assert ax.get_ylim()[1] > 0.6
+    ax.figure.canvas.draw()
+    legend = ax.get_legend().get_window_extent().transformed(ax.transData.inverted())
+    assert 0.6 < legend.y0 < legend.y1 < ax.get_ylim()[1]  # It is above all bands.
 
 
 def test_lines_that_do_not_end_are_arrows():
