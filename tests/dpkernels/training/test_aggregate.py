@@ -165,12 +165,12 @@ def test_norms_that_the_caller_knows_are_used(noise):
             clipped_sums(updates, True, noise, bad)
 
 
-@pytest.mark.parametrize("count", [3, 6])
-def test_small_leaves_are_summed_together_as_they_are_one_by_one(count, noise, monkeypatch):
-    """Of two types, also by vmap, and with known norms, for any number of rows: each counts once."""
+def test_small_leaves_are_summed_together_as_they_are_one_by_one(noise, monkeypatch):
+    """Of two types, also by vmap, and with known norms; rows that are not a multiple of those added together."""
+    count = 6
     updates, mask = gradients(count, scale=3.0), jnp.arange(count) != 2
     updates["b"] = (updates["b"][0].astype(jnp.float16), updates["b"][1])
-    norms = jnp.linspace(0.5, 4.0, count)
+    norms = jnp.linspace(0.05, 4.0, count)
 
     def sums():
         one, known = (clipped_sums(updates, mask, noise, given).sums for given in (None, norms))
@@ -184,6 +184,13 @@ def test_small_leaves_are_summed_together_as_they_are_one_by_one(count, noise, m
     single = jax.jit(lambda row: clipped_sums(row, True, noise).sums)
     each = [flat(single(jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], updates))) for i in range(count) if i != 2]
     assert (flat(alone[0]) == sum(each)).all()
+    # With known norms: of the first row most values are above its own, and count as 0.
+    most, expected = (1 - 2.0**-20) * (noise.sensitivity - math.sqrt(SIZE) / 2), 0.0
+    for i in (i for i in range(count) if i != 2):
+        row, norm = flat(jax.tree.map(lambda leaf, i=i: leaf[i], updates)).astype(np.float32), float(norms[i])
+        scale = np.float32(min(1 / noise.unit, most / max(norm, noise.l2_norm_clip / 2)))
+        expected = expected + np.round(np.where(np.abs(row) <= norms[i], row, np.float32(0)) * scale)
+    assert (flat(alone[1]) == expected).all()
 
 
 def test_a_mask_leaves_rows_out(noise):
@@ -713,6 +720,16 @@ def test_bad_arguments_are_errors():
     huge = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1 << 20, *leaf.shape), jnp.float32), PARAMS)
     with pytest.raises(ValueError, match="overflow"):
         jax.eval_shape(every_row(aggregate), huge, state)
+    # The examples of all devices count: of 64, each with 2^14.
+    along, largest = private_aggregate(1.0, 1.5, KEY, axis_name="i"), 1 << 14
+    mapped = jax.vmap(lambda rows: along.update(rows, state, mask=True)[0], axis_name="i")
+    one, many = (
+        jax.tree.map(lambda leaf, n=n: jax.ShapeDtypeStruct((n, largest, *leaf.shape), jnp.float32), PARAMS)
+        for n in (1, 64)
+    )
+    jax.eval_shape(mapped, one)
+    with pytest.raises(ValueError, match=r"updates: 1048576 examples of .* may overflow"):
+        jax.eval_shape(mapped, many)
 
 
 @pytest.mark.lengthy

@@ -29,6 +29,7 @@ from dpkernels.training import (
     TrainingRun,
     aggregate,
     clipped_sums,
+    poisson_batch,
     poisson_overflow,
     private_training,
 )
@@ -211,6 +212,25 @@ def test_an_update_is_the_clipped_sum_over_the_expected_batch_size(without_noise
         assert (flat(jax.tree.map(lambda leaf, i=device: leaf[i], split)) == flat(updates)).all()
 
 
+def test_a_release_has_the_micro_batches_since_the_last_one(without_noise):
+    """And no others: sums that are released twice would move by twice the sensitivity."""
+    given = {"inner": optax.identity(), "expected_batch_size": 4.0}
+    accumulated = aggregate.private_aggregate(1.0, 4.0, KEY, micro_batches=2, **given)
+    whole = aggregate.private_aggregate(1.0, 4.0, KEY, **given)
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 8)), jnp.float32)
+    state, update = accumulated.init(jnp.zeros(8)), jax.jit(accumulated.update)
+    releases = []
+    for part in rows:
+        release, state = update(part, state, mask=jnp.ones(2, bool))
+        releases.append(np.asarray(release))
+    assert not releases[0].any()
+    assert not releases[2].any()
+    for number in (0, 2):
+        both, _ = whole.update(rows[number : number + 2].reshape(4, 8), whole.init(jnp.zeros(8)), mask=True)
+        assert (releases[number + 1] == np.asarray(both)).all()
+    assert not flat(state.sums).any()
+
+
 def test_the_noise_of_a_release_is_that_of_the_plan(monkeypatch):
     """Its table, its factor and its key: of this plan's clipping norm and multiplier, and no key twice."""
     drawn = []
@@ -237,6 +257,31 @@ def test_the_noise_of_a_release_is_that_of_the_plan(monkeypatch):
     assert deviation == pytest.approx(4.0 * 0.5, rel=0.01)
 
 
+@pytest.mark.parametrize("strategy", [None, ROOT])
+def test_a_plan_accounts_for_its_batches(monkeypatch, strategy):
+    """For their overflow, and for the uses of a row; the search for the noise multiplier is left out."""
+    asked = {}
+
+    def found(run, **given):
+        asked.update(given)
+        if strategy:
+            return CorrelatedRun(run, given["steps"], given["separation"], None, TrainingRun(4.0, 1.0, 1))
+        return dataclasses.replace(run, noise_multiplier=4.0)
+
+    for name in ("noise_multiplier_for", "correlated_run"):
+        monkeypatch.setattr(f"dpkernels.training.plan.{name}", found)
+    given = {"epsilon": 3.0, "delta": 1e-6, "examples": 5000, "batch_size": 250, "steps": 50, "clip": 1.0}
+    plan = private_training(**given, parameters=8, neighbours="replace", strategy=strategy)
+    assert plan.overflow > 0
+    assert (asked["epsilon"], asked["delta"], asked["dimensions"]) == (3.0, 1e-6, 8)
+    if strategy:
+        assert plan.overflow == 20 * poisson_overflow(5000, 1 / 20 + 2.0**-32, plan.capacity) == asked["slack"]
+        assert (asked["separation"], asked["steps"], asked["neighbours"]) == (20, 50, "replace")
+    else:
+        assert plan.overflow == poisson_overflow(5000, 0.05, plan.capacity)
+        assert plan.run == TrainingRun(4.0, 0.05, 50, "replace", plan.overflow)
+
+
 def test_a_state_of_another_plan_is_refused():
     """Before anything is released, with the setting that differs."""
     plan = planned()
@@ -256,12 +301,16 @@ def test_a_state_of_another_plan_is_refused():
 
 def test_sampling_is_what_the_batches_do():
     """Rows are in a batch at the plan's rate: of 2,000 rows between 390 and 610, outside with probability 1e-7."""
-    plan = planned(run=TrainingRun(4.0, 0.25, 1), examples=2000, capacity=2001)
-    (batch,), (named,) = plan.batches(KEY), plan.batches(KEY, run="second")
+    plan = planned(run=TrainingRun(4.0, 0.25, 2), examples=2000, capacity=2001)
+    (batch, second), (named, _), (resumed,) = plan.batches(KEY), plan.batches(KEY, run="x"), plan.batches(KEY, start=1)
     assert 390 <= int(batch.mask.sum()) <= 610
-    # Runs with the same samples would cost more together than independent runs. 375 rows of one are not in the other.
-    rows, others = (set(each.examples[each.mask].tolist()) for each in (batch, named))
-    assert 270 < len(rows - others) < 480
+    # Steps and runs with the same samples would cost more than independent ones. 375 rows of one are not in the other.
+    rows, *others = (set(each.examples[each.mask].tolist()) for each in (batch, second, named))
+    assert all(270 < len(rows - each) < 480 for each in others)
+    # A run that goes on has the samples of its own steps. They have no key of the optimiser's.
+    assert (resumed.examples == second.examples).all()
+    keys = [jax.random.fold_in(KEY, number) for number in range(2)]
+    assert all((poisson_batch(key, 2000, 0.25, 2001).indices != batch.examples).any() for key in keys)
     assert plan.run.guarantee.terms[0].sampling_rate == 0.25
 
 
@@ -323,6 +372,8 @@ def test_a_plan_is_restored_from_its_state():
     assert again.noise == plan.noise
     faults = {
         "a slack of 1e-20; the distance": {"capacity": 15},
+        # That of the noise alone: batches of all rows do not overflow.
+        "a slack of 1e-40; the distance": {"run": plan.state["run"] | {"slack": 1e-40}},
         "epsilon .* more than its budget": {"budget": (0.1, 1e-5)},
     }
     for message, fault in faults.items():
