@@ -71,7 +71,12 @@ def _print(result: Any, as_json: bool, plot: Path | None = None) -> None:
 def _charged_ledger(ledger: Path | None) -> Path | None:
     """Return the ledger of a release: the one that was given, or else that of the environment."""
     usual = os.environ.get(_LEDGER_VARIABLE)
-    return Path(usual) if ledger is None and usual else ledger
+    if ledger is not None or not usual:
+        return ledger
+    if not Path(usual).is_absolute():
+        problem = "must be an absolute path, because in another folder --budget would make another ledger"
+        raise click.UsageError(f"{_LEDGER_VARIABLE}: {usual!r} {problem}")
+    return Path(usual)
 
 
 def _may_be_session(path: Path) -> bool:

@@ -185,11 +185,20 @@ def test_options_are_saved_to_a_new_file_only(run: Run) -> None:
 def test_the_ledger_of_the_environment_is_charged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     usual, other = (Ledger.create(name, 1.5) for name in ("usual.ledger", "other.ledger"))
-    monkeypatch.setenv("DPKERNELS_LEDGER", "usual.ledger")
+    monkeypatch.setenv("DPKERNELS_LEDGER", str(Path("usual.ledger").absolute()))
     assert run(*RELEASE).code == 0
     assert run(*RELEASE, "--force").code == 3
     assert run(*RELEASE, "--force", "--ledger", "other.ledger").code == 0
     assert [ledger.statement().spent.epsilon for ledger in (usual, other)] == [1, 1]
+
+
+def test_the_ledger_of_the_environment_is_the_same_in_every_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    monkeypatch.setenv("DPKERNELS_LEDGER", "usual.ledger")
+    for more in ([], ["--budget", "1"]):
+        assert_refused(run(*RELEASE, *more), 2, "DPKERNELS_LEDGER: 'usual.ledger' must be an absolute path")
+    assert not Path("usual.ledger").exists()
+    assert run(*RELEASE, "--ledger", "own.ledger", "--budget", "1").code == 0
 
 
 def test_a_label_needs_a_ledger(run: Run) -> None:
@@ -260,7 +269,7 @@ def test_a_saved_release_charges_the_ledger_of_the_environment(run: Run, monkeyp
     """A scheduler runs it in another environment, in which it must not be released without a charge."""
     Path("in.csv").write_text(GOOD_CSV)
     Ledger.create("usual.ledger", 2)
-    monkeypatch.setenv("DPKERNELS_LEDGER", "usual.ledger")
+    monkeypatch.setenv("DPKERNELS_LEDGER", str(Path("usual.ledger").absolute()))
     assert run(*RELEASE, "--save-config", "night.toml").code == 0
     monkeypatch.delenv("DPKERNELS_LEDGER")
     assert [run("perturb", "in.csv", f"{i}.csv", "--config", "night.toml").code for i in range(2)] == [0, 3]

@@ -31,9 +31,10 @@ from command_helpers import (
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
+from dpkernels.cli.files.delimited import DelimitedFile
 from dpkernels.cli.perturb import output, summary
 from dpkernels.cli.perturb.output import Output, own_sidecar, sidecar_path
-from dpkernels.staging import TakenError, claimed, path_of, sha256_and_size, staged, sweep
+from dpkernels.staging import TakenError, claimed, path_of, sha256_and_size, staged, staged_folder, sweep
 
 run = pytest.fixture(command, name="run")
 
@@ -409,6 +410,27 @@ def test_a_planted_link_is_never_written_through(run: Run, monkeypatch: pytest.M
     lock.unlink()
     assert Path("victim").read_text() == "mine"
     assert_nothing_but("in.csv", "victim")
+
+
+def test_what_is_being_made_is_for_its_owner_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a release is complete, whatever its input and its folder let others do."""
+    Path("in.csv").write_text(GOOD_CSV)
+    Path("in.csv").chmod(0o666)
+    seen, replaced = dict[str, int](), DelimitedFile.replaced
+
+    def looked(*given: Any) -> Any:
+        seen.update({path.suffix: path.stat().st_mode & 0o777 for path in Path().glob(".dpkernels-*")})
+        return replaced(*given)
+
+    monkeypatch.setattr(DelimitedFile, "replaced", looked)
+    before = os.umask(0)
+    try:
+        assert run(*GIVEN).code == 0
+        with staged_folder(Path("out")) as folder:
+            assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+    assert seen == {".part": 0o600, ".lock": 0o600}
 
 
 def test_a_link_put_in_place_of_the_new_file_is_not_written_through(run: Run) -> None:

@@ -118,6 +118,30 @@ def test_a_log_has_no_cell_of_a_bad_row(log: Callable[..., Result], monkeypatch:
     assert_tells_no_cell(log(*arguments, "--check"))
 
 
+OF_TEXTS = {
+    "categories": ["--categories", "a,b", "--epsilon", "1"],
+    "sets": ["--categories", "a,b,c,d,e", "--mechanism", "subset-selection", "--epsilon", "1"],
+    "prefixes": ["--length", "3", "--alphabet", "abc", "--epsilon", "1"],
+    "dates": ["--date-origin", "1900-01-01", "--lower", "2000-01-01", "--upper", "2001-01-01", "--epsilon", "1"],
+}
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.parquet", "in"])
+@pytest.mark.parametrize("case", OF_TEXTS)
+def test_a_log_has_no_cell_of_a_column_of_texts(log: Callable[..., Result], case: str, name: str) -> None:
+    texts = {"age": ["a", f"{NAME} {VALUE}"], "id": [NAME, NAME]}
+    if name == "in.csv":
+        Path(name).write_text(
+            "age,id\n" + "".join(f"{age},{name_}\n" for age, name_ in zip(*texts.values(), strict=True))
+        )
+    else:
+        if name == "in":
+            Path(name).mkdir()
+        _parquet(name if name.endswith("parquet") else "in/a.parquet", **texts)
+    target = f"out{''.join(Path(name).suffixes)}"
+    assert_tells_no_cell(log("perturb", name, target, *COLUMN, *OF_TEXTS[case], "--json"))
+
+
 FOREIGN: dict[str, Callable[[], object]] = {
     "of Arrow": lambda: pa.scalar(NAME).cast(pa.float64()),
     "of Python": lambda: float(NAME),

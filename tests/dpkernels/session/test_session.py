@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import threading
+import time
 import warnings
 from fractions import Fraction
 
@@ -354,6 +355,29 @@ def test_sessions_with_one_ledger_do_not_overspend(tmp_path):
     assert (len(released), len(refused)) == (10, 6)
     assert str(accountants.Ledger(ledger).statement().left) == "epsilon 0, delta 0"
     assert str(sessions[1].left) == "epsilon 0, delta 0"
+
+
+def test_threads_share_a_session_one_release_at_a_time(monkeypatch):
+    """Otherwise two releases would have one number, and so keys of the same secret, and the sum could lack a cost."""
+    s, inside, most, released = of(epsilon=1.0), [], [], Count.release
+
+    def slow(*given):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        try:
+            return released(*given)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(Count, "release", slow)
+    threads = [threading.Thread(target=s.count, kwargs={"epsilon": 0.25}) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+    assert str(s.spent) == "epsilon 1, delta 0"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
