@@ -222,7 +222,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(machine())
     if arguments.stages:
-        heading = ["part", "processor, s", "clock, s", "processor, ns a row", "peak, MiB"]
+        heading = ["part", "processor, s", "clock, s", "processor, ns a value", "peak, MiB"]
         print(markdown(heading, []))
         for line in stages(arguments.stages):
             print(f"| {' | '.join(line)} |", flush=True)
