@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from accountants.dominating_pairs.discrete import randomised_response
 from accountants.mechanism_guarantee import guarantee
 from dpkernels import checks
 from dpkernels.budgets.filters import EpsilonDelta, composed_claims
@@ -70,12 +72,33 @@ def repeated_bound(mechanism: Any, count: int) -> EpsilonDelta:
 
 
 @proven("filters#proof")
+def composed_epsilon(numbers: Mapping[float, int], delta: float) -> float:
+    """Return an upper bound on the epsilon at ``delta`` of independent releases, so many for each pure budget.
+
+    A release of the pure budget e is dominated by randomised response with e, whatever it does within. Budgets count as
+    the decimals that they print as.
+    """
+    return _composed_epsilon(tuple(sorted(numbers.items())), delta)
+
+
+@lru_cache(maxsize=16)  # An allocation and its release ask for the same.
+def _composed_epsilon(numbers: tuple[tuple[float, int], ...], delta: float) -> float:
+    first, *others = (
+        guarantee(randomised_response(math.nextafter(epsilon, math.inf))).repeat(number) for epsilon, number in numbers
+    )
+    return float(first.compose(*others).epsilon(delta))
+
+
+@proven("filters#proof")
 def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) -> Fraction:
     """Return an epsilon such that ``count`` reports of every entry, all about the same people, are (epsilon, delta)-DP.
 
-    It is the sum of the claims, where the sum of their deltas is at most ``delta``. Where that is less, it is the upper
-    end of the accountant's bracket of all tables together: every entry's neighbours are as many cells apart as those of
-    its table. This needs symmetric noise on numbers with a delta, and at most 256 tables.
+    It is the least of these that are known:
+
+    - the sum of the claims, where the sum of their deltas is at most ``delta``;
+    - the composition of the claims, where all are of delta 0 and have at most 256 epsilons: ``composed_epsilon``;
+    - the upper end of the accountant's bracket of all tables together, since every entry's neighbours are as many cells
+      apart as those of its table. This needs symmetric noise on numbers with a delta, and at most 256 tables.
 
     Raises:
         ValueError: neither of the two is known.
@@ -88,6 +111,11 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
         with suppress(ValueError, OverflowError):  # as in repeated_bound
             near_gaussian = _gaussian_bound(tables, numbers, delta)
             bounds.append(_composed_bound(tables, numbers, delta) if near_gaussian is None else near_gaussian)
+    if claims.delta == 0 < delta < 1:
+        epsilons, numbers = np.unique(certificate.epsilon, return_counts=True)
+        if len(epsilons) <= _MOST_TABLES:
+            pairs = zip(epsilons.tolist(), (numbers * count).tolist(), strict=True)
+            bounds.append(Fraction(composed_epsilon(dict(pairs), _float_at_most(delta))))
     if not bounds:
         raise ValueError(f"delta: {float(delta):g}; the composition of these {len(tables)} tables is not known")
     return min(bounds)

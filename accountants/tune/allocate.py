@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 
 from accountants.batch_guarantee import BatchGuarantee
 from accountants.calibrate.scale import check_target
+from accountants.charges import composed_epsilon
 from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.registry import noise_pairs
@@ -105,11 +107,25 @@ def allocate(
         >>> allocation.epsilon <= 1.0
         True
     """
-    problem = Problem.of(queries, weights, epsilon, delta)
     if isinstance(objective, str):
         checks.one_of("objective", objective, OBJECTIVES)
     if levels is not None:
         checks.integer_in("levels", levels, 1, 1 << 20)
+    return _best(Problem.of(queries, weights, epsilon, delta), objective, levels)
+
+
+def allocate_claims(
+    queries: Additive, *, epsilon: float, delta: float, weights: object, levels: int | None
+) -> Allocation:
+    """Return the allocation of least weighted variance whose claims together meet the budget, as a release checks them.
+
+    That is ``allocate``, but pure noise has the composition of its claims as its bound. It is looser, by 0.1 % for
+    thousands of queries, and takes a quarter of the time.
+    """
+    return _best(_ClaimsProblem.of(queries, weights, epsilon, delta), "variance", levels)
+
+
+def _best(problem: Problem, objective: Objective, levels: int | None) -> Allocation:
     few = _LEVELS if problem.kind == "composed" and problem.size > _LEVELS else None
     allocation = problem.allocated(objective, few if levels is None else levels)
     if problem.kind == "composed" and problem.is_pure:
@@ -132,7 +148,7 @@ class Problem:
     delta: float
 
     @classmethod
-    def of(cls, queries: object, weights: object, epsilon: Any, delta: Real) -> Problem:
+    def of(cls, queries: object, weights: object, epsilon: Any, delta: Real) -> Self:
         checks.epsilon(epsilon)
         checks.below_one("delta", delta)
         if delta:
@@ -357,6 +373,15 @@ class Problem:
             with np.errstate(all="ignore"):
                 return np.exp(GaussianProfile((), ratios / float(self.shape.gaussian_sigma)).evaluate(epsilon)[0])
         return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
+
+
+class _ClaimsProblem(Problem):
+    """A problem in which reports of pure noise cost the composition of their claims."""
+
+    def bound(self, mechanism: Additive) -> float:
+        if self.kind == "composed" and self.is_pure:
+            return composed_epsilon(Counter(np.ravel(mechanism.epsilon).tolist()), self.delta)
+        return super().bound(mechanism)
 
 
 def within_budget(scaled: Callable[[float], tuple[T, float]], epsilon: float, factor: float) -> tuple[T, float]:

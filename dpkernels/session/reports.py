@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import reduce
 from typing import Any
 
-import accountants
+from accountants.charges import composed_epsilon
 from dpkernels.bounded_json import integer
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
@@ -167,26 +167,14 @@ def _verified(form: Any) -> list[str]:
     return [*lines, f"spent: {spent}, {costs}", f"{len(certificates)} certificates verified"]
 
 
-def composed_epsilon(epsilons: Sequence[float], delta: float) -> float:
-    """Return an upper bound on the epsilon at delta of independent releases that are each epsilons[i]-DP.
-
-    A release of a pure budget e is dominated by randomised response with e, whatever it does within.
-    """
-    first, *others = (
-        accountants.guarantee(accountants.randomised_response(epsilon)).repeat(times)
-        for epsilon, times in Counter(epsilons).items()
-    )
-    return float(first.compose(*others).epsilon(delta))
-
-
 def _costs_at_most(claims: Sequence[EpsilonDelta], cost: EpsilonDelta) -> bool:
     """Return whether releases with such claims, added or composed, cost at most that."""
     total = reduce(plus, claims)
     if total.delta > cost.delta or total.epsilon <= cost.epsilon or len(claims) == 1:
         return total.delta <= cost.delta and total.epsilon <= cost.epsilon
     rest = math.nextafter(float(cost.delta - total.delta), 0.0)
-    epsilons = [math.nextafter(float(claim.epsilon), math.inf) for claim in claims]
-    return rest > 0 and composed_epsilon(epsilons, rest) <= cost.epsilon
+    numbers = Counter(math.nextafter(float(claim.epsilon), math.inf) for claim in claims)
+    return rest > 0 and composed_epsilon(numbers, rest) <= cost.epsilon
 
 
 def _claims(parts: Sequence[Mapping[str, Any]], certificates: Mapping[str, Any]) -> EpsilonDelta:

@@ -10,6 +10,7 @@ import secrets
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,6 +23,7 @@ from jax import Array
 import accountants
 import dpkernels as dpk
 from accountants import tune
+from accountants.charges import composed_epsilon
 from accountants.tune.allocate import OBJECTIVES
 from dpkernels import checks
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
@@ -469,7 +471,7 @@ def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float
         return [rounded_down(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
 
     def fits(factor: float) -> bool:
-        return reports.composed_epsilon(parts(factor), delta) <= epsilon * (1 - 1e-12)
+        return composed_epsilon(Counter(parts(factor)), delta) <= epsilon * (1 - 1e-12)
 
     low, high = 1.0, 1.0
     if delta > 0 and len(needs) > 1:

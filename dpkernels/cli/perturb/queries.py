@@ -267,8 +267,8 @@ def _allocated(
     mechanism: str | None, options: Mapping[str, Any], queries: Queries, budget: EpsilonDelta
 ) -> tuple[str, ExactBatch, dict[str, Any]]:
     """Return additive noise whose tables together have the budget, of least weighted variance."""
-    from accountants import tune
     from accountants.charges import ALLOWANCE, batch_bound
+    from accountants.tune.allocate import allocate_claims
 
     for name in ("epsilon", "delta"):
         if name in options:
@@ -287,7 +287,7 @@ def _allocated(
     levels = _LEVELS if queries.rows > _LEVELS else None
     allowance = ALLOWANCE if delta else Fraction(1)
     for _ in range(_ATTEMPTS):
-        allocation = tune.allocate(batch, epsilon=epsilon, delta=delta, weights=weights, levels=levels)
+        allocation = allocate_claims(batch, epsilon=epsilon, delta=delta, weights=weights, levels=levels)
         sampler = exact_sampler(allocation.mechanism)
         bound = batch_bound(sampler.certificate, budget.delta) * allowance
         if bound <= budget.epsilon:

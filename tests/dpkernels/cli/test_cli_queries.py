@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from command_helpers import SECRET, Run, assert_nothing_but, assert_refused, command
 from key_helpers import column_key
+from scipy import stats
 
 import dpkernels as dpk
 from accountants import Ledger, calibrate, epsilon
 from accountants.charges import batch_bound
+from accountants.tune.allocate import allocate_claims
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.perturb.queries import QueryRequest
@@ -119,6 +121,7 @@ def test_every_row_is_released_by_its_own_mechanism(run: Run, case: str, suffix:
         pytest.param("1,1e-6", "gaussian", True, id="gaussian"),
         pytest.param("1,1e-6", None, False, id="the better noise", marks=pytest.mark.lengthy),
         pytest.param("0.8", "laplace", True, id="pure", marks=pytest.mark.lengthy),
+        pytest.param("0.8,1e-5", "laplace", True, id="pure with a delta", marks=pytest.mark.lengthy),
     ],
 )
 def test_one_budget_for_all_rows_is_charged_once(run: Run, budget: str, mechanism: str | None, weights: bool) -> None:
@@ -403,6 +406,35 @@ def test_noise_that_is_not_gaussian_is_composed_or_added() -> None:
     assert 0.05 < bound < Fraction("0.15")
     with pytest.raises(ValueError, match="not known"):
         batch_bound(certificate, Fraction(0))
+
+
+def test_the_claims_of_pure_noise_are_composed() -> None:
+    """Against all outcomes of as many randomised responses, within a thousandth; one entry less costs less."""
+    budgets, numbers, delta = np.array([0.02, 0.03, 0.05]), (20, 30, 40), Fraction(1, 10**6)
+    batch = dpk.laplace(epsilon=np.repeat(budgets, numbers), sensitivity=np.linspace(1.0, 2.0, 90))
+    certificate = dpk.exact_sampler(batch).certificate
+    bound = float(batch_bound(certificate, delta))
+    first, second, loss = np.ones(1), np.ones(1), np.zeros(1)
+    for budget, number in zip(budgets, numbers, strict=True):
+        hits = np.arange(number + 1)
+        share = 1 / (1 + np.exp(-budget))
+        first = np.outer(first, stats.binom.pmf(hits, number, share)).ravel()
+        second = np.outer(second, stats.binom.pmf(hits, number, 1 - share)).ravel()
+        loss = np.add.outer(loss, budget * (2 * hits - number)).ravel()
+    deltas = [(first - np.exp(at) * second)[loss > at].sum() for at in (bound, 0.999 * bound)]
+    assert deltas[0] <= delta < deltas[1]
+    assert bound < 2.0 < batch_bound(certificate, Fraction(0)) == Fraction("3.3")
+    assert batch_bound(dpk.exact_sampler(batch[:-1]).certificate, delta) < bound < batch_bound(certificate, delta, 2)
+
+
+def test_one_budget_with_a_delta_is_divided_by_the_composition_of_pure_claims() -> None:
+    """As a release does: with much less noise than budgets that add up."""
+    queries = dpk.laplace(epsilon=1.0, sensitivity=np.ones(300))
+    options: Any = {"epsilon": 1.0, "weights": None, "levels": 8}
+    allocation = allocate_claims(queries, delta=1e-6, **options)
+    certificate = dpk.exact_sampler(allocation.mechanism).certificate
+    assert 0.999 <= float(batch_bound(certificate, Fraction(1, 10**6))) <= allocation.epsilon <= 1
+    assert allocation.value < allocate_claims(queries, delta=0.0, **options).value / 10
 
 
 @pytest.mark.parametrize("array", [np.array([1.5, -2.0, 1e300]), np.arange(5) - 2, np.zeros(0)])
