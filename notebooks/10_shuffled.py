@@ -131,7 +131,7 @@ for level in (1.0, 2.0, 4.0):
             "ours": found["ours"],
             **{k: v / found["ours"] for k, v in found.items() if k != "ours"},
         }
-        assert min(found.values()) >= found["ours"] * (1 - 1e-6)
+        assert min(found.values()) >= found["ours"] * (1 - 1e-5)  # An upper end, and the ratio is exact for two points.
 pd.DataFrame(rows).T
 
 # %%
