@@ -226,7 +226,7 @@ class Ledger:
         self.path = Path(path)
         self._timeout = timeout
         self._seen: LedgerState | None = None
-        self._made = set[int]()  # the charges that may still be voided
+        self._made = set[tuple[int, int]]()  # processes, and the charges that they may still void
         self.statement()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class Ledger:
     @property
     def voidable(self) -> frozenset[int]:
         """Return the numbers of the charges that this object has made and not voided."""
-        return frozenset(self._made)
+        return frozenset(charge for process, charge in self._made if process == os.getpid())  # not of a forked one
 
     def statement(self) -> LedgerState:
         """Return all that it holds, verified."""
@@ -288,7 +288,7 @@ class Ledger:
         amounts = storable(parse_charge(epsilon, delta))
         label.encode()  # a lone surrogate is no text
         after = self._append(lambda statement: self._next(statement, label, amounts))
-        self._made.add(after.entries[-1].id)
+        self._made.add((os.getpid(), after.entries[-1].id))
         return after
 
     def rehearse(self, epsilon: Any, delta: Any = 0) -> LedgerState:
@@ -316,11 +316,11 @@ class Ledger:
             ValueError: this object did not make the charge, or has voided it, or the label is no text.
             LedgerError: the charge stands, unless the disk itself failed: then it may be voided.
         """
-        if charge not in self._made:
+        if charge not in self.voidable:
             raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
         label.encode()
         after = self._append(lambda statement: statement.next_void(_now(), label, charge), "the charge stands")
-        self._made.discard(charge)
+        self._made.discard((os.getpid(), charge))
         return after
 
     def _append(self, entry: Callable[[LedgerState], Entry], otherwise: str = _UNCHARGED) -> LedgerState:

@@ -91,6 +91,23 @@ def test_a_copy_of_the_object_that_charged_cannot_void(tmp_path: Path, twice: Ca
     assert (ledger.voidable, other.voidable) == ({1}, {2})
 
 
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*multi-threaded")
+def test_a_forked_process_can_void_its_own_charges_alone(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "a", 1)
+    ledger.charge(0.5)
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.void(1)
+        except ValueError:
+            ledger.charge(0.25)
+            ledger.void(2)
+            os._exit(7 if not ledger.voidable else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert (ledger.voidable, standing(tmp_path / "a")) == ({1}, [1])
+
+
 def test_racing_processes_that_void_never_exceed_the_budget(tmp_path: Path) -> None:
     script = """
 path, writers = sys.argv[1], 4

@@ -519,3 +519,17 @@ def test_markers_of_missing_values_keep_the_quotes_that_they_need(run: Run) -> N
     for expected in (r'"n;a";"n;a";1', r'"x""y";[-.e\d]+;2', r"[ab];NA;3", r"[ab];[-.e\d]+;4", r'"l\nm";[-.e\d]+;5'):
         assert re.search(f"^{expected}$", text, re.MULTILINE), (expected, text)
     assert run("certify", "--verify", "out.csv.json").code == 0
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.parquet"])
+def test_whole_numbers_that_floats_round_are_refused_where_neighbours_are_near(run: Run, name: str) -> None:
+    """Two that differ by 1 may become floats that differ by 2, so the noise of a sensitivity would not be enough."""
+    noise = [*COLUMN, "--mechanism", "laplace", "--sensitivity", "1e7", "--epsilon", "1"]
+    for number, code in ((2**53 - 1, 0), (2**53 + 1, 1)):
+        if name == "in.csv":
+            Path(name).write_text(f"id,age\na,1\nb, {number}\n")
+        else:
+            pq.write_table(pa.table({"age": [1, number]}), name)
+        done = run("perturb", name, name.replace("in", f"out{code}"), *noise)
+        assert done.code == code, done.err
+        assert code == 0 or ("row 1" in done.err and "float64 rounds" in done.err)
