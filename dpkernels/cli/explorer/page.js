@@ -114,7 +114,7 @@
 
   function categoriesTable({ epsilon, categories, n }) {
     const { least, rows } = model.categories(epsilon, categories);
-    const cells = rows.map(({ name, error, bits }) => [name, shown(Math.sqrt(error / n)), `${shown(100 * Math.max(error / least - 1, 0))} %`, shown(bits)]);
+    const cells = rows.map(({ name, error, bits }) => [name, shown(Math.sqrt(error / n)), `${shown(100 * Math.max(error / least - 1, 0))}\u00a0%`, shown(bits)]);
     const titles = [...$("categories").tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
     put($("categories").tBodies[0], cells.map(([head, ...row]) => rowOf(titles, head, row)).join(""));
   }
@@ -252,7 +252,7 @@
     const percent = (share) => `${shown(100 * share)} %`;
     const title = `The most that an attack on one report of ${one.name} finds: ${[0.001, 0.01, 0.1].map((rate) => `${percent(law.power(rate))} where ${percent(rate)} are mistakes`).join(", ")}`;
     const lines = [["other", [[1e-4, 1e-4], [1, 1]]], ["line", points]];
-    chart("risk-chart", () => charts.curves({ title, lines, xLog: true, xRange: [1e-4, 1], yRange: [1e-4, 1], xName: "others taken for it by mistake (dashed: guessing)", yName: "found at most" }));
+    chart("risk-chart", () => charts.curves({ title, lines, xLog: true, xRange: [1e-4, 1], yRange: [1e-4, 1], xName: "false alarms (dashed: guessing)", yName: "found at most" }));
     put($("risk").tBodies[0], htmlRows([0.001, 0.01, 0.1, 0.5].map((rate) => [percent(rate), percent(law.power(rate))])));
   }
 

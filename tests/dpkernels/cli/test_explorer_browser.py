@@ -450,9 +450,14 @@ document.querySelectorAll('details').forEach(one => one.open = true);
 const heard = one => one.closest('thead')?.clientWidth === 1;
 const seen = one => one.checkVisibility() && one.clientWidth && !heard(one);
 const shown = [...document.querySelectorAll('body *')].filter(seen);
+const isOutside = text => {
+  const inner = text.getBoundingClientRect(), outer = text.ownerSVGElement.getBoundingClientRect();
+  return inner.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1);
+};
 return {
   page: document.documentElement.scrollWidth,
-  cut: shown.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.outerHTML.slice(0, 80)),
+  cut: shown.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.outerHTML.slice(0, 80)).concat(
+    [...document.querySelectorAll('svg text')].filter(isOutside).map(one => one.textContent)),
   blank: shown.filter(one => one.matches('section, pre') && !one.innerText.trim() ||
     one.matches('.chart') && !one.innerHTML.trim()).map(one => one.outerHTML.slice(0, 80)),
 };
@@ -467,6 +472,7 @@ def test_nothing_is_cut_or_blank(show, width):
         page = show(**state)
         metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
         page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        page.execute_async_script("setTimeout(arguments[0], 100)")  # Charts are drawn again.
         seen = page.execute_script(CUT)
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         assert seen["page"] <= width, state
