@@ -39,7 +39,7 @@ _MARGIN = 1 - 2.0**-20
 # The number of examples that are added up together.
 _TOGETHER = 4
 # Leaves with more values stay by themselves: in every step, copies of them would take time.
-_SMALL = 1 << 16
+_SMALL = 1 << 12
 # An example with a larger norm contributes 0.
 _LARGEST_NORM = 1e30
 

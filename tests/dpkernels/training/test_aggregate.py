@@ -40,7 +40,7 @@ from dpkernels.training import (
     private_aggregate,
     renew_key,
 )
-from dpkernels.training.aggregate import _RUNS
+from dpkernels.training.aggregate import _RUNS, _has_one_key
 from dpkernels.training.clipping import _norms
 from dpkernels.training.noise import exact_noise
 
@@ -565,6 +565,18 @@ def test_devices_with_states_of_their_own_are_refused(is_tracked):
         return
     # JAX does not know it here, so that the program has to find out.
     assert "pmax" in str(jax.make_jaxpr(mapped)(rows, states))
+
+
+def test_a_program_finds_devices_with_keys_of_their_own(monkeypatch):
+    """By the function that it calls where JAX does not know, on an axis of vmap in place of devices."""
+    monkeypatch.setattr("dpkernels.training.aggregate.device_axes", lambda: ("i",))
+    monkeypatch.setattr("dpkernels.training.aggregate.varying_axes", lambda *_: None)
+    state = private_aggregate(1.0, 5.0, KEY).init(SMALL)
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state)
+    has_one = jax.vmap(_has_one_key, axis_name="i")
+    assert has_one(states).all()
+    for word in (0, 7):
+        assert not has_one(states._replace(key=states.key.at[2, word].add(1))).any()
 
 
 def test_every_init_and_every_named_run_have_keys_of_their_own():
