@@ -474,13 +474,17 @@ def is_same_batch(made: BatchCertificate, certificate: BatchCertificate) -> bool
         return False
     pairs = [(made.table_of, certificate.table_of), *((made.claims[n], v) for n, v in certificate.claims.items())]
     return all(np.array_equal(*pair) for pair in pairs) and all(
-        _is_same(getattr(one, fact), getattr(other, fact))
+        is_same(getattr(one, fact), getattr(other, fact))
         for one, other in zip(made.tables, certificate.tables, strict=True)
         for fact in ("worst_variance", "lowest", "highest")
     )
 
 
-def _is_same(number: Any, other: Any) -> bool:
+def is_same(number: float | None, other: float | None) -> bool:
+    """Return whether two numbers, or the lack of one, are of the same mechanism.
+
+    On other machines the solver of default parameters may stop at others; two mechanisms differ by more.
+    """
     if number is None or other is None:
         return number is other
     return math.isclose(number, other, rel_tol=1e-6)

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.perturb.output import digest
-from dpkernels.cli.perturb.queries import ROUNDINGS, RowGrids, StatedQueries, is_same_batch, stated_queries
+from dpkernels.cli.perturb.queries import ROUNDINGS, RowGrids, StatedQueries, is_same, is_same_batch, stated_queries
 from dpkernels.cli.perturb.sidecar import (
     MOST_DECIMALS,
     RowOptions,
@@ -62,8 +62,6 @@ _LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
 _MOST_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
 _VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout", "queries"}
-# On other machines the solver of the default parameters may stop at others; two mechanisms differ by more.
-_is_same = partial(math.isclose, rel_tol=1e-6)
 
 
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
@@ -394,7 +392,7 @@ def _difference(form: dict[str, Any], certificate: Any, queries: StatedQueries |
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {text_of(error)}"
     recorded, remade = form["parameters"], parameters(sampler.mechanism)
-    if recorded.keys() != remade.keys() or not all(_is_same(recorded[name], remade[name]) for name in remade):
+    if recorded.keys() != remade.keys() or not all(is_same(recorded[name], remade[name]) for name in remade):
         return f" has the parameters {remade}, not {_shortened(str(recorded))}"
     if not isinstance(sampler.certificate, type(certificate)):
         return " has another table"
@@ -403,8 +401,7 @@ def _difference(form: dict[str, Any], certificate: Any, queries: StatedQueries |
     if isinstance(certificate, BatchCertificate):
         return "" if is_same_batch(sampler.certificate, certificate) else " has other tables"
     for fact in ("worst_variance", "lowest", "highest"):  # Noise without an end has no lowest and no highest value.
-        remade, recorded = getattr(sampler.certificate, fact), getattr(certificate, fact)
-        if (remade is None) != (recorded is None) or (remade is not None and not _is_same(remade, recorded)):
+        if not is_same(getattr(sampler.certificate, fact), getattr(certificate, fact)):
             return " has another table"
     return ""
 
