@@ -126,7 +126,9 @@ def draw(rows: list[Row], output: Path) -> None:
         counts = [row.releases for row in those]
         for name, colour in zip(SHOWN, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False):
             ratios = [row.costs[name].value / min(row.free, row.best.value) for row in those]
-            axis.plot(counts, ratios, marker="o", markersize=3, color=colour, label=name)
+            # Laplace noise often has the variance of the staircase.
+            line = {"linestyle": "--", "zorder": 3} if name == "Laplace" else {}
+            axis.plot(counts, ratios, marker="o", markersize=3, color=colour, label=name, **line)
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle="--", label="least found")
         axis.set(xscale="log", xlabel="releases", title=f"epsilon {epsilon:g}, delta {delta:.0e}", ylim=(0.98, 1.5))
         axis.set_xticks(counts, [str(count) for count in counts])

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.composed import with_own_claim
+from accountants.calibrate.composed import conservative_parameter, with_own_claim
 from accountants.composition.rigorous import RigorousBounds
+from accountants.composition.self_composed import ConvergenceError
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.best_noise import BestNoise, noise
@@ -29,7 +30,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.tabulated import Tabulated
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.solve import NotPrivateError, conservative_root
+from dpkernels.solve import NotPrivateError
 
 __all__ = ["FreeForm", "free_form"]
 
@@ -38,7 +39,6 @@ _WINDOW = 24.0  # The width of the grid, in standard deviations of the tilted su
 _FEW = 12  # Up to so many releases the grid has all sums.
 _BEYOND = 1e-4  # The mass beyond the last cell, in units of delta/count.
 _MOST_CELLS = 4096
-_LEAST_EPSILON, _LONGEST = 1e-300, 0.1  # The least eps, and the longest step of a temperature that is certified.
 _LEAST_SPREAD = 1e-3  # Of a tilted loss, in units of the largest one.
 _FLATTEST = 1e-6  # The least fall to the last cell, as the density beyond has to fall.
 _TILTS, _TEMPERATURES = 60, 100  # The most steps for a tilt and for a temperature.
@@ -122,7 +122,7 @@ def free_form(
             with np.errstate(all="ignore"):  # A table with numbers that are not finite is no member.
                 _, falls, steps = Descent(float(epsilon), float(delta), count, cells).descend(start, turns)
             for table, number in ((falls, steps), (start, 0)):
-                with suppress(NotPrivateError):
+                with suppress(NotPrivateError, ConvergenceError):
                     results.append(_certified(table, named, sensitivity, cells, delta, cost.family, number))
                     break
     if not results:
@@ -153,10 +153,7 @@ def _certified(
         colder = math.exp(-t)
         return Tabulated(1.0 / cells, tuple((logs * colder).tolist()), float(falls[-cells:].mean() * colder))
 
-    def missing(t: float) -> float:
-        return math.log(max(RigorousBounds(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / named.epsilon)
-
-    t = conservative_root(missing, 0.0, longest=_LONGEST)
+    t = conservative_parameter(releases, named.epsilon, delta, is_known=True)
     upper = RigorousBounds(releases(t)).upper_delta(named.epsilon)
     if not upper <= delta:
         raise NotPrivateError(f"delta: the table found has {upper:g} at epsilon {named.epsilon:g}, above {delta:g}")
