@@ -44,6 +44,7 @@ from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
 _VERSION = 2
+JOURNALS = ("-journal", "-wal")  # endings of the names of files that SQLite keeps beside a ledger
 # ``voids`` is the number of the charge that an entry voids, and empty for a charge.
 _TABLES = {
     "budget": "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)",
@@ -383,7 +384,7 @@ def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -
 
 
 def _refuse_leftovers(path: Path) -> None:
-    for ending in ("-journal", "-wal"):
+    for ending in JOURNALS:
         if os.path.lexists(f"{path}{ending}") and not os.path.lexists(path):
             raise LedgerError(f"{path}: is gone, but {path.name}{ending} is left of it; put it back or delete both")
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import click
 
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, format_amount, minus, parse_budget
-from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, LedgerState, check_makeable
+from dpkernels.budgets.ledger import JOURNALS, Entry, Ledger, LedgerError, LedgerState, check_makeable
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.options import usage_errors
@@ -69,9 +69,12 @@ class LedgerAccount:
         for folder in folders:
             if path.resolve().is_relative_to(folder.resolve()):
                 raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
+        own = {Path(f"{path.resolve()}{ending}") for ending in ("", *JOURNALS)}  # SQLite deletes what has these names.
         for file in files:
-            if path.resolve() == file.resolve() or (path.exists() and file.exists() and path.samefile(file)):
-                raise click.UsageError(f"--ledger: {path} is a file of the release")
+            if file.resolve() in own or (path.exists() and file.exists() and path.samefile(file)):
+                raise click.UsageError(
+                    f"--ledger: {path} is a file of the release, or {file.name} is one of the ledger"
+                )
         if not budget and not path.exists():
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
         return cls(path, budget, files[0] if files else None)

@@ -647,6 +647,16 @@ def test_a_ledger_linked_to_the_output_is_not_replaced(run: Run) -> None:
     assert_refused(run("perturb", "in.csv", "out.csv", "--force", *SMALL, *LEDGER), 2, "is a file of the release")
 
 
+def test_an_output_is_no_journal_of_the_ledger(run: Run) -> None:
+    """SQLite would take it for a journal of a killed charge, and delete it."""
+    Path("in.csv").write_text(GOOD_CSV)
+    Ledger.create("people.ledger", 5)
+    Path("link").symlink_to("people.ledger")
+    for path in ("people.ledger", "link"):
+        arguments = "perturb", "in.csv", "people.ledger-journal", "--format", "csv", *SMALL, "--ledger", path
+        assert_refused(run(*arguments), 2, "people.ledger-journal is one of the ledger")
+
+
 @pytest.mark.lengthy
 def test_kill_9_of_a_release_leaves_the_charge_and_no_output(run: Run) -> None:
     np.save("in.npy", np.full(1000, 50, np.float32))
