@@ -20,6 +20,7 @@ from dpkernels.caching import memory_of
 from dpkernels.exact import batches, noise
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.noise_certificate import certify_noise
 from dpkernels.random.keys import key_from_bytes
 from dpkernels.release import batch_engine
 from dpkernels.release.batch_engine import BatchRelease
@@ -250,7 +251,7 @@ def test_a_sensitivity_of_another_entry_is_refused_where_it_is_too_large():
         assert (grid_log2, points_per_bin) == (exponent, bins)
         assert count == -(Fraction(-d) / Fraction(2) ** exponent).__floor__()
         moved = replace(table.table, grid_log2=grid_log2, points_per_bin=points_per_bin)
-        own = noise.certify_noise(moved, d, table.epsilon, table.delta)
+        own = certify_noise(moved, d, table.epsilon, table.delta)
         assert own.shift == table.shift
         assert own.realised_delta == table.realised_delta
         # The planted fault: the next entry's grid for this one.
@@ -258,7 +259,7 @@ def test_a_sensitivity_of_another_entry_is_refused_where_it_is_too_large():
         other = replace(table.table, grid_log2=wrong[0], points_per_bin=wrong[1])
         if other.cells(Fraction(d)) > table.shift:
             with pytest.raises(CertificateError):
-                noise.certify_noise(other, d, table.epsilon, table.delta)
+                certify_noise(other, d, table.epsilon, table.delta)
         assert other.cells(Fraction(d)) != table.shift
 
 

@@ -29,6 +29,8 @@ SAMPLERS = {
     "laplace": lambda: dpk.laplace(epsilon=1.0),
 }
 AXES = {"one axis": ("a",), "two axes": ("a", "b")}
+# That draw rows for batches of training.
+BATCHES = ("poisson_batch", "fixed_batch", "random_assignment", "allocated_batch")
 
 
 def on_devices(program, axes, check_vma=True, out_axes=None):
@@ -101,6 +103,10 @@ def programs():
         yield f"fixed_batch {check}", on_devices(fixed, ("a",), check_vma=check), rows
         assigned = lambda key, x: training.random_assignment(key, 64, 8)[None] + 0 * x.astype(int)  # noqa: E731
         yield f"random_assignment {check}", on_devices(assigned, ("a",), check_vma=check), rows
+        allocated = lambda key, x: (  # noqa: E731
+            training.allocated_batch(key, jnp.zeros(64, jnp.int32), 0, 64).mask[None] + 0 * x.astype(int)
+        )
+        yield f"allocated_batch {check}", on_devices(allocated, ("a",), check_vma=check), rows
     yield "training, pmap", lambda key, x: jax.pmap(aggregated(), in_axes=(None, 0))(key, x[:, None]), rows
     named = on_devices(aggregated("a"), ("a",), out_axes=PartitionSpec())
     same, step = PartitionSpec(), aggregated("a")
@@ -125,7 +131,7 @@ REFUSED = {
     "training of the same examples": "count every example several times",
     **{
         f"{name} {check}": "all devices along 'a' would draw the same rows"
-        for name in ("poisson_batch", "fixed_batch", "random_assignment")
+        for name in BATCHES
         for check in (True, False)
     },
 }
@@ -181,8 +187,7 @@ def test_every_public_function_with_a_key_is_among_the_programs():
         if inspect.isfunction(function) and "key" in inspect.signature(function).parameters
     }
     checks = {"check_release_key", "release_key_bytes", "release_replicated"}  # The last is for values after a psum.
-    batches = {"poisson_batch", "fixed_batch", "random_assignment"}
-    assert keyed - checks == {"perturb", "perturb_traced", "private_aggregate", "renew_key"} | batches
+    assert keyed - checks == {"perturb", "perturb_traced", "private_aggregate", "renew_key", *BATCHES}
 
 
 def same_values():
