@@ -17,7 +17,7 @@ from scipy import stats
 import accountants
 import dpkernels as dpk
 from dpkernels.caching import memory_of
-from dpkernels.exact import batches, noise
+from dpkernels.exact import batches, noise, noise_construction
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.noise_certificate import certify_noise
@@ -173,7 +173,7 @@ def test_values_with_words_of_two_lengths_have_independent_noise():
 @pytest.mark.lengthy
 def test_tails_without_end_are_completed_by_the_words_of_their_own_index(monkeypatch):
     """With tails of 2^-6 and more: some reports need later turns, of one table and of several."""
-    monkeypatch.setattr(noise, "_TAIL_MASS", 2.0**-6)
+    monkeypatch.setattr(noise_construction, "_TAIL_MASS", 2.0**-6)
     lengths = np.exp(np.random.default_rng(2).uniform(-2, 2, 5000))
     for budgets in (1.25, np.where(np.arange(5000) % 3, 0.75, 1.625)):
         batch = dpk.laplace(epsilon=budgets, sensitivity=lengths)
