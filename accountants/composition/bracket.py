@@ -47,34 +47,42 @@ from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible, root
 
-# The relative width aimed at, that of the first grid by estimate, how often the grid is refined, and by how much.
-_WIDTH, _FIRST, _REFINEMENTS = 1e-5, 4.5e-6, 3
-_FINEST, _FINEST_DIRECTLY, _LEAST_FINER, _COARSER_BY = 0.15, 0.4, 0.8, 1.5
+_WIDTH = 1e-5  # The relative width aimed at.
+_FIRST = 4.5e-6  # That of the first grid, by estimate.
+_REFINEMENTS = 3  # How often the grid is refined at most.
+_FINEST = 0.15  # The least factor by which a step becomes finer at once.
+_FINEST_DIRECTLY = 0.4  # That for sums of positive terms, which take the square of the number of points.
+_LEAST_FINER = 0.8  # A factor above this is not worth another grid.
+_COARSER_BY = 1.5  # By how much a refined step grows while its grid has too many points.
 _NARROW = 1e-4  # The relative width up to which the lower bounds of other directions are not computed.
 _WIDTH_OF_POWER = 5e-5  # The relative width aimed at of a power, or of a small error.
 _LEAST_SHARE = 0.02  # The least width of a power, as a share of that.
 _FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
-# The most points of refined grids, and how often the first grid's step is enlarged if it has too many.
-_MOST_POINTS, _MOST_WORK, _ENLARGEMENTS = 1 << 19, 1 << 19, 24
+_MOST_POINTS = 1 << 19  # The most points of refined grids.
+_MOST_WORK = 1 << 19  # The points of all grids together, beyond which none is refined.
+_ENLARGEMENTS = 24  # How often the first grid's step is enlarged if it has too many points.
 _MOST_OF_TABLES = 1 << 19  # The most points of a table's losses.
 _FINER_OF_TABLES = 4.0  # By how much the step of tables falls from try to try.
 _PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
 _NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
 _MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
 _NOISY = 3.0  # How much wider than by these errors a bracket is refined.
-_OF_TAILS, _INTEGRATED = 3, 8  # For how many points one counts whose masses are differences of tails, or integrals.
+_OF_TAILS = 3  # For how many points one counts whose masses are differences of tails,
+_INTEGRATED = 8  # and one whose masses are integrals.
 _STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _MOST_TILTED = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
-# The largest first step, the largest one, and the largest eps that is looked for.
-_WIDEST, _LARGEST_STEP, _FARTHEST = 1.0, 4.0**9, 1e300
+_WIDEST = 1.0  # The largest first step.
+_LARGEST_STEP = 4.0**9  # The largest step.
+_FARTHEST = 1e300  # The largest eps that is looked for.
 # The least eps that decides the step, in standard deviations of the sum.
 _LEAST_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
-_LEAST_TILT, _LEAST_ERROR = 1e-6, 1e-300  # The least tilt of a test, and the least error that is not 0.
-# The relative error of delta on a coarse grid, and that by its transforms from which on another tilt is needed; and the
-# precision of the eps of a line.
-_EQUAL, _UNRELIABLE, _PLACE = 1e-4, 1e-2, 1e-7
+_LEAST_TILT = 1e-6  # The least tilt of a test.
+_LEAST_ERROR = 1e-300  # The least error that is not 0.
+_EQUAL = 1e-4  # The relative error of delta on a coarse grid.
+_UNRELIABLE = 1e-2  # That by its transforms from which on another tilt is needed.
+_PLACE = 1e-7  # The precision of the eps of a line.
 _FAR_BELOW = 1.0  # How far the log of a power is below another one that decides.
 _ABOVE_ATOM = 0.7  # How far the log of a mass is above its limit at steep tilts.
 _APART = 1e-5  # The relative distance at which the slope of log delta is measured.
