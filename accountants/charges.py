@@ -73,7 +73,7 @@ def repeated_bound(mechanism: Any, count: int) -> EpsilonDelta:
 
 @proven("filters#proof")
 def composed_epsilon(numbers: Mapping[float, int], delta: float) -> float:
-    """Return an upper bound on the epsilon at ``delta`` of independent releases, so many for each pure budget.
+    """Return an upper bound on the epsilon at ``delta`` of independent releases: ``numbers`` of each pure budget.
 
     A release of the pure budget e is dominated by randomised response with e, whatever it does within. Budgets count as
     the decimals that they print as.
@@ -101,7 +101,7 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
       apart as those of its table. This needs symmetric noise on numbers with a delta, and at most 256 tables.
 
     Raises:
-        ValueError: neither of the two is known.
+        ValueError: none of them is known.
     """
     claims = _claims(certificate, count)
     bounds = [claims.epsilon] if claims.delta <= delta else []

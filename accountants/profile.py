@@ -160,13 +160,13 @@ def _bisected(pairs: tuple[DominatingPair, ...], delta: RealArray) -> RealArray:
     def before(eps: Real) -> Any:
         return ~(at(eps) <= delta)
 
-    turns = before if xp is jnp or np.ndim(delta) else _known_outside(before, at, delta, float(top))
+    turns = before if xp is jnp or np.ndim(delta) else _evaluated_near_root(before, at, delta, float(top))
     eps = bisect(turns, *ends, xp.finfo(delta.dtype).nmant + 34)[1]
     eps = xp.where(at(ends[0]) <= delta, 0.0, eps)
     return xp.where(at(ends[1]) <= delta, eps, np.inf)
 
 
-def _known_outside(
+def _evaluated_near_root(
     before: Callable[[Real], Any], at: Callable[[Real], Any], delta: RealArray, top: float
 ) -> Callable[[Real], Any]:
     """Return a function that evaluates ``before`` next to the root alone, where a bisection takes half of its steps."""

@@ -173,7 +173,7 @@ def _costs_at_most(claims: Sequence[EpsilonDelta], cost: EpsilonDelta) -> bool:
     if total.delta > cost.delta or total.epsilon <= cost.epsilon or len(claims) == 1:
         return total.delta <= cost.delta and total.epsilon <= cost.epsilon
     rest = math.nextafter(float(cost.delta - total.delta), 0.0)
-    numbers = Counter(math.nextafter(float(claim.epsilon), math.inf) for claim in claims)
+    numbers = Counter(float(claim.epsilon) for claim in claims)
     return rest > 0 and composed_epsilon(numbers, rest) <= cost.epsilon
 
 

@@ -155,8 +155,8 @@ def narrow_bracket(
     return bracket[0], bracket[1]
 
 
-def _remembering(function: Callable[[float], float], known: dict[float, float]) -> Callable[[float], float]:
-    """Return the function with some values that are known."""
+def _with_known_values(function: Callable[[float], float], known: dict[float, float]) -> Callable[[float], float]:
+    """Return the function, which is not evaluated where its value is known."""
     return lambda x: known[x] if x in known else function(x)
 
 
@@ -176,7 +176,7 @@ def root_near(
         if (there > 0) != (value > 0):
             if math.isnan(there):
                 return math.nan
-            at = _remembering(falling, {x: value, other: there})  # ``brentq`` asks for the ends once more.
+            at = _with_known_values(falling, {x: value, other: there})  # ``brentq`` asks for the ends once more.
             xtol = max(tolerance**2, _LEAST_RTOL * max(abs(x), abs(other)))
             return float(brentq(at, x, other, xtol=xtol, rtol=_LEAST_RTOL))
         # A secant; where the function is all but flat, twice as far each time.

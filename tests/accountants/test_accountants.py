@@ -159,5 +159,5 @@ def test_inputs_at_both_ends_have_the_same_support(m):
 def test_a_bisection_that_knows_about_its_root_has_the_same_bits(monkeypatch, noise):
     pairs, deltas = dominating_pairs(dpk.Additive(noise, 1.0)), (1e-300, 1e-11, 1e-6, 0.03, 0.9)
     quick = [epsilon_of(pairs, np.float64(delta)) for delta in deltas]
-    monkeypatch.setattr(profile, "_known_outside", lambda before, *_: before)
+    monkeypatch.setattr(profile, "_evaluated_near_root", lambda before, *_: before)
     assert quick == [epsilon_of(pairs, np.float64(delta)) for delta in deltas]
