@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections import Counter
 from fractions import Fraction
 from functools import reduce
@@ -145,3 +147,18 @@ def test_one_pair_dominates_tables_of_one_mode_and_whole_cells(monkeypatch):
     assert charges._is_composable(certificate())
     for other in ({"shift": 0}, {"is_unimodal": False}, {"tail": 1}, {"remainder": 1}):
         assert not charges._is_composable(certificate(**other))
+
+
+@pytest.mark.parametrize("numbers", [{0.5: 3}, {0.25: 2, 0.5: 3}, {0.1: 1, 0.3: 2, 0.7: 2}])
+def test_pure_budgets_cost_what_randomised_responses_do(numbers):
+    """Against all outcomes of randomised responses: the delta at the composed epsilon is the one that was asked for."""
+    delta = 1e-3
+    composed = charges.composed_epsilon(numbers, delta)
+    budgets = [epsilon for epsilon, number in numbers.items() for _ in range(number)]
+    exact = 0.0
+    for signs in itertools.product((1, -1), repeat=len(budgets)):
+        loss = sum(map(operator.mul, signs, budgets))
+        p = math.prod(1 / (1 + math.exp(-sign * budget)) for sign, budget in zip(signs, budgets, strict=True))
+        exact += p * max(0.0, -math.expm1(composed - loss))
+    assert exact == pytest.approx(delta, rel=1e-4)
+    assert exact <= delta * (1 + 1e-12)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,9 @@ def test_one_budget_for_all_rows_is_charged_once(run: Run, budget: str, mechanis
     spent = Ledger("l.ledger").statement().spent
     assert spent == (Fraction(epsilon), Fraction(delta or "0"))
     assert f"all {N} rows together" in done.out
+    right = (1 + float(delta or 0) * math.exp(-float(epsilon))) / (1 + math.exp(-float(epsilon)))
+    (stated,) = re.findall(r"neighbouring columns is .* right in at most ([\d.]+) %", done.out)
+    assert 100 * right <= float(stated) < 100 * right + 0.011
     checked = run("certify", "--verify", "out.csv.json")
     assert checked.code == 0, checked.err
     assert f"all rows together: epsilon {epsilon}" in checked.out
